@@ -1,0 +1,245 @@
+"""Typed, frozen configuration: the one source of every option's name, type, default and help text.
+
+The command line, the Python call and the `config.yaml` of a run all come from the dataclasses below. A field
+without a default is one that the recipe must choose, so a `TrainConfig` that exists is complete: nothing in it
+is left to be worked out later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from vitrail.errors import UserError, nearest
+
+Size = tuple[int, int]
+
+
+def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> Any:
+    """A field with its help text, and the other flag that people type for it."""
+    return field(default=default, metadata={"help": help, "alias": alias})
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig:
+    img_size: Size = option("height and width that the model sees: 224 or 192x256", alias="--imgsz")
+    channels: int = option("colour channels that the model sees")
+    crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
+    val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
+    data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
+    workers: int = option("threads that read images", 2, alias="-j")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchConfig:
+    """Changes to the named model."""
+
+    pool: Literal["cls", "gap", "map"] = option("how tokens become one vector: class token, average, attention")
+    pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = option("position embeddings")
+    head: Literal["linear", "tanh"] = option("a single linear layer, or the paper's hidden tanh layer before it")
+    stem: Literal["patch", "conv"] = option("the paper's patch projection, or overlapping convolutions")
+    registers: int = option("register tokens")
+    layer_scale: float = option("first value of LayerScale (0 = none)")
+    drop: float = option("dropout")
+    drop_path: float = option("stochastic depth of the last block, growing linearly to it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    epochs: int = option("passes over the training images")
+    batch_size: int = option("images per forward pass", alias="-b")
+    grad_accum_steps: int = option("forward passes per optimiser step", 1)
+    opt: Literal["adamw", "sgd", "muon"] = option("muon serves the weight matrices, with AdamW for the rest")
+    lr: float = option("peak learning rate; taken as it is, never scaled by the batch size")
+    weight_decay: float = option("decoupled weight decay, not on norms, biases, tokens and positions", alias="--wd")
+    sched: Literal["cosine", "linear", "constant"] = option("shape of the decay; constant decays over --cooldown")
+    warmup_epochs: float = option("epochs of linear warm-up")
+    min_lr: float = option("learning rate at the end, as a share of the peak", 0.0)
+    cooldown: float = option("share of the run over which 'constant' decays at its end", 0.2)
+    clip_grad: float = option("largest norm of the whole gradient (0 = any)", 1.0)
+    layer_decay: float = option("factor on the learning rate for each stage further from the head", 1.0)
+    body_lr: float = option("factor on the learning rate of everything but the head, with --weights", 0.1)
+    model_ema: float = option("decay of the moving average of the weights that is evaluated and kept (0 = off)", 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    crop_scale: float = option("smallest share of the area that a random crop keeps (1 = no random crop)", 1.0)
+    shift: int = option("largest random shift in pixels", 0)
+    hflip: float = option("probability of a mirror image", 0.0)
+    randaug: int = option("RandAugment operations per image", 0)
+    magnitude: float = option("strength of RandAugment, 0 to 10", 9.0)
+    reprob: float = option("probability of erasing a random rectangle", 0.0)
+    mixup: float = option("alpha of mixup (0 = off)", 0.0)
+    cutmix: float = option("alpha of CutMix (0 = off)", 0.0)
+    mix_prob: float = option("share of batches that are mixed at all", 1.0)
+    smoothing: float = option("label smoothing", 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    name: str = option("name of the run folder")
+    out: str = option("folder that holds the runs", "runs", alias="--output")
+    seed: int = option("seed of everything random", 0)
+    device: str = option("cpu, cuda, cuda:1, mps", alias="--device")
+    amp: Literal["off", "bf16", "fp16"] = option("autocast precision")
+    compile: bool = option("compile the model with torch.compile", False)
+    grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
+    save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that determines a training run."""
+
+    data: str = option("folder, .npz file or the name of a built-in data set")
+    recipe: str = option("where every value comes from that is not given: `vitrail recipes` lists them")
+    model: str = option("name of the model: `vitrail models` lists them")
+    weights: str | None = option("run or file whose weights training starts from", None)
+    input: InputConfig
+    arch: ArchConfig
+    optim: OptimConfig
+    augment: AugmentConfig
+    run: RunConfig
+
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of a configuration, found under its flat name whatever group it is in."""
+
+    name: str
+    group: str
+    type: Any
+    default: Any
+    help: str
+    alias: str
+
+
+def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
+    """Every setting of a configuration class and its groups, by flat name."""
+    found: dict[str, Option] = {}
+    hints = get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[f.name]):
+            inner = options(hints[f.name])  # type: ignore[arg-type]  # a class here, never an instance
+            found |= {name: dataclasses.replace(o, group=f.name) for name, o in inner.items()}
+        else:
+            meta = f.metadata
+            found[f.name] = Option(f.name, "", hints[f.name], f.default, meta.get("help", ""), meta.get("alias", ""))
+    return found
+
+
+def coerce(cls: type[Any], name: str, value: object) -> Any:
+    """`value` as the type that setting `name` of a configuration class has, or a UserError that says the rule."""
+    return _coerce(name, get_type_hints(cls)[name], value)
+
+
+def override(config: C, changes: dict[str, object]) -> C:
+    """A copy of a configuration with some settings changed by their flat names."""
+    known = options(type(config))
+    unknown_setting(changes, known)
+    groups: dict[str, dict[str, object]] = {}
+    for name, value in changes.items():
+        groups.setdefault(known[name].group, {})[name] = _coerce(name, known[name].type, value)
+    top: dict[str, Any] = groups.pop("", {})
+    for group, values in groups.items():
+        top[group] = dataclasses.replace(getattr(config, group), **values)
+    return dataclasses.replace(config, **top)  # type: ignore[type-var]  # configurations are dataclasses
+
+
+def unknown_setting(given: Any, known: Any) -> None:
+    """Raises for the first name in `given` that is not `known`."""
+    for name in given:
+        if name not in known:
+            raise UserError(f"There is no setting '{name}'.{nearest(name, known)}")
+
+
+def flat(config: Any) -> dict[str, Any]:
+    """Every setting of a configuration by its flat name."""
+    found: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        found |= flat(value) if dataclasses.is_dataclass(value) else {f.name: value}
+    return found
+
+
+def save_yaml(config: Any, path: Path) -> None:
+    """Writes a configuration as YAML, sizes as `[height, width]`."""
+    document = dataclasses.asdict(config, dict_factory=lambda items: {k: _plain(v) for k, v in items})
+    path.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def load_yaml(cls: type[C], path: Path) -> C:
+    """Reads what `save_yaml` wrote; anything unknown, missing or ill-typed is a UserError that names the file."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _build(cls, document, "")
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a YAML file: {str(error).splitlines()[0]}.") from error
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+
+
+def _build(cls: type[C], document: object, where: str) -> C:
+    if not isinstance(document, dict):
+        raise UserError(f"{where or 'The file'} must hold settings, but it holds {document!r}.")
+    hints = get_type_hints(cls)
+    unknown_setting(document, hints)
+    values = {}
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # configurations are dataclasses
+        if f.name in document:
+            hint, value = hints[f.name], document[f.name]
+            values[f.name] = (
+                _build(hint, value, f.name) if dataclasses.is_dataclass(hint) else _coerce(f.name, hint, value)
+            )
+        elif f.default is dataclasses.MISSING:
+            raise UserError(f"The setting '{f.name}' is missing.")
+    return cls(**values)
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _coerce(name: str, hint: Any, value: object) -> Any:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+        origin = get_origin(hint)
+    if origin is Literal:
+        choices = get_args(hint)
+        if value in choices:
+            return value
+        raise UserError(f"'{name}' must be one of {', '.join(choices)}, but it is {value!r}.{nearest(str(value), choices)}")
+    if hint == Size:
+        return _coerce_size(name, value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is str and isinstance(value, Path):
+        return str(value)
+    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+    raise UserError(f"'{name}' must be {kind}, but it is {value!r}.")
+
+
+def _coerce_size(name: str, value: object) -> Size:
+    """224, (192, 256), "224" and "192x256" are sizes."""
+    try:
+        parts = value.lower().replace(",", "x").split("x") if isinstance(value, str) else value
+        sides = [int(side) for side in parts] if isinstance(parts, (list, tuple)) else [int(parts)]  # type: ignore[call-overload]
+    except (TypeError, ValueError):
+        sides = []
+    if len(sides) not in (1, 2) or min(sides) < 1:
+        raise UserError(f"'{name}' must be a size like 224 or 192x256, but it is {value!r}.")
+    return sides[0], sides[-1]

@@ -1,0 +1,152 @@
+"""Every model by name: one dictionary of configurations, the other spellings, and `create`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitrail.config import Size, coerce
+from vitrail.errors import UserError, nearest
+from vitrail.models.position import Interpolation, resample_state
+from vitrail.models.vit import ViT, ViTConfig
+
+Model = ViT
+ModelConfig = ViTConfig
+
+# Table 1 of the paper, Ti and S of DeiT and AugReg, g and G of "Scaling Vision Transformers", and our own
+# nano for images of 8 to 96 pixels: width, depth, heads, mlp.
+_VIT_SIZES = {
+    "nano": (128, 6, 4, 256),
+    "ti": (192, 12, 3, 768),
+    "s": (384, 12, 6, 1536),
+    "b": (768, 12, 12, 3072),
+    "l": (1024, 24, 16, 4096),
+    "h": (1280, 32, 16, 5120),
+    "giant": (1408, 40, 16, 6144),
+    "gigantic": (1664, 48, 16, 8192),
+}
+_LARGEST_PATCH = 32
+
+
+def _vit(size: str, patch: int) -> ViTConfig:
+    native = 32 if size == "nano" else 224
+    side = max(round(native / patch), 1) * patch
+    if size == "nano":
+        return ViTConfig(*_VIT_SIZES[size], patch, (side, side), pool="gap", stem="conv")
+    return ViTConfig(*_VIT_SIZES[size], patch, (side, side))
+
+
+# The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
+CONFIGS: dict[str, ModelConfig] = {
+    f"vit_{size}{patch}": _vit(size, patch)
+    for size, patches in {
+        "nano": (2, 4, 8),
+        "ti": (16,),
+        "s": (32, 16),
+        "b": (32, 16, 8),
+        "l": (32, 16, 14),
+        "h": (14,),
+        "giant": (14,),
+        "gigantic": (14,),
+    }.items()
+    for patch in patches
+}
+
+_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "g": "giant"}
+_TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
+_VIT_NAME = re.compile(
+    r"(?:[\w.-]+/)?"  # the owner of a Hugging Face repository
+    r"(?:vit[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
+    r"[-_/]?(?:patch|p)?(?P<patch>\d{1,2})" + _TRAINED_ON + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?" + _TRAINED_ON + r"(?:\..*|-\d+ep.*)?",
+    re.IGNORECASE,
+)
+
+
+def canonical(name: str) -> tuple[str, ModelConfig]:
+    """The short name and the configuration of a model, however the name is spelled.
+
+    >>> canonical("google/vit-base-patch16-384")[0]
+    'vit_b16'
+    """
+    if name in CONFIGS:
+        return name, CONFIGS[name]
+    match = _VIT_NAME.fullmatch(name)
+    if match and (name.lower().find("vit") >= 0 or re.match(r"[A-Za-z]+[_/]\d", name)):
+        size = "gigantic" if match["size"] == "G" else match["size"].lower()
+        size, patch = _WORDS.get(size, size), int(match["patch"])
+        if 1 <= patch <= _LARGEST_PATCH:
+            config = _vit(size, patch)
+            if match["img"]:
+                config = replace(config, img_size=(int(match["img"]),) * 2)
+            return f"vit_{size}{patch}", config
+    raise UserError(
+        f"There is no model '{name}'.{nearest(name, CONFIGS)} `vitrail models` lists the models; a ViT may have "
+        f"any patch size up to {_LARGEST_PATCH} in its name."
+    )
+
+
+def configure(name: str, **changes: object) -> ModelConfig:
+    """The configuration of a named model with some fields changed; unknown or ill-typed fields are a UserError."""
+    _, config = canonical(name)
+    known = {field.name: field for field in fields(config)}
+    for key in changes:
+        if key not in known:
+            raise UserError(f"A model has no option '{key}'.{nearest(key, known)} It takes {', '.join(known)}.")
+    values = {key: coerce(ViTConfig, key, value) for key, value in changes.items()}
+    return replace(config, **values)  # type: ignore[arg-type]  # each value was checked against its field
+
+
+def build(config: ModelConfig) -> Model:
+    """The model that a configuration describes, with fresh weights."""
+    return ViT(config)
+
+
+def create(name: str, **changes: object) -> Model:
+    """A model with fresh weights: `create("vit_b16", classes=10, img_size=384, pool="gap")`."""
+    return build(configure(name, **changes))
+
+
+def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic") -> Model:
+    """The same model for images of another size: its positions are resampled, everything else is kept."""
+    config = replace(model.config, img_size=coerce(ViTConfig, "img_size", img_size))
+    resized = build(config)
+    resized.load_state_dict(resample_state(model.state_dict(), model.config.grid, config.grid, method))
+    return resized.train(model.training)
+
+
+def parameters(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(config).parameters())
+
+
+def macs(config: ModelConfig) -> int:
+    """Multiply-accumulates of one forward pass of one image: what tables of ViTs call FLOPs."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
+        build(config).eval()(torch.empty(1, config.channels, *config.img_size))
+    return counter.get_total_flops() // 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of `vitrail models`."""
+
+    name: str
+    params: int
+    macs: int
+    tokens: int
+    img_size: Size
+
+
+def table(pattern: str = "") -> list[Row]:
+    """Every listed model whose name contains `pattern`, counted without allocating a weight."""
+    rows = [
+        Row(name, parameters(config), macs(config), config.length, config.img_size)
+        for name, config in CONFIGS.items()
+        if pattern in name
+    ]
+    if not rows:
+        raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")
+    return rows

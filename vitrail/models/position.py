@@ -1,0 +1,97 @@
+"""How tokens know where they are: the position embeddings that the paper compares, and their resampling.
+
+`learned` is the paper's choice, one row per token. `learned2d` concatenates a row and a column table;
+`sincos2d` is fixed; `relative` is a bias on the attention logits, learned per head and offset.
+
+Legend: N tokens, D width, H heads, (h, w) the grid of patches; prefix tokens (class, registers) come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Grid = tuple[int, int]
+Interpolation = Literal["bicubic", "bilinear"]
+
+
+def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
+    """Fixed 2-D sine and cosine positions, as in MoCo v3, MAE and big_vision: (h·w, D)."""
+    h, w = grid
+    y, x = torch.meshgrid(
+        torch.arange(h, device=device, dtype=torch.float32),
+        torch.arange(w, device=device, dtype=torch.float32),
+        indexing="ij",
+    )
+    quarter = width // 4
+    steps = torch.arange(quarter, device=device, dtype=torch.float32) / max(quarter - 1, 1)
+    frequency = 1.0 / 10_000**steps
+    y, x = y.reshape(-1, 1) * frequency, x.reshape(-1, 1) * frequency
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)
+
+
+class RelativeBias(nn.Module):
+    """A learned bias for every head and every offset between two patches, added to the attention logits.
+
+    Prefix tokens have no place in the grid: three more rows serve prefix→patch, patch→prefix, prefix→prefix.
+    The layout is BEiT's, and so is the name of the table.
+    """
+
+    def __init__(self, grid: Grid, heads: int, prefix: int):
+        super().__init__()
+        self.grid, self.prefix = grid, prefix
+        rows = (2 * grid[0] - 1) * (2 * grid[1] - 1) + (3 if prefix else 0)
+        self.table = nn.Parameter(torch.zeros(rows, heads))
+
+    def forward(self) -> Tensor:
+        bias = self.table[self.index()]
+        return bias.permute(2, 0, 1).unsqueeze(0)  # 1 H N N
+
+    def index(self) -> Tensor:
+        """The row of the table that serves each pair of tokens: (N, N)."""
+        h, w = self.grid
+        y = torch.arange(h, device=self.table.device).repeat_interleave(w)
+        x = torch.arange(w, device=self.table.device).repeat(h)
+        index = (y[:, None] - y + h - 1) * (2 * w - 1) + (x[:, None] - x + w - 1)
+        if self.prefix:
+            offsets = (2 * h - 1) * (2 * w - 1)
+            index = F.pad(index, (0, 0, self.prefix, 0), value=offsets)
+            index = F.pad(index, (self.prefix, 0, 0, 0), value=offsets + 1)
+            index[: self.prefix, : self.prefix] = offsets + 2
+        return index
+
+
+def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubic") -> Tensor:
+    """Resizes rows that lie on an `old` grid, (h·w, D), to a `new` one, as an image would be."""
+    if old == new:
+        return rows
+    picture = rows.float().T.reshape(1, -1, *old)
+    picture = F.interpolate(picture, size=new, mode=method, antialias=True, align_corners=False)
+    return picture.reshape(rows.shape[1], -1).T.to(rows.dtype)
+
+
+def resample_state(
+    state: Mapping[str, Tensor], old: Grid, new: Grid, method: Interpolation = "bicubic"
+) -> dict[str, Tensor]:
+    """A copy of a state dict whose positions fit another grid of patches; rows of prefix tokens are kept."""
+    resampled = dict(state)
+    if old == new:
+        return resampled
+    offsets_old, offsets_new = (2 * old[0] - 1, 2 * old[1] - 1), (2 * new[0] - 1, 2 * new[1] - 1)
+    for name, value in state.items():
+        if name == "pos_embed":
+            prefix = value.shape[1] - old[0] * old[1]
+            patches = resample(value[0, prefix:], old, new, method)
+            resampled[name] = torch.cat([value[0, :prefix], patches])[None]
+        elif name == "pos_row":
+            resampled[name] = resample(value[0], (old[0], 1), (new[0], 1), method)[None]
+        elif name == "pos_col":
+            resampled[name] = resample(value[0], (1, old[1]), (1, new[1]), method)[None]
+        elif name.endswith("relative.table"):
+            count = offsets_old[0] * offsets_old[1]
+            resampled[name] = torch.cat([resample(value[:count], offsets_old, offsets_new, method), value[count:]])
+    return resampled

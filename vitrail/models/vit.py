@@ -1,0 +1,232 @@
+"""The Vision Transformer: "An Image is Worth 16x16 Words", https://arxiv.org/abs/2010.11929.
+
+An image is cut into patches, each patch is embedded like a word, a class token and positions are added, a
+standard transformer encoder reads the sequence, a head classifies:
+
+    z0 = [class; x1·E; …; xN·E] + Epos                      (1)  `tokens`
+    z' = MSA(LN(z)) + z,  z = MLP(LN(z')) + z'              (2, 3)  `Block`
+    y  = LN(zL)[class]                                      (4)  `encode`, `embed`
+
+What differs from the paper: register tokens (https://arxiv.org/abs/2309.16588), LayerScale, attention pooling
+(`pool="map"`, https://arxiv.org/abs/2106.04560) and a convolutional stem (https://arxiv.org/abs/2106.14881),
+all off in the paper's own models. Initialisation is that of the authors' JAX code.
+
+Legend: B batch, N tokens, D width, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import UserError
+from vitrail.models.layers import AttentionPool, Block, Stage
+from vitrail.models.position import Grid, RelativeBias, sincos2d
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    width: int
+    depth: int
+    heads: int
+    mlp: int
+    patch: int
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    pool: Literal["cls", "gap", "map"] = "cls"
+    pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = "learned"
+    head: Literal["linear", "tanh"] = "linear"
+    stem: Literal["patch", "conv"] = "patch"
+    registers: int = 0
+    layer_scale: float = 0.0
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        h, w = self.img_size
+        if h % self.patch or w % self.patch or min(h, w) < self.patch:
+            fit = [max(round(side / self.patch), 1) * self.patch for side in (h, w)]
+            raise UserError(
+                f"The image size must be a multiple of the patch size, {self.patch}, but it is {h}x{w}. "
+                f"The nearest that fits is {fit[0]}x{fit[1]}."
+            )
+        if self.width % self.heads:
+            raise UserError(f"The width, {self.width}, must be a multiple of the number of heads, {self.heads}.")
+        if self.pos in ("learned2d", "sincos2d") and self.width % 4:
+            raise UserError(f"Positions '{self.pos}' need a width that 4 divides, but it is {self.width}.")
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of patches."""
+        return self.img_size[0] // self.patch, self.img_size[1] // self.patch
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that are no patch: the class token and the registers. They come first."""
+        return (self.pool == "cls") + self.registers
+
+    @property
+    def length(self) -> int:
+        """Tokens in the sequence that the encoder reads."""
+        return self.prefix + self.grid[0] * self.grid[1]
+
+
+class PatchEmbed(nn.Module):
+    """Cuts the image into patches and projects each one: a convolution whose stride is its size."""
+
+    def __init__(self, channels: int, width: int, patch: int):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, stride=patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(images).flatten(2).transpose(1, 2)  # B N D
+
+
+class ConvStem(nn.Module):
+    """Overlapping 3×3 convolutions that halve the image as often as the patch size allows, then a projection.
+
+    One token still stands for each patch, but sees past its edges; on small data this is worth many epochs.
+    """
+
+    def __init__(self, channels: int, width: int, patch: int):
+        super().__init__()
+        halvings = (patch & -patch).bit_length() - 1
+        layers: list[nn.Module] = []
+        for i in range(halvings):
+            out = max(width >> (halvings - 1 - i), 16)
+            groups = max(g for g in (1, 2, 4, 8) if out % g == 0)
+            layers += [nn.Conv2d(channels, out, 3, 2, 1, bias=False), nn.GroupNorm(groups, out), nn.GELU()]
+            channels = out
+        self.convs = nn.Sequential(*layers)
+        rest = patch >> halvings
+        self.proj = nn.Conv2d(channels, width, rest, stride=rest)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(self.convs(images)).flatten(2).transpose(1, 2)  # B N D
+
+
+class ViT(nn.Module):
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        c = self.config = config
+        patches = c.grid[0] * c.grid[1]
+
+        stem = PatchEmbed if c.stem == "patch" else ConvStem
+        self.patch_embed = stem(c.channels, c.width, c.patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.pool == "cls" else None
+        self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
+
+        if c.pos == "learned":
+            self.pos_embed = nn.Parameter(torch.zeros(1, patches + (c.pool == "cls"), c.width))
+        elif c.pos == "learned2d":
+            self.pos_row = nn.Parameter(torch.zeros(1, c.grid[0], c.width // 2))
+            self.pos_col = nn.Parameter(torch.zeros(1, c.grid[1], c.width // 2))
+
+        self.drop = nn.Dropout(c.drop)
+        self.blocks = nn.ModuleList(
+            Block(
+                c.width,
+                c.heads,
+                c.mlp,
+                c.drop,
+                c.drop_path * i / max(c.depth - 1, 1),
+                c.layer_scale,
+                RelativeBias(c.grid, c.heads, c.prefix) if c.pos == "relative" else None,
+            )
+            for i in range(c.depth)
+        )
+        self.norm = nn.LayerNorm(c.width, eps=1e-6)
+        self.attn_pool = AttentionPool(c.width, c.heads, c.mlp) if c.pool == "map" else None
+        self.pre_logits = nn.Linear(c.width, c.width) if c.head == "tanh" else None
+        self.head = nn.Linear(c.width, c.classes)
+        self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.embed(images)
+        if self.pre_logits is not None:
+            features = torch.tanh(self.pre_logits(features))
+        return self.head(features)  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image: (B, D)."""
+        x = self.encode(self.tokens(images))
+        if self.attn_pool is not None:
+            return self.attn_pool(x)
+        return x[:, 0] if self.cls_token is not None else x[:, self.config.prefix :].mean(dim=1)
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Equation 1: the sequence that the encoder reads, positions added: (B, N, D)."""
+        c = self.config
+        if images.shape[1:] != (c.channels, *c.img_size):
+            raise UserError(
+                f"The model reads images of {c.channels} channels and {c.img_size[0]}x{c.img_size[1]} pixels, but "
+                f"got {images.shape[1]} channels and {images.shape[2]}x{images.shape[3]}. "
+                "Preprocess them alike, or let vitrail.models.resize(model, img_size) adapt the positions."
+            )
+        x = self.patch_embed(images)
+        batch = x.shape[0]
+        positions = self.positions()
+        if positions is not None:
+            x = x + positions[:, -x.shape[1] :]
+        prefix: list[Tensor] = []
+        if self.cls_token is not None:
+            cls = self.cls_token
+            if c.pos == "learned":
+                cls = cls + self.pos_embed[:, :1]
+            prefix.append(cls.expand(batch, -1, -1))
+        if self.reg_token is not None:
+            prefix.append(self.reg_token.expand(batch, -1, -1))
+        return self.drop(torch.cat([*prefix, x], dim=1))
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Equations 2 to 4: the transformer encoder and its final LayerNorm, over any subset of tokens."""
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens)
+
+    def positions(self) -> Tensor | None:
+        """The rows added to the tokens, (1, N, D), the class token's first if it has one; None if there are none."""
+        c = self.config
+        if c.pos == "learned":
+            return self.pos_embed
+        if c.pos == "learned2d":
+            rows = self.pos_row.unsqueeze(2).expand(-1, -1, c.grid[1], -1)
+            columns = self.pos_col.unsqueeze(1).expand(-1, c.grid[0], -1, -1)
+            return torch.cat([rows, columns], dim=-1).flatten(1, 2)
+        if c.pos == "sincos2d":
+            return sincos2d(c.grid, c.width, device=self.head.weight.device).unsqueeze(0)
+        return None
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: what enters the encoder, each block, what leaves it."""
+        loose = [p for name, p in self.named_parameters(recurse=False)]
+        return [
+            Stage(self.patch_embed, *loose),
+            *self.blocks,
+            Stage(self.norm, self.attn_pool),
+            Stage(self.pre_logits, self.head),
+        ]
+
+    def _initialise(self) -> None:
+        """As the authors' code: Xavier in the encoder, LeCun for the patches, 0.02 for positions, zero head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Conv2d):
+                fan_in = module.weight[0].numel()
+                nn.init.trunc_normal_(module.weight, std=fan_in**-0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            nn.init.normal_(block.mlp.fc1.bias, std=1e-6)
+            nn.init.normal_(block.mlp.fc2.bias, std=1e-6)
+        for name, parameter in self.named_parameters():
+            if name in ("pos_embed", "pos_row", "pos_col", "reg_token") or name == "attn_pool.latent":
+                nn.init.normal_(parameter, std=0.02)
+        nn.init.zeros_(self.head.weight)
