@@ -1,1 +1,37 @@
+"""vitrail: the Vision Transformer as real software.
 
+Every verb of the command line is a function of the same name here. They are imported on first use, so that
+`import vitrail` is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import UserError
+from vitrail.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.predict import predict
+    from vitrail.evaluate.verbs import evaluate
+    from vitrail.models import create
+    from vitrail.train import train
+    from vitrail.weights import load
+
+__all__ = ["UserError", "__version__", "create", "evaluate", "load", "predict", "train"]
+
+_HOME = {"create": "vitrail.models", "load": "vitrail.weights", "predict": "vitrail.evaluate.predict"}
+_PACKAGES = ("data", "evaluate", "models", "train", "weights")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _PACKAGES:
+        return importlib.import_module(f"vitrail.{name}")
+    raise AttributeError(f"module 'vitrail' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PACKAGES})

@@ -86,7 +86,7 @@ class RunConfig:
     name: str = option("name of the run folder")
     out: str = option("folder that holds the runs", "runs", alias="--output")
     seed: int = option("seed of everything random", 0)
-    device: str = option("cpu, cuda, cuda:1, mps", alias="--device")
+    device: str = option("cpu, cuda, cuda:1 or mps")
     amp: Literal["off", "bf16", "fp16"] = option("autocast precision")
     compile: bool = option("compile the model with torch.compile", False)
     grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
@@ -128,8 +128,8 @@ def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
     found: dict[str, Option] = {}
     hints = get_type_hints(cls)
     for f in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[f.name]):
-            inner = options(hints[f.name])  # type: ignore[arg-type]  # a class here, never an instance
+        if _is_group(hints[f.name]):
+            inner = options(hints[f.name])
             found |= {name: dataclasses.replace(o, group=f.name) for name, o in inner.items()}
         else:
             meta = f.metadata
@@ -138,17 +138,19 @@ def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
 
 
 def coerce(cls: type[Any], name: str, value: object) -> Any:
-    """`value` as the type that setting `name` of a configuration class has, or a UserError that says the rule."""
-    return _coerce(name, get_type_hints(cls)[name], value)
+    """`value` as the type that a configuration's setting of this flat name has, or a UserError with the rule."""
+    known = options(cls)
+    unknown_setting([name], known)
+    return _coerce(name, known[name].type, value)
 
 
 def override(config: C, changes: dict[str, object]) -> C:
     """A copy of a configuration with some settings changed by their flat names."""
     known = options(type(config))
-    unknown_setting(changes, known)
     groups: dict[str, dict[str, object]] = {}
     for name, value in changes.items():
-        groups.setdefault(known[name].group, {})[name] = _coerce(name, known[name].type, value)
+        value = coerce(type(config), name, value)
+        groups.setdefault(known[name].group, {})[name] = value
     top: dict[str, Any] = groups.pop("", {})
     for group, values in groups.items():
         top[group] = dataclasses.replace(getattr(config, group), **values)
@@ -181,14 +183,15 @@ def load_yaml(cls: type[C], path: Path) -> C:
     """Reads what `save_yaml` wrote; anything unknown, missing or ill-typed is a UserError that names the file."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return _build(cls, document, "")
+        return from_plain(cls, document)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a YAML file: {str(error).splitlines()[0]}.") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def _build(cls: type[C], document: object, where: str) -> C:
+def from_plain(cls: type[C], document: object, where: str = "") -> C:
+    """A configuration from dictionaries, lists and plain values, checked; what YAML and JSON hold."""
     if not isinstance(document, dict):
         raise UserError(f"{where or 'The file'} must hold settings, but it holds {document!r}.")
     hints = get_type_hints(cls)
@@ -198,11 +201,15 @@ def _build(cls: type[C], document: object, where: str) -> C:
         if f.name in document:
             hint, value = hints[f.name], document[f.name]
             values[f.name] = (
-                _build(hint, value, f.name) if dataclasses.is_dataclass(hint) else _coerce(f.name, hint, value)
+                from_plain(hint, value, f.name) if _is_group(hint) else _coerce(f.name, hint, value)
             )
         elif f.default is dataclasses.MISSING:
             raise UserError(f"The setting '{f.name}' is missing.")
     return cls(**values)
+
+
+def _is_group(hint: Any) -> bool:
+    return dataclasses.is_dataclass(hint)
 
 
 def _plain(value: object) -> object:
@@ -220,7 +227,9 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         choices = get_args(hint)
         if value in choices:
             return value
-        raise UserError(f"'{name}' must be one of {', '.join(choices)}, but it is {value!r}.{nearest(str(value), choices)}")
+        raise UserError(
+            f"'{name}' must be one of {', '.join(choices)}, but it is {value!r}.{nearest(str(value), choices)}"
+        )
     if hint == Size:
         return _coerce_size(name, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -32,5 +32,12 @@ def speak() -> None:
 def track(items: Iterable[T], title: str, total: int | None = None, unit: str = "it", done: int = 0) -> tqdm[T]:
     """Iterates with a progress bar on a terminal and silently elsewhere."""
     return tqdm(
-        items, desc=title, total=total, unit=unit, initial=done, leave=False, disable=not sys.stderr.isatty(), dynamic_ncols=True
+        items,
+        desc=title,
+        total=total,
+        unit=unit,
+        initial=done,
+        leave=False,
+        disable=not sys.stderr.isatty(),
+        dynamic_ncols=True,
     )

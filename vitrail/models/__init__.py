@@ -12,6 +12,7 @@ from vitrail.config import Size, coerce
 from vitrail.errors import UserError, nearest
 from vitrail.models.position import Interpolation, resample_state
 from vitrail.models.vit import ViT, ViTConfig
+from vitrail.verb import callable_package
 
 Model = ViT
 ModelConfig = ViTConfig
@@ -60,7 +61,11 @@ _TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))
 _VIT_NAME = re.compile(
     r"(?:[\w.-]+/)?"  # the owner of a Hugging Face repository
     r"(?:vit[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
-    r"[-_/]?(?:patch|p)?(?P<patch>\d{1,2})" + _TRAINED_ON + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?" + _TRAINED_ON + r"(?:\..*|-\d+ep.*)?",
+    r"[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
+    + _TRAINED_ON
+    + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?"
+    + _TRAINED_ON
+    + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag; the recipe in AugReg's file names
     re.IGNORECASE,
 )
 
@@ -79,8 +84,8 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
         size, patch = _WORDS.get(size, size), int(match["patch"])
         if 1 <= patch <= _LARGEST_PATCH:
             config = _vit(size, patch)
-            if match["img"]:
-                config = replace(config, img_size=(int(match["img"]),) * 2)
+            if side := match["img"] or match["res"]:
+                config = replace(config, img_size=(int(side), int(side)))
             return f"vit_{size}{patch}", config
     raise UserError(
         f"There is no model '{name}'.{nearest(name, CONFIGS)} `vitrail models` lists the models; a ViT may have "
@@ -96,7 +101,7 @@ def configure(name: str, **changes: object) -> ModelConfig:
         if key not in known:
             raise UserError(f"A model has no option '{key}'.{nearest(key, known)} It takes {', '.join(known)}.")
     values = {key: coerce(ViTConfig, key, value) for key, value in changes.items()}
-    return replace(config, **values)  # type: ignore[arg-type]  # each value was checked against its field
+    return replace(config, **values)
 
 
 def build(config: ModelConfig) -> Model:
@@ -112,7 +117,7 @@ def create(name: str, **changes: object) -> Model:
 def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic") -> Model:
     """The same model for images of another size: its positions are resampled, everything else is kept."""
     config = replace(model.config, img_size=coerce(ViTConfig, "img_size", img_size))
-    resized = build(config)
+    resized = build(config).to(model.head.weight)  # its device and type
     resized.load_state_dict(resample_state(model.state_dict(), model.config.grid, config.grid, method))
     return resized.train(model.training)
 
@@ -150,3 +155,6 @@ def table(pattern: str = "") -> list[Row]:
     if not rows:
         raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")
     return rows
+
+
+callable_package(__name__, table)

@@ -47,6 +47,14 @@ class ViTConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("width", "depth", "heads", "mlp", "patch", "channels", "classes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"'{name}' must be at least 1, but it is {getattr(self, name)}.")
+        if self.registers < 0:
+            raise UserError(f"'registers' must be at least 0, but it is {self.registers}.")
+        for name in ("drop", "drop_path"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"'{name}' must be at least 0 and below 1, but it is {getattr(self, name)}.")
         h, w = self.img_size
         if h % self.patch or w % self.patch or min(h, w) < self.patch:
             fit = [max(round(side / self.patch), 1) * self.patch for side in (h, w)]
@@ -154,17 +162,18 @@ class ViT(nn.Module):
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image: (B, D)."""
         x = self.encode(self.tokens(images))
-        if self.attn_pool is not None:
-            return self.attn_pool(x)
-        return x[:, 0] if self.cls_token is not None else x[:, self.config.prefix :].mean(dim=1)
+        if self.cls_token is not None:
+            return x[:, 0]
+        patches = x[:, self.config.prefix :]
+        return patches.mean(dim=1) if self.attn_pool is None else self.attn_pool(patches)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Equation 1: the sequence that the encoder reads, positions added: (B, N, D)."""
         c = self.config
         if images.shape[1:] != (c.channels, *c.img_size):
             raise UserError(
-                f"The model reads images of {c.channels} channels and {c.img_size[0]}x{c.img_size[1]} pixels, but "
-                f"got {images.shape[1]} channels and {images.shape[2]}x{images.shape[3]}. "
+                f"The model reads batches of shape (B, {c.channels}, {c.img_size[0]}, {c.img_size[1]}), "
+                f"but got {tuple(images.shape)}. "
                 "Preprocess them alike, or let vitrail.models.resize(model, img_size) adapt the positions."
             )
         x = self.patch_embed(images)
@@ -174,9 +183,7 @@ class ViT(nn.Module):
             x = x + positions[:, -x.shape[1] :]
         prefix: list[Tensor] = []
         if self.cls_token is not None:
-            cls = self.cls_token
-            if c.pos == "learned":
-                cls = cls + self.pos_embed[:, :1]
+            cls = self.cls_token + self.pos_embed[:, :1] if c.pos == "learned" else self.cls_token
             prefix.append(cls.expand(batch, -1, -1))
         if self.reg_token is not None:
             prefix.append(self.reg_token.expand(batch, -1, -1))
@@ -198,7 +205,8 @@ class ViT(nn.Module):
             columns = self.pos_col.unsqueeze(1).expand(-1, c.grid[0], -1, -1)
             return torch.cat([rows, columns], dim=-1).flatten(1, 2)
         if c.pos == "sincos2d":
-            return sincos2d(c.grid, c.width, device=self.head.weight.device).unsqueeze(0)
+            weight = self.head.weight
+            return sincos2d(c.grid, c.width, weight.device).to(weight.dtype).unsqueeze(0)
         return None
 
     def stages(self) -> list[nn.Module]:
@@ -224,8 +232,12 @@ class ViT(nn.Module):
                     nn.init.zeros_(module.bias)
         for block in self.blocks:
             assert isinstance(block, Block)
+            # q, k and v are three matrices, each of them Xavier, that lie in one; so do k and v of the pool.
+            nn.init.xavier_uniform_(block.attn.qkv.weight, gain=2**0.5)
             nn.init.normal_(block.mlp.fc1.bias, std=1e-6)
             nn.init.normal_(block.mlp.fc2.bias, std=1e-6)
+        if self.attn_pool is not None:
+            nn.init.xavier_uniform_(self.attn_pool.kv.weight, gain=1.5**0.5)
         for name, parameter in self.named_parameters():
             if name in ("pos_embed", "pos_row", "pos_col", "reg_token") or name == "attn_pool.latent":
                 nn.init.normal_(parameter, std=0.02)

@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+from torch import Tensor
+
+from vitrail.config import AugmentConfig
+from vitrail.data.augment import COLOUR, OPERATIONS, augment, matrices, randaugment, recolour, warp
+
+CLASSES = 10
+EVERYTHING = AugmentConfig(
+    shift=2, hflip=0.5, randaug=2, reprob=0.5, mixup=0.8, cutmix=1.0, mix_prob=0.9, smoothing=0.1
+)
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    return pixels.float() / 255 - 0.5
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def run(pixels: Tensor, config: AugmentConfig, seed: int = 0) -> tuple[Tensor, Tensor]:
+    labels = torch.arange(len(pixels)) % CLASSES
+    return augment(pixels, labels, config, normalise, CLASSES, torch.Generator().manual_seed(seed))
+
+
+def smooth_photo(h: int, w: int) -> Tensor:
+    """Coloured waves, whose interpolation depends little on how the weights are rounded: 1 3 H W."""
+    y, x = torch.meshgrid(torch.arange(h) / 7, torch.arange(w) / 9, indexing="ij")
+    waves = torch.stack([(y + x).sin(), (y - 2 * x).cos(), (0.5 * y * x.sin()).cos()])
+    return (127.5 + 120 * waves).to(torch.uint8)[None]
+
+
+def to_pil(pixels: Tensor) -> Image.Image:
+    return Image.fromarray(pixels.permute(1, 2, 0).squeeze(2).numpy())
+
+
+def from_pil(image: Image.Image) -> Tensor:
+    array = torch.from_numpy(np.array(image))
+    return array[None] if array.ndim == 2 else array.permute(2, 0, 1)
+
+
+def largest_difference(a: Tensor, b: Tensor) -> int:
+    return int((a.int() - b.int()).abs().max())
+
+
+# Off, determinism, shapes
+
+
+def test_everything_off_is_normalising_and_one_hot() -> None:
+    pixels = noise(12, 3, 8, 6)
+    images, targets = run(pixels, AugmentConfig())
+    assert torch.equal(images, normalise(pixels))
+    assert torch.equal(targets, torch.eye(CLASSES)[torch.arange(12) % CLASSES])
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 16, 24), (4, 9, 5), (3, 2, 2)])
+def test_everything_on_keeps_shape_and_range_for_any_channels_and_size(shape: tuple[int, ...]) -> None:
+    pixels = noise(40, *shape)
+    before = pixels.clone()
+    for seed in range(4):
+        images, targets = run(pixels, EVERYTHING, seed)
+        assert images.shape == pixels.shape
+        assert images.dtype == torch.float32
+        assert images.min() >= -0.5
+        assert images.max() <= 0.5
+        assert (targets >= 0).all()
+        torch.testing.assert_close(targets.sum(1), torch.ones(40))
+    assert torch.equal(pixels, before), "the loader's own tensor was changed"
+
+
+def test_the_generator_alone_decides() -> None:
+    pixels = noise(16, 3, 12, 12)
+    torch.manual_seed(1)
+    np.random.seed(1)  # noqa: NPY002  # the global state is the point
+    state = torch.get_rng_state()
+    first = run(pixels, EVERYTHING)
+    assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
+    torch.manual_seed(2)
+    np.random.seed(2)  # noqa: NPY002
+    again, other = run(pixels, EVERYTHING), run(pixels, EVERYTHING, seed=1)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_a_restored_generator_goes_on_where_it_was() -> None:
+    pixels, labels = noise(8, 1, 8, 8), torch.arange(8)
+    generator = torch.Generator().manual_seed(5)
+    augment(pixels, labels, EVERYTHING, normalise, CLASSES, generator)
+    state = generator.get_state()
+    expected, _ = augment(pixels, labels, EVERYTHING, normalise, CLASSES, generator)
+    resumed = torch.Generator()
+    resumed.set_state(state)
+    assert torch.equal(augment(pixels, labels, EVERYTHING, normalise, CLASSES, resumed)[0], expected)
+
+
+def test_another_device_gets_its_numbers_without_being_waited_for() -> None:
+    """The meta device refuses tensors of the CPU, and has no values that could be waited for."""
+    pixels = torch.empty(64, 3, 8, 6, dtype=torch.uint8, device="meta")
+    labels = torch.empty(64, dtype=torch.long, device="meta")
+    for seed in range(8):  # some with mixup, some with CutMix
+        generator = torch.Generator().manual_seed(seed)
+        images, targets = augment(pixels, labels, EVERYTHING, normalise, CLASSES, generator)
+        assert images.device == targets.device == pixels.device
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AugmentConfig(shift=3),
+        AugmentConfig(hflip=0.5),
+        AugmentConfig(randaug=1),
+        AugmentConfig(reprob=1.0),
+    ],
+)
+def test_copies_of_an_image_in_a_batch_come_out_different(config: AugmentConfig) -> None:
+    images, _ = run(noise(1, 3, 10, 10).repeat(64, 1, 1, 1), config)
+    different = len(torch.unique(images, dim=0))
+    assert different == 2 if config.hflip else different >= 10
+
+
+@pytest.mark.parametrize("config", [AugmentConfig(mixup=1.0), AugmentConfig(cutmix=1.0)])
+def test_images_of_a_batch_are_mixed_in_shares_of_their_own(config: AugmentConfig) -> None:
+    _, targets = run(noise(64, 3, 10, 10), config)
+    assert len(torch.unique(targets.amax(1).round(decimals=3))) > 15
+
+
+# Shift and flip
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 12, 20), (4, 3, 2)])
+def test_shifts_and_flips_are_exact_and_all_occur(shape: tuple[int, ...]) -> None:
+    shift = 2
+    pixels = noise(1, *shape)
+    padded = np.pad(pixels[0].numpy(), ((0, 0), (shift, shift), (shift, shift)), mode="symmetric")
+    _, h, w = shape
+    possible = {
+        window[:, :, ::direction].tobytes()
+        for y in range(2 * shift + 1)
+        for x in range(2 * shift + 1)
+        for direction in (1, -1)
+        for window in [padded[:, y : y + h, x : x + w]]
+    }
+    images, _ = run(pixels.repeat(1000, 1, 1, 1), AugmentConfig(shift=shift, hflip=0.5))
+    restored = ((images + 0.5) * 255).round().to(torch.uint8)
+    seen = {image.numpy().tobytes() for image in restored}
+    assert seen == possible
+
+
+def test_a_shift_beyond_the_image_is_mirrored_again() -> None:
+    pixels = torch.tensor([10, 20], dtype=torch.uint8).view(1, 1, 1, 2).repeat(50, 1, 1, 1)
+    images, _ = run(pixels, AugmentConfig(shift=9))
+    rows = {tuple(row) for row in ((images + 0.5) * 255).round().int().view(50, 2).tolist()}
+    assert rows == {(10, 20), (20, 20), (20, 10), (10, 10)}
+
+
+def test_the_probability_of_a_flip_is_the_one_asked_for() -> None:
+    pixels = noise(1, 1, 4, 4).repeat(2000, 1, 1, 1)
+    images, _ = run(pixels, AugmentConfig(hflip=0.3))
+    flipped = (images == normalise(pixels).flip(3)).flatten(1).all(1)
+    assert 0.26 < flipped.float().mean() < 0.34
+
+
+# RandAugment
+
+
+def pillow(name: str, image: Image.Image, level: float) -> Image.Image:
+    factor = 1 + 0.9 * level
+    if name == "autocontrast":
+        return ImageOps.autocontrast(image)
+    if name == "equalize":
+        return ImageOps.equalize(image)
+    if name == "solarize":
+        return ImageOps.solarize(image, round(256 - 256 * abs(level)))
+    if name == "posterize":
+        return ImageOps.posterize(image, 8 - round(4 * abs(level)))
+    enhancers = {
+        "brightness": ImageEnhance.Brightness,
+        "contrast": ImageEnhance.Contrast,
+        "saturation": ImageEnhance.Color,
+        "sharpness": ImageEnhance.Sharpness,
+    }
+    return enhancers[name](image).enhance(factor)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", COLOUR)
+def test_colour_operations_agree_with_pillow(name: str, channels: int) -> None:
+    levels = torch.tensor([-1.0, -0.5, 0.25, 0.5, 1.0])
+    # Images with a colour cast and a narrow range, else there is little to stretch.
+    pixels = noise(5, channels, 256, 240) // 2 + torch.tensor([90, 40, 10])[:channels].view(-1, 1, 1).byte()
+    ours = recolour(pixels, name, levels)
+    assert torch.equal(ours, pixels) == (name == "saturation" and channels == 1)
+    for image, result, level in zip(pixels, ours, levels.tolist(), strict=True):
+        theirs = from_pil(pillow(name, to_pil(image), level))
+        inner = (..., slice(1, -1), slice(1, -1))  # Pillow leaves the rim as it is when it sharpens
+        assert largest_difference(result[inner], theirs[inner]) <= (2 if name == "equalize" else 1)
+
+
+def test_equalize_uses_the_whole_range_of_a_tiny_image() -> None:
+    pixels = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8)
+    result = recolour(pixels, "equalize", torch.ones(1)).flatten()
+    assert torch.equal(result, (torch.arange(64) * 255 / 63).round().byte())
+
+
+@pytest.mark.parametrize("name", ["autocontrast", "equalize"])
+def test_an_image_of_one_colour_stays_as_it_is(name: str) -> None:
+    pixels = torch.full((1, 3, 8, 8), 77, dtype=torch.uint8)
+    assert torch.equal(recolour(pixels, name, torch.ones(1)), pixels)
+
+
+def test_saturation_leaves_other_than_three_channels_alone() -> None:
+    pixels = noise(2, 4, 8, 8)
+    assert torch.equal(recolour(pixels, "saturation", torch.tensor([1.0, -1.0])), pixels)
+
+
+def kind(name: str) -> Tensor:
+    return torch.tensor([[OPERATIONS.index(name)]])
+
+
+@pytest.mark.parametrize("level", [1.0, -0.6])
+@pytest.mark.parametrize("name", ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"])
+def test_geometric_operations_agree_with_pillow(name: str, level: float) -> None:
+    h, w = 60, 80
+    pixels = smooth_photo(h, w)
+    image, bilinear = to_pil(pixels[0]), Image.Resampling.BILINEAR
+    if name == "rotate":
+        theirs = image.rotate(30 * level, bilinear)
+        inside = image.convert("L").point(lambda _: 255).rotate(30 * level, bilinear)
+    else:
+        coefficients = {
+            "shear_x": (1, 0.3 * level, -0.3 * level * h / 2, 0, 1, 0),
+            "shear_y": (1, 0, 0, 0.3 * level, 1, -0.3 * level * w / 2),
+            "translate_x": (1, 0, 150 / 331 * level * w, 0, 1, 0),
+            "translate_y": (1, 0, 0, 0, 1, 150 / 331 * level * h),
+        }[name]
+        theirs = image.transform(image.size, Image.Transform.AFFINE, coefficients, bilinear)
+        blank = image.convert("L").point(lambda _: 255)
+        inside = blank.transform(image.size, Image.Transform.AFFINE, coefficients, bilinear)
+    ours = warp(pixels, matrices(kind(name), torch.tensor([[level]]), (h, w)))
+    interior = (from_pil(inside) == 255).expand(3, h, w)
+    assert interior.float().mean() > 0.4
+    assert largest_difference(ours[0], pixels[0]) > 50
+    assert largest_difference(ours[0][interior], from_pil(theirs)[interior]) <= 2
+
+
+def test_geometric_operations_of_several_slots_become_one_map_in_their_order() -> None:
+    size = 40, 40
+    kinds = torch.tensor([[OPERATIONS.index(name)] for name in ("rotate", "equalize", "translate_x")])
+    both = matrices(kinds, torch.ones(3, 1), size)
+    # A place is led back through the translation, which came last, and then through the rotation.
+    cos, sin, far = math.cos(math.pi / 6), math.sin(math.pi / 6), 150 / 331 * 40
+    expected = torch.tensor([[[cos, -sin, far * cos], [sin, cos, far * sin]]])
+    torch.testing.assert_close(both, expected)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (15, 224), (1, 7)])
+def test_a_warp_that_goes_nowhere_changes_no_pixel(size: tuple[int, int]) -> None:
+    pixels = noise(3, 2, *size)
+    assert torch.equal(warp(pixels, matrices(kind("identity").repeat(1, 3), torch.ones(1, 3), size)), pixels)
+
+
+def test_each_operation_is_drawn_equally_often_and_changes_only_its_own_images() -> None:
+    count = 2800
+    pixels = (noise(1, 3, 16, 16) // 2 + 30).repeat(count, 1, 1, 1)
+    images = randaugment(pixels, 1, 5.0, torch.Generator().manual_seed(0))
+    found, counts = torch.unique(images, dim=0, return_counts=True)
+    expected = [pixels[:1]]
+    for name in OPERATIONS[1:]:
+        for level in (0.5, -0.5):
+            if name in COLOUR:
+                expected.append(recolour(pixels[:1], name, torch.tensor([level])))
+            else:
+                expected.append(warp(pixels[:1], matrices(kind(name), torch.tensor([[level]]), (16, 16))))
+    possible = torch.unique(torch.cat(expected), dim=0)
+    assert torch.equal(found, possible)
+    # Five have no direction, identity among them; each of the nine others has two results for its chance.
+    assert len(possible) == 5 + 9 * 2
+    assert counts.min() > count / 28 * 0.6
+    assert counts.max() < count / 14 * 1.4
+
+
+# Erasing
+
+
+@pytest.mark.parametrize("size", [(32, 32), (20, 60)])
+def test_erasing_blanks_one_rectangle_of_bounded_size_as_often_as_asked(size: tuple[int, int]) -> None:
+    h, w = size
+    pixels = torch.full((1000, 3, h, w), 255, dtype=torch.uint8)
+    images, _ = run(pixels, AugmentConfig(reprob=0.4))
+    erased = images == 0
+    assert torch.equal(images[~erased], torch.full_like(images[~erased], 0.5))
+    assert torch.equal(erased, erased[:, :1].expand_as(erased)), "channels were erased differently"
+    hole = erased[:, 0]
+    rows, cols = hole.any(2), hole.any(1)
+    assert torch.equal(hole, rows[:, :, None] & cols[:, None, :]), "not a rectangle"
+    shares = hole.float().mean((1, 2))
+    hit = shares[shares > 0]
+    assert 340 < len(hit) < 460
+    assert hit.min() > 0.01
+    assert hit.max() < 0.37
+    assert hit.min() < 0.04
+    assert hit.max() > 0.28
+    assert rows.sum(1).max() > 0.85 * h, "no tall ones"
+    assert cols.sum(1).max() > 0.85 * w, "no wide ones"
+    assert rows.any(0).all(), "some rows are never erased"
+    assert cols.any(0).all(), "some columns are never erased"
+
+
+# Mixing and targets
+
+
+def test_smoothing_is_exact() -> None:
+    _, targets = run(noise(CLASSES, 1, 4, 4), AugmentConfig(smoothing=0.2))
+    torch.testing.assert_close(targets, torch.eye(CLASSES) * 0.8 + 0.02)
+
+
+def solid(count: int, h: int, w: int) -> Tensor:
+    """Image i is everywhere of value i, so that what a mixed pixel came from can be read off it."""
+    return torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).expand(count, 1, h, w)
+
+
+def as_grey(images: Tensor) -> Tensor:
+    return (images + 0.5) * 255
+
+
+def test_mixup_mixes_images_and_targets_alike() -> None:
+    images, targets = run(solid(CLASSES, 4, 6), AugmentConfig(mixup=0.8))
+    # Image i has value i and class i, so the expected class is the expected value.
+    expected = targets @ torch.arange(CLASSES).float()
+    torch.testing.assert_close(
+        as_grey(images), expected.view(-1, 1, 1, 1).expand_as(images), atol=1e-4, rtol=0
+    )
+    assert (targets > 0).sum(1).max() == 2
+    assert (targets.diag() > 0).all(), "an image lost its own label"
+
+
+@pytest.mark.parametrize("size", [(9, 14), (32, 32)])
+def test_cutmix_labels_are_the_shares_of_the_pixels(size: tuple[int, int]) -> None:
+    h, w = size
+    for seed in range(20):
+        images, targets = run(solid(CLASSES, h, w), AugmentConfig(cutmix=1.0), seed)
+        values = as_grey(images).round().long().view(CLASSES, -1)
+        shares = torch.stack([(values == k).float().mean(1) for k in range(CLASSES)], dim=1)
+        torch.testing.assert_close(targets, shares, atol=1e-6, rtol=0)
+        foreign = values.view(-1, h, w) != torch.arange(CLASSES).view(-1, 1, 1)
+        assert torch.equal(foreign, foreign.any(2)[:, :, None] & foreign.any(1)[:, None, :]), (
+            "not a rectangle"
+        )
+
+
+def test_the_mixing_shares_follow_the_beta_distribution() -> None:
+    alpha, count = 0.4, 4000
+    pixels = torch.zeros(count, 1, 1, 1, dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(0)
+    config = AugmentConfig(mixup=alpha)
+    _, targets = augment(pixels, torch.arange(count), config, normalise, count, generator)
+    keep = targets.diag()
+    assert abs(keep.mean() - 0.5) < 0.02
+    assert abs(keep.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
+
+
+def test_half_of_the_mixed_batches_are_cut_when_both_are_on_and_the_rest_of_batches_is_left_alone() -> None:
+    config = AugmentConfig(mixup=1.0, cutmix=1.0, mix_prob=0.5)
+    pixels = solid(CLASSES, 16, 16)
+    generator = torch.Generator().manual_seed(0)
+    seen = {"plain": 0, "cut": 0, "blend": 0}
+    for _ in range(400):
+        images, _ = augment(pixels, torch.arange(CLASSES), config, normalise, CLASSES, generator)
+        values = as_grey(images)
+        if torch.equal(images, normalise(pixels)):
+            seen["plain"] += 1
+        elif torch.allclose(values, values.round(), atol=1e-3):
+            seen["cut"] += 1
+        else:
+            seen["blend"] += 1
+    assert 160 < seen["plain"] < 240
+    assert 70 < seen["cut"] < 130
+    assert 70 < seen["blend"] < 130

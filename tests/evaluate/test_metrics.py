@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from sklearn.metrics import classification_report, log_loss, top_k_accuracy_score
+
+from vitrail.errors import UserError
+from vitrail.evaluate.metrics import BINS, measure
+
+ABC = ["a", "b", "c"]
+
+
+def noisy(images: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, classes, images)
+    logits = random.normal(size=(images, classes)).astype(np.float32)
+    logits[np.arange(images), labels] += 1.5
+    return logits, labels
+
+
+def certain(labels: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+    """Logits of two classes that predict `labels` with the given probabilities."""
+    logits = np.zeros((len(labels), 2))
+    logits[np.arange(len(labels)), labels] = np.log(confidence / (1 - confidence))
+    return logits
+
+
+def test_numbers_computed_by_hand():
+    logits = np.log([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5]])
+    metrics = measure(logits, np.array([0, 1, 1, 2]), ABC)
+    assert metrics.images == 4
+    assert metrics.top1 == 0.75
+    assert metrics.loss == pytest.approx(-np.log([0.7, 0.3, 0.8, 0.5]).mean())
+    assert metrics.confusion.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    a, b, c = metrics.per_class
+    assert (a.name, a.precision, a.recall, a.support) == ("a", 0.5, 1.0, 1)
+    assert (b.name, b.precision, b.recall, b.support) == ("b", 1.0, 0.5, 2)
+    assert (a.f1, b.f1, c.f1) == pytest.approx((2 / 3, 2 / 3, 1.0))
+    # confidences 0.7, 0.6, 0.8, 0.5 fall into four bins; only the second prediction is wrong
+    assert metrics.ece == pytest.approx((0.3 + 0.6 + 0.2 + 0.5) / 4)
+
+
+def test_numbers_equal_those_of_scikit_learn():
+    logits, labels = noisy(500, 12)
+    classes = [f"class {i}" for i in range(12)]
+    metrics = measure(logits, labels, classes)
+    exp = np.exp(logits.astype(np.float64))
+    probabilities = exp / exp.sum(axis=1, keepdims=True)
+    assert metrics.top1 == pytest.approx(top_k_accuracy_score(labels, logits, k=1))
+    assert metrics.top5 == pytest.approx(top_k_accuracy_score(labels, logits, k=5))
+    assert metrics.loss == pytest.approx(log_loss(labels, probabilities))
+    report = classification_report(labels, logits.argmax(1), target_names=classes, output_dict=True)
+    for score in metrics.per_class:
+        expected = report[score.name]
+        assert score.precision == pytest.approx(expected["precision"])
+        assert score.recall == pytest.approx(expected["recall"])
+        assert score.f1 == pytest.approx(expected["f1-score"])
+        assert score.support == expected["support"]
+
+
+def test_top5_of_three_classes_counts_all_three():
+    logits, labels = noisy(50, 3)
+    metrics = measure(logits, labels, ABC)
+    assert metrics.top1 < metrics.top5 == 1.0
+
+
+def test_equal_logits_are_one_prediction_and_not_a_hit_for_everybody():
+    metrics = measure(np.zeros((12, 12)), np.arange(12), [str(i) for i in range(12)])
+    assert metrics.top1 == pytest.approx(1 / 12)
+    assert metrics.top5 == pytest.approx(5 / 12)
+    assert metrics.top1 == np.trace(metrics.confusion) / 12
+
+
+def test_loss_of_huge_logits_is_finite_and_right():
+    metrics = measure(np.array([[3e4, -3e4], [0.0, 1e4]], np.float32), np.array([1, 1]), ["a", "b"])
+    assert metrics.loss == pytest.approx(3e4)
+
+
+@pytest.mark.parametrize(("share_right", "ece"), [(0.8, 0.0), (0.5, 0.3), (1.0, 0.2)])
+def test_calibration_error_is_the_gap_between_confidence_and_accuracy(share_right: float, ece: float):
+    labels = np.zeros(100, int)
+    predicted = (np.arange(100) >= 100 * share_right).astype(int)
+    metrics = measure(certain(predicted, np.full(100, 0.8)), labels, ["a", "b"])
+    assert metrics.ece == pytest.approx(ece, abs=1e-12)
+
+
+def test_gaps_of_opposite_sign_do_not_cancel():
+    labels = np.zeros(100, int)
+    predicted = np.repeat([0, 1], 50)  # always right at 60 %, always wrong at 90 %
+    metrics = measure(certain(predicted, np.repeat([0.6, 0.9], 50)), labels, ["a", "b"])
+    assert metrics.ece == pytest.approx(0.5 * 0.4 + 0.5 * 0.9)
+
+
+def test_bins_hold_every_image_once_and_lie_in_order():
+    logits, labels = noisy(300, 7)
+    metrics = measure(logits * 4, labels, list("abcdefg"))
+    assert len(metrics.bins) == BINS
+    assert sum(b.count for b in metrics.bins) == 300
+    for i, b in enumerate(metrics.bins):
+        assert i / BINS <= b.confidence <= (i + 1) / BINS
+    assert sum(b.count * b.accuracy for b in metrics.bins) == pytest.approx(300 * metrics.top1)
+
+
+def test_full_certainty_falls_into_the_last_bin():
+    metrics = measure(np.array([[1e6, 0.0]]), np.array([0]), ["a", "b"])
+    assert metrics.bins[-1].count == 1
+    assert metrics.ece == 0.0
+
+
+def test_a_class_that_is_never_seen_and_never_predicted_scores_zero_without_a_warning():
+    metrics = measure(np.array([[2.0, 1.0, 0.0], [0.0, 1.0, -1.0]]), np.array([0, 0]), ABC)
+    b, c = metrics.per_class[1:]
+    assert (b.precision, b.recall, b.f1, b.support) == (0, 0, 0, 0)
+    assert (c.precision, c.recall, c.f1, c.support) == (0, 0, 0, 0)
+    assert metrics.confusion.shape == (3, 3)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_outputs_that_are_not_finite_are_an_error_with_their_number(bad: float):
+    logits, labels = noisy(10, 3)
+    logits[3, 1] = logits[7, 0] = logits[7, 2] = bad
+    with pytest.raises(UserError, match="for 2 of 10 images"):
+        measure(logits, labels, ABC)
+
+
+def test_no_images_are_an_error():
+    with pytest.raises(UserError, match="holds no images"):
+        measure(np.zeros((0, 3)), np.zeros(0, int), ABC)
+
+
+def test_json_is_complete_and_plain():
+    logits, labels = noisy(60, 3)
+    metrics = measure(logits, labels, ABC)
+    document = json.loads(json.dumps(metrics.to_json()))
+    assert metrics.summary().items() <= document.items()
+    assert set(metrics.summary()) == {"images", "top1", "top5", "loss", "ece"}
+    assert document["loss"] == round(metrics.loss, 6)
+    assert document["confusion"] == metrics.confusion.tolist()
+    assert [score["name"] for score in document["per_class"]] == ABC
+    assert len(document["bins"]) == BINS

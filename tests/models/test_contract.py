@@ -1,0 +1,298 @@
+"""The contract that every model keeps, whatever its size and its switches."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from peers import distance, randomise
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitrail import models
+from vitrail.errors import UserError
+from vitrail.models.layers import Attention, Block, DropPath
+from vitrail.models.position import RelativeBias
+from vitrail.models.vit import ViTConfig
+
+SMALL = ViTConfig(width=32, depth=2, heads=2, mlp=64, patch=4, img_size=(8, 12), classes=5)
+POOLS, POSITIONS = (get_args(get_type_hints(ViTConfig)[field]) for field in ("pool", "pos"))
+SWITCHES = {"head": "tanh", "stem": "conv", "registers": 2, "layer_scale": 0.1}
+
+# The registered models that run in milliseconds; every pool with every position; every switch, alone and together.
+REAL = {
+    **{name: config for name, config in models.CONFIGS.items() if "nano" in name},
+    **{f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)},
+    **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()},
+    "all switches": replace(SMALL, pool="map", pos="relative", **SWITCHES),
+}
+ALL = {**models.CONFIGS, **REAL}
+
+every_model = pytest.mark.parametrize("config", ALL.values(), ids=ALL)
+every_small_model = pytest.mark.parametrize("config", REAL.values(), ids=REAL)
+
+
+def images(config: ViTConfig, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(batch, config.channels, *config.img_size, generator=generator)
+
+
+def on_meta(config: ViTConfig) -> tuple[nn.Module, Tensor]:
+    """The model and a batch of two, as shapes only: ViT-G too takes no memory and no time."""
+    with torch.device("meta"):
+        return models.build(config), torch.empty(2, config.channels, *config.img_size)
+
+
+@every_model
+@torch.no_grad()
+def test_shapes(config):
+    model, x = on_meta(config)
+    assert model.config == config
+    tokens = model.tokens(x)
+    assert tokens.shape == model.encode(tokens).shape == (2, config.length, config.width)
+    assert model.embed(x).shape == (2, config.width)
+    assert model(x).shape == (2, config.classes)
+
+
+@every_model
+@torch.no_grad()
+def test_another_resolution_and_other_channels(config):
+    h, w = 3 * config.patch, 5 * config.patch
+    model, x = on_meta(replace(config, img_size=(h, w), channels=7))
+    assert model(x).shape == (2, config.classes)
+
+
+@every_model
+def test_stages_hold_every_parameter_once_from_input_to_output(config):
+    model, _ = on_meta(config)
+    stages = model.stages()
+    held = [id(p) for stage in stages for p in stage.parameters()]
+    assert len(held) == len(set(held))
+    assert set(held) == {id(p) for p in model.parameters()}
+
+    names = {id(p): name for name, p in model.named_parameters()}
+    where = {names[id(p)]: i for i, stage in enumerate(stages) for p in stage.parameters()}
+    assert where["patch_embed.proj.weight"] == 0
+    assert [where[f"blocks.{i}.norm1.weight"] for i in range(config.depth)] == [*range(1, config.depth + 1)]
+    assert where["head.weight"] == len(stages) - 1 > where["norm.weight"] > config.depth
+
+
+@every_small_model
+def test_a_fresh_model_knows_nothing(config):
+    """The head is zero, so training starts at equal probabilities."""
+    assert not models.build(config)(images(config)).any()
+
+
+@every_small_model
+def test_every_parameter_gets_a_finite_gradient(config):
+    torch.manual_seed(0)
+    model = models.build(replace(config, drop=0.1, drop_path=0.1)).train()
+    nn.init.normal_(model.head.weight)  # a zero head passes no gradient on
+    nn.functional.cross_entropy(model(images(config, 8)), torch.arange(8) % config.classes).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), f"{name} is a dead parameter"
+
+
+@every_small_model
+@torch.no_grad()
+def test_evaluation_is_deterministic_and_images_do_not_mix(config):
+    model = randomise(models.build(replace(config, drop=0.5, drop_path=0.5)))
+    x = images(config, 3)
+    logits = model(x)
+    assert torch.equal(logits, model(x))
+    assert distance(model(x[1:2]), logits[1:2]) < 1e-5
+    assert distance(logits[:1], logits[1:2]) > 1e-3  # another image gives other logits
+
+
+@every_small_model
+@torch.no_grad()
+def test_saved_and_loaded_it_is_the_same_model(config, tmp_path):
+    model = randomise(models.build(config))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    loaded = models.build(config).eval()
+    loaded.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(model(images(config)), loaded(images(config)))
+
+
+@every_small_model
+@torch.no_grad()
+def test_resizing_changes_the_positions_and_nothing_else(config):
+    model = randomise(models.build(config))
+    assert torch.equal(models.resize(model, config.img_size)(images(config)), model(images(config)))
+
+    h, w = 5 * config.patch, 4 * config.patch
+    resized = models.resize(model, (h, w))
+    assert resized.config == replace(config, img_size=(h, w))
+    assert not resized.training
+    logits = resized(images(resized.config))
+    assert logits.shape == (2, config.classes)
+    assert logits.isfinite().all()
+    positions = {"pos_embed", "pos_row", "pos_col"}
+    for name, value in model.state_dict().items():
+        same = torch.equal(resized.state_dict()[name], value)
+        assert same != (name in positions or name.endswith("relative.table")), name
+
+
+def test_resizing_keeps_type_and_mode():
+    model = models.resize(models.build(SMALL).double().train(), (16, 16))
+    assert model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+
+
+@every_small_model
+@torch.no_grad()
+def test_it_exports_with_any_batch_size(config):
+    model = randomise(models.build(config))
+    batch = torch.export.Dim("batch")
+    exported = torch.export.export(model, (images(config),), dynamic_shapes=({0: batch},)).module()
+    for size in (1, 5):
+        x = images(config, size)
+        assert distance(exported(x), model(x)) < 1e-5
+
+
+@every_small_model
+@torch.no_grad()
+def test_it_compiles_without_a_graph_break(config):
+    torch.compiler.reset()
+    model = randomise(models.build(config))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert distance(compiled(images(config)), model(images(config))) < 1e-5
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile's own backend needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
+@torch.no_grad()
+def test_the_compiled_kernels_give_the_same_logits():
+    torch.compiler.reset()
+    config = replace(SMALL, depth=1, pos="relative")
+    model = randomise(models.build(config))
+    compiled = torch.compile(model, fullgraph=True)
+    assert distance(compiled(images(config)), model(images(config))) < 1e-5
+
+
+@every_small_model
+@torch.no_grad()
+def test_it_runs_in_half_precision(config):
+    model = randomise(models.build(config))
+    expected = model(images(config))
+    half = model.bfloat16()(images(config).bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert distance(half.float(), expected) < 0.1
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 12, 8), (2, 1, 8, 12), (3, 8, 12)], ids=str)
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(UserError, match=r"reads batches of shape \(B, 3, 8, 12\), but got"):
+        models.build(SMALL)(torch.zeros(shape))
+
+
+# Attention -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["plain", "relative"])
+def attention(request):
+    relative = RelativeBias((2, 3), heads=4, prefix=1) if request.param == "relative" else None
+    return randomise(Attention(32, 4, relative=relative))
+
+
+@torch.no_grad()
+def test_attention_weights_are_those_that_forward_applies(attention):
+    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(1)) * 3
+    weights = attention.weights(x)
+    assert weights.shape == (2, 4, 7, 7)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 4, 7))
+    assert weights.std() > 0.01  # not merely uniform
+    values = attention.qkv(x)[..., 64:].unflatten(2, (4, 8)).transpose(1, 2)
+    mixed = (weights @ values).transpose(1, 2).flatten(2)
+    assert distance(attention.proj(mixed), attention(x)) < 1e-5
+
+
+@torch.no_grad()
+def test_relative_positions_change_the_attention():
+    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(1))
+    attention = randomise(Attention(32, 4, relative=RelativeBias((2, 3), heads=4, prefix=1)))
+    before = attention.weights(x)
+    attention.relative.table.zero_()
+    assert distance(attention.weights(x), before) > 1e-2
+
+
+@torch.no_grad()
+def test_nothing_is_stored_on_modules():
+    model = randomise(models.build(replace(SMALL, pos="relative")))
+    x = images(SMALL)
+    before = [sorted(vars(module)) for module in model.modules()]
+    model(x)
+    model.blocks[0].attn.weights(model.tokens(x))
+    assert [sorted(vars(module)) for module in model.modules()] == before
+    assert not list(model.buffers())
+    assert not [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+
+
+# Regularisation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["drop", "drop_path"])
+@torch.no_grad()
+def test_dropout_acts_in_training_only(option):
+    torch.manual_seed(0)
+    model = randomise(models.build(replace(SMALL, **{option: 0.5})))
+    plain = models.build(SMALL).eval()
+    plain.load_state_dict(model.state_dict())
+    x = images(SMALL, 8)
+    assert torch.equal(model(x), plain(x))
+    model.train()
+    assert not torch.equal(model(x), model(x))
+
+
+def test_drop_path_grows_linearly_with_depth():
+    model = models.build(replace(SMALL, depth=5, drop_path=0.2))
+    assert [block.drop_path.rate for block in model.blocks] == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2])
+
+
+def test_drop_path_leaves_out_whole_samples_and_keeps_the_mean():
+    torch.manual_seed(0)
+    out = DropPath(0.25).train()(torch.ones(10_000, 3, 2)).flatten(1)
+    assert torch.equal(out.min(dim=1).values, out.max(dim=1).values)
+    assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert out.mean().item() == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_dropped_block_is_the_identity():
+    torch.manual_seed(0)
+    block = randomise(Block(32, 2, 64, drop_path=0.999)).train()
+    x = torch.randn(4, 6, 32)
+    assert torch.equal(block(x), x)
+
+
+# Initialisation --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["cls", "map"])
+def test_weights_start_as_in_the_authors_code(pool):
+    """Xavier for each matrix of the encoder; q, k and v are three of them although they lie in one."""
+    torch.manual_seed(0)
+    model = models.create("vit_ti16", pool=pool, head="tanh", registers=4)
+    width, mlp = 192, 768
+    bounds = {
+        "blocks.0.attn.qkv.weight": (6 / (2 * width)) ** 0.5,
+        "blocks.0.attn.proj.weight": (6 / (2 * width)) ** 0.5,
+        "blocks.0.mlp.fc1.weight": (6 / (width + mlp)) ** 0.5,
+        "blocks.0.mlp.fc2.weight": (6 / (width + mlp)) ** 0.5,
+    }
+    if pool == "map":
+        bounds["attn_pool.kv.weight"] = bounds["attn_pool.q.weight"] = bounds["blocks.0.attn.proj.weight"]
+    state = model.state_dict()
+    for name, bound in bounds.items():
+        assert state[name].abs().max().item() == pytest.approx(bound, rel=1e-3), name
+        assert state[name].std().item() == pytest.approx(bound / 3**0.5, rel=0.02), name
+    assert state["patch_embed.proj.weight"].std().item() == pytest.approx((3 * 16 * 16) ** -0.5, rel=0.02)
+    assert state["pos_embed"].std().item() == pytest.approx(0.02, rel=0.02)
+    assert not state["head.weight"].any()
+    if pool == "cls":
+        assert not state["cls_token"].any()

@@ -1,0 +1,115 @@
+"""What is imported when, and by whom."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitrail
+
+PACKAGE = Path(vitrail.__file__).parent
+
+# A package may import only those to its right, and what is below all of them.
+ORDER = (
+    "cli",
+    "studies",
+    "serve",
+    "report",
+    "export",
+    "explain",
+    "train",
+    "evaluate",
+    "weights",
+    "data",
+    "models",
+    "config",
+)
+BELOW = ("verb", "progress", "errors", "version")
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+SHOW_HEAVY = """
+import atexit, sys
+atexit.register(lambda: print("HEAVY", *sorted({"torch", "matplotlib", "sklearn", "PIL"} & set(sys.modules))))
+"""
+
+
+def top(path: Path) -> str:
+    """The package of vitrail that a file is in, or its own name if it is in none."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def part(module: str) -> str:
+    """The same for the name of a module."""
+    return module.split(".")[1] if "." in module else "vitrail"
+
+
+def imports(path: Path) -> set[str]:
+    """The modules of vitrail that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            whole = node.module == "vitrail"
+            names |= {f"vitrail.{alias.name}" for alias in node.names} if whole else {str(node.module)}
+    return {name for name in names if name.split(".")[0] == "vitrail"}
+
+
+def test_every_module_has_its_place_in_the_order():
+    assert {top(path) for path in MODULES} <= {*ORDER, *BELOW, "__init__", "__main__"}
+
+
+@pytest.mark.parametrize("own", [*ORDER, *BELOW])
+def test_imports_point_one_way(own):
+    allowed = ORDER[ORDER.index(own) :] + BELOW if own in ORDER else BELOW[BELOW.index(own) :]
+    for path in (path for path in MODULES if top(path) == own):
+        assert {part(name) for name in imports(path)} <= set(allowed), path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import vitrail",
+        "import vitrail; dir(vitrail); vitrail.UserError; vitrail.__version__",
+        "from vitrail.cli import main; main(['--help'])",
+        "from vitrail.cli import main; main(['--version'])",
+        "from vitrail.cli import main; main(['train', '--help'])",
+        "from vitrail.cli import main; main(['evaluate', '--help'])",
+        "from vitrail.cli import main; main(['predict', '--help'])",
+    ],
+)
+def test_nothing_heavy_is_loaded_before_it_is_needed(code):
+    environment = {**os.environ, "COLUMNS": "100"}
+    answer = subprocess.run(
+        [sys.executable, "-c", SHOW_HEAVY + code], capture_output=True, text=True, env=environment, check=True
+    )
+    assert answer.stdout.splitlines()[-1] == "HEAVY"
+
+
+def test_a_verb_is_a_function_and_the_package_of_its_parts():
+    from vitrail.evaluate.verbs import evaluate
+    from vitrail.models import table
+    from vitrail.train import train
+
+    for name, function in {"train": train, "evaluate": evaluate, "models": table}.items():
+        package = getattr(vitrail, name)
+        assert inspect.ismodule(package)
+        assert callable(package)
+        assert inspect.signature(package) == inspect.signature(function)
+    assert [row.name for row in vitrail.models("nano4")] == ["vit_nano4"]
+
+
+def test_public_names_resolve():
+    assert vitrail.create("vit_nano4", classes=3).config.classes == 3
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name) is not None
+        assert name in dir(vitrail)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        vitrail.trian  # noqa: B018

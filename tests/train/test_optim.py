@@ -1,0 +1,203 @@
+"""Which parameter learns how fast."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.optim import SGD, AdamW, Muon
+
+from vitrail.config import OptimConfig
+from vitrail.models import build
+from vitrail.models.vit import ViTConfig
+from vitrail.train.optim import Ema, build_optimizers, lr_at, set_lr
+
+OPTIM = OptimConfig(epochs=10, batch_size=8, opt="adamw", lr=0.1, weight_decay=0.05, sched="cosine", warmup_epochs=1.0)
+SMALL = ViTConfig(width=16, depth=3, heads=2, mlp=32, patch=2, img_size=(8, 8), classes=5)
+MODELS = {
+    "plain": SMALL,
+    "class token, registers, LayerScale": replace(SMALL, registers=2, layer_scale=0.1),
+    "relative positions": replace(SMALL, pos="relative", pool="gap"),
+    "row and column positions": replace(SMALL, pos="learned2d"),
+    "pooling by attention": replace(SMALL, pool="map", head="tanh"),
+    "convolutional stem": replace(SMALL, stem="conv", pool="gap"),
+}
+every_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+every_optimiser = pytest.mark.parametrize("opt", ["adamw", "sgd", "muon"])
+
+
+def groups_of(model, optimizers):
+    """Every parameter's name with the optimisers and groups that hold it."""
+    names = {p: name for name, p in model.named_parameters()}
+    found = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                found.setdefault(names[p], []).append((optimizer, group))
+    return found
+
+
+@every_model
+@every_optimiser
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_every_parameter_is_in_exactly_one_group(config, opt, pretrained):
+    model = build(config)
+    found = groups_of(model, build_optimizers(model, replace(OPTIM, opt=opt, layer_decay=0.8), pretrained))
+    assert found.keys() == {name for name, _ in model.named_parameters()}
+    assert {len(homes) for homes in found.values()} == {1}
+
+
+@every_model
+@every_optimiser
+def test_only_weight_matrices_and_filters_are_decayed(config, opt):
+    model = build(config)
+    undecayed = ("bias", "cls_token", "reg_token", "pos_embed", "pos_row", "pos_col", "table", "gamma", "latent")
+    norms = ("norm.weight", "norm1.weight", "norm2.weight", "convs.1.weight")  # of the stem: conv, norm, GELU
+    for name, [(_, group)] in groups_of(model, build_optimizers(model, replace(OPTIM, opt=opt), False)).items():
+        free = name.endswith(undecayed) or name.endswith(norms)
+        assert group["weight_decay"] == (0.0 if free else OPTIM.weight_decay), name
+
+
+@every_model
+def test_muon_serves_the_matrices_of_the_encoder_and_adamw_the_rest(config):
+    model = build(config)
+    optimizers = build_optimizers(model, replace(OPTIM, opt="muon"), False)
+    assert [type(optimizer) for optimizer in optimizers] == [Muon, AdamW]
+    for name, [(optimizer, _)] in groups_of(model, optimizers).items():
+        matrix = name.endswith(("qkv.weight", "proj.weight", "fc1.weight", "fc2.weight", "pool.q.weight", "kv.weight"))
+        encoder = name.startswith(("blocks.", "attn_pool."))
+        assert isinstance(optimizer, Muon if matrix and encoder else AdamW), name
+
+
+def test_one_optimiser_serves_all_without_muon():
+    model = build(SMALL)
+    assert [type(optimizer) for optimizer in build_optimizers(model, OPTIM, False)] == [AdamW]
+    assert [type(optimizer) for optimizer in build_optimizers(model, replace(OPTIM, opt="sgd"), False)] == [SGD]
+
+
+def test_frozen_parameters_are_left_out():
+    model = build(SMALL)
+    model.patch_embed.requires_grad_(False)
+    found = groups_of(model, build_optimizers(model, OPTIM, False))
+    assert {name for name, _ in model.named_parameters()} - found.keys() == {
+        "patch_embed.proj.weight",
+        "patch_embed.proj.bias",
+    }
+
+
+def scales(config, pretrained, opt="muon"):
+    """The factor on the learning rate of each stage, which is the same for all of a stage's parameters."""
+    model = build(SMALL)
+    optimizers = build_optimizers(model, replace(config, opt=opt), pretrained)
+    set_lr(optimizers, 10.0)
+    lrs = {p: group["lr"] for o in optimizers for group in o.param_groups for p in group["params"]}
+    by_stage = [{lrs[p] / 10 for p in stage.parameters()} for stage in model.stages()]
+    assert {len(found) for found in by_stage} == {1}
+    return [found.pop() for found in by_stage]
+
+
+@every_optimiser
+def test_layer_decay_slows_each_stage_further_from_the_head(opt):
+    stages = 1 + SMALL.depth + 2  # what enters the encoder, its blocks, the last norm, the head
+    expected = [0.5 ** (stages - 1 - i) for i in range(stages)]
+    assert scales(replace(OPTIM, layer_decay=0.5), False, opt) == pytest.approx(expected)
+
+
+def test_body_lr_slows_all_but_the_head_and_only_with_trained_weights():
+    config = replace(OPTIM, body_lr=0.25)
+    assert scales(config, pretrained=True) == [0.25] * (SMALL.depth + 2) + [1.0]
+    assert scales(config, pretrained=False) == [1.0] * (SMALL.depth + 3)
+
+
+def test_body_lr_and_layer_decay_multiply():
+    assert scales(replace(OPTIM, body_lr=0.1, layer_decay=0.5), pretrained=True)[-3:] == pytest.approx(
+        [0.025, 0.05, 1.0]
+    )
+
+
+def schedule(steps, warmup, **changes):
+    config = replace(OPTIM, **changes)
+    return [lr_at(step, steps, warmup, config) / config.lr for step in range(steps)]
+
+
+@pytest.mark.parametrize("sched", ["cosine", "linear", "constant"])
+def test_warm_up_is_linear_from_its_first_step_to_the_peak(sched):
+    heights = schedule(100, 10, sched=sched)
+    assert heights[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert heights[10] == pytest.approx(1.0)
+    assert max(heights) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("sched", ["cosine", "linear", "constant"])
+def test_without_warm_up_the_first_step_is_the_peak(sched):
+    assert schedule(50, 0, sched=sched)[0] == pytest.approx(1.0)
+
+
+def test_linear_falls_by_equal_steps_to_almost_nothing():
+    heights = schedule(110, 10, sched="linear")[10:]
+    assert heights == pytest.approx([1 - i / 100 for i in range(100)])
+
+
+def test_cosine_is_half_in_the_middle_and_almost_nothing_at_the_end():
+    heights = schedule(110, 10, sched="cosine")[10:]
+    assert heights[50] == pytest.approx(0.5)
+    assert heights[25] == pytest.approx(0.5 * (1 + math.sqrt(0.5)))
+    assert 0 < heights[-1] < 0.001
+    assert heights == sorted(heights, reverse=True)
+
+
+def test_constant_stays_until_its_cooldown_then_falls_to_almost_nothing():
+    heights = schedule(100, 10, sched="constant", cooldown=0.2)
+    assert set(heights[10:81]) == {1.0}
+    assert heights[81:] == pytest.approx([1 - i / 20 for i in range(1, 20)])
+
+
+def test_constant_without_cooldown_stays_to_the_end():
+    assert set(schedule(100, 0, sched="constant", cooldown=0.0)) == {1.0}
+
+
+@pytest.mark.parametrize("sched", ["cosine", "linear", "constant"])
+def test_min_lr_is_where_the_decay_ends(sched):
+    heights = schedule(1000, 100, sched=sched, min_lr=0.1)
+    assert heights[-1] == pytest.approx(0.1, abs=0.01)
+    assert min(heights[100:]) >= 0.1
+    assert heights[100] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("sched", ["cosine", "linear", "constant"])
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 1), (2, 2), (3, 1)])
+def test_the_shortest_runs_have_a_learning_rate_too(sched, steps, warmup):
+    assert all(0 < height <= 1 for height in schedule(steps, warmup, sched=sched))
+
+
+def test_the_moving_average_is_the_textbook_one_after_its_first_steps():
+    torch.manual_seed(0)
+    model = build(SMALL)
+    ema = Ema(model, 0.9)
+    by_hand = {name: p.detach().double() for name, p in copy.deepcopy(model).named_parameters()}
+    for step in range(100):
+        with torch.no_grad():
+            for p in model.parameters():
+                p += torch.randn_like(p)
+        ema.update(model, step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        for name, p in model.named_parameters():
+            by_hand[name] = decay * by_hand[name] + (1 - decay) * p.detach().double()
+    for name, p in ema.model.named_parameters():
+        torch.testing.assert_close(p.double(), by_hand[name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_moving_average_is_a_model_apart():
+    model = build(SMALL).train()
+    before = copy.deepcopy(model.state_dict())
+    ema = Ema(model, 0.5)
+    with torch.no_grad():
+        for p in ema.model.parameters():
+            p.zero_()
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.training
+    assert not ema.model.training
+    assert not any(p.requires_grad for p in ema.model.parameters())

@@ -1,0 +1,240 @@
+"""What is chosen for the user, and what the user's own choices change of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vitrail.config import flat
+from vitrail.data import ArraySplit, Data
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models import build, canonical
+from vitrail.train.recipe import RECIPES, model_config, resolve
+from vitrail.weights import Card, save
+
+SIZES = [4, 8, 12, 20, 28, 32, 33, 48, 64, 90, 96, 97, 100, 128, 224, 500, (20, 90), (28, 96), (40, 4000), (31, 17)]
+
+
+def data_of(size=8, images=1000, channels=3, classes=("a", "b", "c")):
+    """A data set of black images that need no memory, however many and large they are."""
+    h, w = size if isinstance(size, tuple) else (size, size)
+    pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (images, h, w, channels))
+    split = ArraySplit(pixels, np.zeros(images, np.int64), "made-up/train")
+    return Data("made-up", classes, {"train": split, "val": split}, (h, w), channels, ())
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Names of runs depend on the folders that there are."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Weights of a small model for 12x12 grey images of two classes."""
+    config = replace(canonical("vit_nano2")[1], img_size=(12, 12), channels=1, classes=2, registers=3)
+    card = Card(model="vit_nano2", config=config, classes=("x", "y"), preprocess=Preprocess((12, 12), 1))
+    save(tmp_path / "model.safetensors", build(config), card)
+    return str(tmp_path / "model.safetensors")
+
+
+def architecture(config):
+    return model_config(config, 3)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("images", [1, 30, 60_000])
+def test_any_data_gets_a_patch_that_fits_its_images(size, images):
+    model = architecture(resolve("made-up", data_of(size, images), {}))
+    h, w = model.img_size
+    assert h % model.patch == w % model.patch == 0
+    assert min(model.grid) >= 4
+    assert min(h, w) > 32 or model.patch < 16
+    assert model.length <= 1024
+
+
+@pytest.mark.parametrize("size", [8, 28, 32, 64, 96])
+def test_small_images_keep_their_size(size):
+    assert resolve("made-up", data_of(size), {}).input.img_size == (size, size)
+
+
+@pytest.mark.parametrize("asked", [16, 32, 48, 64, 96, 224, "64x96"])
+@pytest.mark.parametrize("size", [8, 32, 224])
+def test_the_patch_fits_the_size_that_was_asked_for_rather_than_that_of_the_images(size, asked):
+    model = architecture(resolve("made-up", data_of(size), {"img_size": asked}))
+    assert min(model.grid) >= 4
+    assert min(model.img_size) > 32 or model.patch < 16
+    assert model.length <= 1024
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("images", [1, 10, 1000, 100_000, 10_000_000])
+def test_nothing_is_left_unresolved(recipe, images):
+    config = resolve("made-up", data_of(images=images), {"recipe": recipe})
+    assert {name for name, value in flat(config).items() if value is None} == {"weights", "data_dir"}
+    assert config.recipe == recipe
+    assert config.optim.warmup_epochs < config.optim.epochs
+    assert config.optim.batch_size <= max(images, 16)
+
+
+def test_the_images_decide_the_channels():
+    assert resolve("made-up", data_of(channels=1), {}).input.channels == 1
+    assert resolve("made-up", data_of(channels=3), {}).input.channels == 3
+    assert resolve("made-up", data_of(channels=1), {"channels": 3}).input.channels == 3
+
+
+ASKED = {
+    "model": "vit_ti8",
+    "img_size": (40, 24),
+    "channels": 1,
+    "crop": 0.9,
+    "val_fraction": 0.3,
+    "data_dir": "there",
+    "workers": 3,
+    "pool": "map",
+    "pos": "relative",
+    "head": "tanh",
+    "stem": "conv",
+    "registers": 2,
+    "layer_scale": 0.5,
+    "drop": 0.1,
+    "drop_path": 0.2,
+    "epochs": 7,
+    "batch_size": 5,
+    "grad_accum_steps": 2,
+    "opt": "sgd",
+    "lr": 0.123,
+    "weight_decay": 0.4,
+    "sched": "constant",
+    "warmup_epochs": 0.5,
+    "min_lr": 0.1,
+    "cooldown": 0.3,
+    "clip_grad": 2.0,
+    "layer_decay": 0.7,
+    "body_lr": 0.6,
+    "model_ema": 0.5,
+    "crop_scale": 0.4,
+    "shift": 3,
+    "hflip": 0.5,
+    "randaug": 2,
+    "magnitude": 5.0,
+    "reprob": 0.3,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "mix_prob": 0.9,
+    "smoothing": 0.2,
+    "name": "mine",
+    "out": "elsewhere",
+    "seed": 5,
+    "device": "cpu",
+    "amp": "bf16",
+    "compile": True,
+    "grad_checkpointing": True,
+    "save_minutes": 1.5,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_the_user_asks_for_wins(recipe):
+    asked = {"recipe": recipe, **ASKED}
+    settings = flat(resolve("made-up", data_of(), asked))
+    assert settings == {**asked, "data": "made-up", "weights": None}
+    assert set(asked) | {"data", "weights"} == set(settings)  # or a setting is missing above
+
+
+def test_the_architecture_is_that_of_the_settings():
+    model = architecture(resolve("made-up", data_of(), ASKED))
+    assert {name: getattr(model, name) for name in ASKED if name in model.__dict__} == {
+        name: value for name, value in ASKED.items() if name in model.__dict__
+    }
+    assert (model.patch, model.width, model.classes) == (8, 192, 3)
+
+
+def test_what_follows_from_a_setting_follows_it():
+    assert resolve("made-up", data_of(), {"epochs": 20}).optim.warmup_epochs == 2.0
+    assert resolve("made-up", data_of(), {"model": "ViT-B/16"}).model == "vit_b16"
+    assert resolve("made-up", data_of(30), {"model": "vit_b16"}).input.img_size == (64, 64)
+
+
+def test_fewer_images_are_seen_more_often():
+    few, many = (resolve("made-up", data_of(images=images), {}).optim for images in (500, 60_000))
+    assert few.epochs > many.epochs
+    assert few.batch_size < many.batch_size
+
+
+def test_weights_decide_the_model_and_its_size(trained):
+    config = resolve("made-up", data_of(32, channels=3), {"weights": trained})
+    assert (config.recipe, config.model, config.weights) == ("finetune", "vit_nano2", trained)
+    assert (config.input.img_size, config.input.channels, config.arch.registers) == ((12, 12), 3, 3)
+    assert resolve("made-up", data_of(), {"weights": trained, "img_size": 16}).input.img_size == (16, 16)
+    assert resolve("made-up", data_of(), {"weights": trained, "recipe": "small"}).recipe == "small"
+    assert resolve("made-up", data_of(), {"weights": trained, "model": "vit-nano/2"}).model == "vit_nano2"
+
+
+def test_another_model_than_that_of_the_weights_is_refused(trained):
+    with pytest.raises(UserError, match="are a vit_nano2, but --model asks for vit_b16"):
+        resolve("made-up", data_of(), {"weights": trained, "model": "vit_b16"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"recipe": "smal"}, "There is no recipe 'smal'. Did you mean 'small'? There are small, finetune."),
+        ({"model": "vit_b61"}, "There is no model 'vit_b61'. Did you mean 'vit_b16'?"),
+        ({"epoch": 3}, "There is no setting 'epoch'. Did you mean 'epochs'?"),
+        ({"opt": "adam"}, "'opt' must be one of adamw, sgd, muon, but it is 'adam'. Did you mean 'adamw'?"),
+        ({"model": "vit_b16", "img_size": 100}, "must be a multiple of the patch size, 16, but it is 100x100"),
+        ({"weights": "nowhere"}, "nowhere is neither a run folder nor a weights file"),
+        ({"device": "gpu"}, "The device 'gpu' cannot be used"),
+        ({"epochs": 0}, "'epochs' must be at least 1, but it is 0."),
+        ({"epochs": 3, "warmup_epochs": 4.0}, "'warmup_epochs' must be between 0 and the number of epochs"),
+        ({"warmup_epochs": -1.0}, "'warmup_epochs'"),
+        ({"batch_size": 0}, "'batch_size' must be at least 1"),
+        ({"grad_accum_steps": 0}, "'grad_accum_steps' must be at least 1"),
+        ({"lr": 0.0}, "'lr' must be above 0"),
+        ({"lr": float("nan")}, "'lr' must be above 0"),
+        ({"weight_decay": -0.1}, "'weight_decay'"),
+        ({"min_lr": -1.0}, "'min_lr'"),
+        ({"min_lr": 2.0}, "'min_lr'"),
+        ({"cooldown": 1.5}, "'cooldown'"),
+        ({"clip_grad": -1.0}, "'clip_grad'"),
+        ({"body_lr": -0.1}, "'body_lr'"),
+        ({"layer_decay": 0.0}, "'layer_decay'"),
+        ({"layer_decay": 1.1}, "'layer_decay'"),
+        ({"model_ema": 1.0}, "'model_ema' must be at least 0 and below 1"),
+        ({"workers": 0}, "'workers' must be at least 1"),
+        ({"channels": 2}, "'channels' must be 1 or 3"),
+        ({"crop": 0.0}, "'crop'"),
+        ({"crop_scale": 0.0}, "'crop_scale'"),
+        ({"shift": -1}, "'shift'"),
+        ({"hflip": 1.5}, "'hflip' must be a probability"),
+        ({"randaug": -1}, "'randaug'"),
+        ({"magnitude": 11.0}, "'magnitude'"),
+        ({"mixup": -0.5}, "'mixup'"),
+        ({"smoothing": 1.0}, "'smoothing'"),
+        ({"drop": 1.0}, "'drop'"),
+        ({"registers": -1}, "'registers'"),
+        ({"name": ""}, "'name'"),
+        ({"name": "../elsewhere"}, "'name'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused(asked, message):
+    with pytest.raises(UserError) as caught:
+        resolve("made-up", data_of(), asked)
+    assert message in str(caught.value)
+
+
+def test_runs_without_a_name_are_numbered(tmp_path):
+    for name in ("made-up-vit_nano2", "made-up-vit_nano2-2", "made-up-vit_nano2-3"):
+        assert resolve("made-up", data_of(), {}).run.name == name
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert resolve("made-up", data_of(), {"out": "others"}).run.name == "made-up-vit_nano2"
+    assert resolve("made-up", data_of(), {"name": "made-up-vit_nano2"}).run.name == "made-up-vit_nano2"
+
+
+def test_a_recipe_says_what_it_is():
+    assert all(recipe.__doc__ for recipe in RECIPES.values())

@@ -1,0 +1,385 @@
+"""A run that was stopped, however often and at whatever moment, ends as if it had not been."""
+
+from __future__ import annotations
+
+import csv
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from vitrail.config import TrainConfig, load_yaml, override, save_yaml
+from vitrail.errors import UserError
+from vitrail.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+
+# Everything that could be forgotten: an average, two optimisers, randomness in the data and in the model, and
+# five steps an epoch that each take two of its eleven batches.
+SETTINGS = {
+    "model": "vit_nano4",
+    "img_size": "8",
+    "val_fraction": 0.5,
+    "epochs": 3,
+    "batch_size": 80,
+    "grad_accum_steps": 2,
+    "model_ema": 0.9,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "mix_prob": 0.8,
+    "drop_path": 0.1,
+    "drop": 0.1,
+    "randaug": 1,
+    "reprob": 0.2,
+    "crop_scale": 0.8,
+    "save_minutes": 0.0,  # a checkpoint after every step
+}
+STEPS = 15
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "vitrail", "train", *map(str, words)]
+
+
+def begin(run: Path) -> list[str]:
+    flags = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return command("digits", "--out", run.parent, "--name", run.name, *flags)
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """One thread: the order of a sum must be the same in every process, and others use the machine too."""
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, environment):
+    """The run that nothing interrupted."""
+    run = tmp_path_factory.mktemp("straight") / "run"
+    subprocess.run(begin(run), env=environment, check=True, capture_output=True)
+    return run
+
+
+@pytest.fixture
+def copied(straight, tmp_path):
+    """A copy of that run, to be spoiled."""
+    return shutil.copytree(straight, tmp_path / "run")
+
+
+def stop(words, environment, run, checkpoints, number):
+    """Starts training, sends it a signal after so many checkpoints, and returns its exit code and messages."""
+    path = checkpoint_path(run)
+    child = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
+    seen, last = 0, path.stat().st_ino if path.exists() else None
+    while seen < checkpoints and child.poll() is None:
+        time.sleep(0.002)
+        now = path.stat().st_ino if path.exists() else None
+        seen += now != last
+        last = now
+    child.send_signal(number)
+    return child.wait(), child.communicate()[1]
+
+
+def metrics(run):
+    """metrics.csv without the column that tells the time."""
+    with (run / "metrics.csv").open(newline="") as file:
+        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+def timeless(state):
+    """A checkpoint as one flat dictionary, without the times in it."""
+    if isinstance(state, dict):
+        pairs = state.items()
+    elif isinstance(state, (list, tuple)):
+        pairs = enumerate(state)
+    else:
+        return {"": state}
+    return {
+        f"/{name}{rest}": value for name, part in pairs if name != "seconds" for rest, value in timeless(part).items()
+    }
+
+
+def assert_same_end(run, straight):
+    assert metrics(run) == metrics(straight)
+    assert (run / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+    assert (run / "model.json").read_bytes() == (straight / "model.json").read_bytes()
+    ours, theirs = (timeless(load_checkpoint(path, "cpu")) for path in (run, straight))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        same = torch.equal(ours[name], value) if isinstance(value, torch.Tensor) else ours[name] == value
+        assert same, name
+    assert leftovers(run) == []
+    assert {path.name for path in run.iterdir()} == {path.name for path in straight.iterdir()}
+
+
+def leftovers(run):
+    return [path.name for path in run.rglob("*.tmp")]
+
+
+def test_the_run_to_compare_with_is_worth_it(straight):
+    state = load_checkpoint(straight, "cpu")
+    assert state["progress"]["step"] == STEPS
+    assert len(metrics(straight)) == SETTINGS["epochs"]
+    assert len(state["optimizers"]) == 2
+    assert any(not torch.equal(state["model"][name], value) for name, value in state["kept"].items())
+
+
+def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, environment, tmp_path):
+    run = tmp_path / "run"
+
+    code, said = stop(begin(run), environment, run, 2, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert not (run / "metrics.csv").exists()  # in the middle of the first epoch
+
+    # Politely: it saves at the end of the step, and says how to go on.
+    code, said = stop(command("--resume", run), environment, run, 2, signal.SIGINT)
+    assert code == 130
+    assert f"vitrail train --resume {run}" in said
+    assert "Traceback" not in said
+    at = load_checkpoint(run, "cpu")["progress"]["step"]
+    assert 3 < at < STEPS
+
+    code, said = stop(command("--resume", run), environment, run, 3, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert f"Going on from step {at} of {STEPS}." in said
+    assert at < load_checkpoint(run, "cpu")["progress"]["step"] < STEPS
+
+    subprocess.run(command("--resume", run), env=environment, check=True, capture_output=True)
+    assert_same_end(run, straight)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(straight, environment, tmp_path):
+    run = tmp_path / "run"
+    child = subprocess.Popen(begin(run), env=environment, stderr=subprocess.DEVNULL)
+    while not (run / "config.yaml").exists() and child.poll() is None:
+        time.sleep(0.001)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    assert not checkpoint_path(run).exists()
+    subprocess.run(command("--resume", run), env=environment, check=True, capture_output=True)
+    assert_same_end(run, straight)
+
+
+def test_a_kill_between_any_two_files_loses_nothing(tmp_path, monkeypatch):
+    """Copies the run folder just before each file takes its place, as a kill would leave it, and goes on from there."""
+    settings = {"val_fraction": 0.8, "epochs": 2, "batch_size": 128, "model_ema": 0.5, "save_minutes": 0.0}
+    run, moments = tmp_path / "run", []
+
+    def watched(source, target):
+        if "evaluation" not in str(target):
+            moments.append(shutil.copytree(run, tmp_path / f"{len(moments)}-before-{Path(target).name}"))
+        return replace(source, target)
+
+    replace = Path.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", watched)
+        vitrail.train("digits", model="vit_nano4", img_size=8, out=tmp_path, name="run", **settings)
+
+    # Two epochs of two steps: a checkpoint for each, and at the end of an epoch the model, its card, a checkpoint and
+    # the metrics at least.
+    assert len(moments) >= 2 * (2 + 4)
+    assert all(leftovers(moment) for moment in moments)  # the new file is there already, under its temporary name
+    for moment in moments:
+        vitrail.train(resume=moment)
+        assert_same_end(moment, run)
+
+
+def test_a_finished_run_is_left_as_it_is(straight, copied):
+    vitrail.train(resume=copied)
+    assert_same_end(copied, straight)
+
+
+def test_a_run_goes_on_after_it_was_moved(straight, copied, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.move(copied, tmp_path / "moved")
+    vitrail.train(resume="moved")
+    assert_same_end(tmp_path / "moved", straight)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"epochs": SETTINGS["epochs"], "model": "ViT-nano/4", "img_size": 8, "lr": 0.002}], ids=str
+)
+def test_the_same_settings_may_be_given_again(copied, asked):
+    assert vitrail.train("digits", resume=copied, **asked) == copied
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"model": "vit_b16"}, "model vit_b16 instead of vit_nano4"),
+        ({"lr": 0.5}, "lr 0.5 instead of 0.002"),
+        ({"img_size": 16}, "img_size"),
+        ({"epochs": 9, "seed": 3}, "epochs 9 instead of 3, seed 3 instead of 0"),
+        ({"data": "fashion-mnist"}, "data fashion-mnist instead of digits"),
+        ({"learning_rate": 0.5}, "no setting 'learning_rate'"),
+    ],
+    ids=str,
+)
+def test_a_run_does_not_go_on_as_another(straight, asked, message):
+    before = snapshot(straight)
+    with pytest.raises(UserError, match=message):
+        vitrail.train(resume=straight, **asked)
+    assert snapshot(straight) == before
+
+
+def snapshot(run):
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_what_does_not_change_the_result_may_change(copied, caplog):
+    path = checkpoint_path(copied)
+    state = load_checkpoint(copied, "cpu")
+    vitrail.train(resume=copied, workers=1, save_minutes=60.0)
+    assert load_yaml(TrainConfig, copied / "config.yaml").input.workers in (1, 2)
+    assert timeless(load_checkpoint(copied, "cpu")).keys() == timeless(state).keys()
+    assert path.exists()
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_that_is_no_run_does_not_go_on(tmp_path, there):
+    folder = tmp_path / "folder"
+    if there:
+        folder.mkdir()
+    with pytest.raises(UserError, match=r"folder is no run: it has no config\.yaml"):
+        vitrail.train(resume=folder)
+    assert list(tmp_path.iterdir()) == ([folder] if there else [])
+
+
+@pytest.fixture
+def on_arrays(tmp_path, tiny):
+    """A run on an .npz file that may be changed."""
+    rng = np.random.default_rng(0)
+    arrays = {"images": rng.integers(0, 256, (100, 8, 8), dtype=np.uint8), "labels": np.arange(100) % 4}
+    np.savez(tmp_path / "data.npz", **arrays)
+    run = vitrail.train(tmp_path / "data.npz", out=tmp_path, name="run", **tiny)
+    return run, tmp_path / "data.npz", arrays
+
+
+@pytest.mark.parametrize("change", ["labels", "fewer", "classes"])
+def test_a_run_does_not_go_on_with_other_data(on_arrays, change):
+    run, path, arrays = on_arrays
+    if change == "labels":
+        arrays["labels"] = arrays["labels"][::-1]
+    elif change == "fewer":
+        arrays = {name: values[:-4] for name, values in arrays.items()}
+    else:
+        arrays["classes"] = np.array(["a", "b", "c", "d"])
+    np.savez(path, **arrays)
+    with pytest.raises(UserError, match="The data has changed since the run began"):
+        vitrail.train(resume=run)
+
+
+def truncated(content):
+    return content[: len(content) // 2]
+
+
+def headless(content):
+    return b"\0" * 4096 + content[4096:]
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        truncated,
+        headless,
+        lambda _: b"",
+        lambda _: b"this is not a checkpoint",
+        lambda _: os.urandom(5000),
+        lambda _: pickle.dumps({"model": 1}),
+        lambda _: pickle.dumps(Bomb()),
+    ],
+    ids=["truncated", "headless", "empty", "text", "noise", "pickle", "bomb"],
+)
+def test_a_corrupt_checkpoint_is_refused_by_name(copied, spoil, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = checkpoint_path(copied)
+    path.write_bytes(spoil(path.read_bytes()))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=rf"The checkpoint {path} is corrupt: .* Delete it to begin the run again"):
+        vitrail.train(resume=copied)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    "content", [{"something": "else"}, [1, 2], torch.zeros(3), Bomb()], ids=["dict", "list", "tensor", "bomb"]
+)
+def test_a_checkpoint_of_something_else_is_refused_by_name(copied, content, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save(content, checkpoint_path(copied))
+    with pytest.raises(UserError, match=str(checkpoint_path(copied))):
+        vitrail.train(resume=copied)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(copied):
+    config = load_yaml(TrainConfig, copied / "config.yaml")
+    save_yaml(override(config, {"registers": 2}), copied / "config.yaml")
+    with pytest.raises(UserError, match=str(checkpoint_path(copied))):
+        vitrail.train(resume=copied)
+
+
+def test_a_checkpoint_replaces_the_one_before(tmp_path):
+    assert load_checkpoint(tmp_path, "cpu") is None
+    for number in range(3):
+        save_checkpoint(tmp_path, {"number": number, "tensor": torch.full((4,), float(number))})
+        state = load_checkpoint(tmp_path, "cpu")
+        assert state["number"] == number
+        assert torch.equal(state["tensor"], torch.full((4,), float(number)))
+    assert [path.name for path in checkpoint_path(tmp_path).parent.iterdir()] == ["state.pt"]
+
+
+# A file that grows beyond the limit fails as on a full disk: the system writes what fits, then refuses.
+FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
+
+
+def run_full(code, limit, environment):
+    words = [sys.executable, "-c", FULL.format(limit=limit) + code]
+    return subprocess.run(words, env=environment, capture_output=True, text=True)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, environment):
+    pytest.importorskip("resource")
+    save_checkpoint(tmp_path, {"good": torch.arange(5)})
+    code = f"""
+from pathlib import Path
+import torch
+from vitrail.errors import UserError
+from vitrail.train.checkpoint import save_checkpoint
+try:
+    save_checkpoint(Path({str(tmp_path)!r}), {{"large": torch.zeros(100_000)}})
+except UserError as error:
+    print(error)
+"""
+    answer = run_full(code, 100_000, environment)
+    assert answer.returncode == 0, answer.stderr
+    assert f"Could not write {checkpoint_path(tmp_path)}: File too large." in answer.stdout
+    assert torch.equal(load_checkpoint(tmp_path, "cpu")["good"], torch.arange(5))
+    assert [path.name for path in checkpoint_path(tmp_path).parent.iterdir()] == ["state.pt"]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "file"), [("0", "last/state.pt"), ("60", "model.safetensors")], ids=["checkpoint", "weights"]
+)
+def test_training_on_a_full_disk_ends_with_one_sentence(tmp_path, environment, minutes, file):
+    pytest.importorskip("resource")
+    words = ["train", "digits", "--out", str(tmp_path), "--name", "run", "--epochs", "1", "--batch-size", "256"]
+    words += ["--save-minutes", minutes, "--model", "vit_nano4", "--img-size", "8"]
+    answer = run_full(f"from vitrail.cli import main; main({words!r})", 1_000_000, environment)
+    assert answer.returncode == 2, answer.stderr
+    assert answer.stderr.splitlines()[-1].startswith(f"vitrail: Could not write {tmp_path / 'run' / file}: ")
+    assert "Traceback" not in answer.stderr
+    assert leftovers(tmp_path) == []
+    assert not (tmp_path / "run" / file).exists()

@@ -1,0 +1,5 @@
+"""`python -m vitrail` is `vitrail`."""
+
+from vitrail.cli import main
+
+main()

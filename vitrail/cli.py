@@ -1,0 +1,191 @@
+"""The command line: one verb, one function of the same name and defaults. Nothing else happens here.
+
+Heavy imports stay inside the verbs, so that `vitrail --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+
+from vitrail.config import Size, TrainConfig, options
+from vitrail.errors import UserError
+from vitrail.version import VERSION
+
+
+def models(pattern: Positional[str] = "", *, json_: Annotated[bool, arg(name="json")] = False) -> int:
+    """List every model with its parameters, multiply-accumulates, tokens and native size.
+
+    Args:
+        pattern: only names that contain this
+        json_: print JSON
+    """
+    from vitrail.models import table
+
+    rows = table(pattern)
+    if json_:
+        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        return 0
+    print(f"{'model':<16}{'parameters':>15}{'GMACs':>9}{'tokens':>8}   size")
+    for row in rows:
+        h, w = row.img_size
+        print(f"{row.name:<16}{row.params:>15,}{row.macs / 1e9:>9.2f}{row.tokens:>8}   {h}x{w}")
+    return 0
+
+
+def evaluate(
+    run: Positional[str],
+    data: Positional[str | None] = None,
+    *,
+    split: str | None = None,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str = "cpu",
+    data_dir: str | None = None,
+    out: str | None = None,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> int:
+    """Measure a run: top-1, top-5, loss, per class, confusion, calibration.
+
+    Args:
+        run: run folder or .safetensors file
+        data: data set to measure on (default: the run's own)
+        split: train, val or test (default: val)
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1, mps
+        data_dir: where built-in data sets lie
+        out: folder for metrics and figures (default: in the run)
+        json_: print JSON
+    """
+    from vitrail.evaluate.verbs import evaluate
+
+    result = evaluate(
+        run,
+        data,
+        split=split,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        data_dir=data_dir,
+        out=out,
+    )
+    print(json.dumps(result.to_json(), indent=2) if json_ else result.table())
+    return 0
+
+
+def predict(
+    run: Positional[str],
+    images: Positional[tuple[str, ...]],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str = "cpu",
+    format: Literal["table", "csv", "json"] = "table",
+) -> int:
+    """Label images: files, folders or globs. Exits 1 if any could not be read.
+
+    Args:
+        run: run folder or .safetensors file
+        images: files, folders, globs
+        top: labels per image
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1, mps
+        format: table, CSV, or one JSON object a line
+    """
+    from vitrail.evaluate.predict import predict, write
+
+    predictions = predict(run, images, top=top, batch_size=batch_size, workers=workers, device=device)
+    return 1 if write(predictions, format, sys.stdout) else 0
+
+
+def _train_settings() -> type[Any]:
+    """A dataclass for the parser with every setting of `TrainConfig` in its group, each None unless it is given."""
+    groups: dict[str, list[Any]] = {}
+    for option in options(TrainConfig).values():
+        default = "by recipe" if option.default is dataclasses.MISSING else f"default: {option.default}"
+        text = option.help if option.default in (None, False) else f"{option.help} ({default})"
+        names = [option.alias] if option.alias else None
+        about = arg(help=text, help_behavior_hint="", aliases=names, metavar=_metavar(option.type))
+        kind: Any = str if option.type == Size else option.type
+        field = (bool, False) if kind is bool else (kind | None, None)
+        if option.name != "data":
+            groups.setdefault(option.group or "what", []).append((option.name, Annotated[field[0], about], field[1]))
+    classes = [(name, dataclasses.make_dataclass(name, fields)) for name, fields in groups.items()]
+    return dataclasses.make_dataclass(
+        "Settings", [(name, cls, dataclasses.field(default_factory=cls)) for name, cls in classes]
+    )
+
+
+def _metavar(kind: Any) -> str | None:
+    """What stands behind a flag in the help: the choices, or the kind of value."""
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {int: "INT", float: "FLOAT", Size: "H[xW]", bool: None}.get(kind, "TEXT")
+
+
+Settings = _train_settings()
+
+
+def train(
+    data: Positional[Annotated[str | None, arg(metavar="DATA")]] = None,
+    *,
+    resume: Annotated[str | None, arg(metavar="RUN")] = None,
+    overwrite: bool = False,
+    settings: OmitArgPrefixes[Settings],  # type: ignore[valid-type]  # made at run time
+) -> int:
+    """Train a model on a data set, and evaluate it.
+
+    Args:
+        data: folder, .npz file, or digits, fashion-mnist
+        resume: run folder to go on with, exactly
+        overwrite: replace an older run of the same name
+    """
+    from vitrail.train import train
+
+    given = {name: value for group in vars(settings).values() for name, value in vars(group).items()}
+    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    train(data, resume=resume, overwrite=overwrite, **given)
+    return 0
+
+
+VERBS: dict[str, Callable[..., int]] = {
+    "models": models,
+    "train": train,
+    "evaluate": evaluate,
+    "predict": predict,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a verb. Exits 0, 1 if something in it failed, 2 for what the user can change, 130 for Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words == ["--version"]:
+        print(VERSION)
+        return
+    debug = "--debug" in words
+    try:
+        sys.exit(
+            tyro.extras.subcommand_cli_from_dict(
+                VERBS,
+                prog="vitrail",
+                description="The Vision Transformer as real software. --debug shows where an error comes from.",
+                config=(FlagCreatePairsOff,),
+                args=[word for word in words if word != "--debug"],
+            )
+        )
+    except UserError as error:
+        if debug:
+            raise
+        print(f"vitrail: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,6 @@
+"""Data sets, opened and read without torch; the modules `preprocess` and `loader` make tensors of them."""
+
+from vitrail.data.images import UnreadableImage, read_image
+from vitrail.data.sources import ArraySplit, Data, FileSplit, Split, open_data
+
+__all__ = ["ArraySplit", "Data", "FileSplit", "Split", "UnreadableImage", "open_data", "read_image"]

@@ -1,0 +1,259 @@
+"""Everything random that happens to a batch of images between the loader's pixels and the model.
+
+All of it is tensor arithmetic on the whole batch, on the device that the batch is on, with parameters drawn
+for each image. The numbers are drawn on the CPU from one generator, so CPU and GPU draw the same ones, and
+the generator's state is all that a resumed run has to restore.
+
+Where an image is moved away from an edge, its mirror image fills the gap. Black would make a strong edge that
+no real image has, and blot out whole patches of a small one; where the background is plain, as around a
+digit, so is its mirror image.
+
+RandAugment: https://arxiv.org/abs/1909.13719. Random erasing: https://arxiv.org/abs/1708.04896.
+Mixup: https://arxiv.org/abs/1710.09412. CutMix: https://arxiv.org/abs/1905.04899.
+
+Legend: B batch, C channels, H height, W width, K classes, S RandAugment operations per image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.config import AugmentConfig
+
+ERASED = (0.02, 1 / 3)  # smallest and largest share of the area
+ASPECT = (0.3, 3.3)  # of an erased rectangle, with the image as 1
+
+
+def augment(
+    pixels: Tensor,
+    labels: Tensor,
+    config: AugmentConfig,
+    preprocess_normalise: Callable[[Tensor], Tensor],
+    classes: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """uint8 B C H W and class numbers (B,) → normalised float images and target distributions (B, K).
+
+    Pixels stay uint8 up to `preprocess_normalise`, so it sees here what it sees in evaluation.
+    """
+    assert pixels.dtype == torch.uint8, pixels.dtype
+    if config.shift or config.hflip:
+        pixels = shift_and_flip(pixels, config.shift, config.hflip, generator)
+    if config.randaug:
+        pixels = randaugment(pixels, config.randaug, config.magnitude, generator)
+    images = preprocess_normalise(pixels)
+    if config.reprob:
+        images = erase(images, config.reprob, generator)
+    targets = F.one_hot(labels, classes).to(images.dtype)
+    if (config.mixup or config.cutmix) and torch.rand((), generator=generator) < config.mix_prob:
+        images, targets = mix(images, targets, config.mixup, config.cutmix, generator)
+    return images, targets * (1 - config.smoothing) + config.smoothing / classes
+
+
+def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Generator) -> Tensor:
+    """Moves each image by up to `shift` whole pixels and mirrors some: every value is one that was there."""
+    b, c, h, w = pixels.shape
+    down, right = torch.randint(-shift, shift + 1, (2, b, 1), generator=generator)
+    flip = torch.rand(b, 1, generator=generator) < hflip
+    rows = _mirror(torch.arange(h) - down, h).to(pixels.device)
+    cols = _mirror(torch.where(flip, torch.arange(w).flip(0), torch.arange(w)) - right, w).to(pixels.device)
+    source = rows[:, :, None] * w + cols[:, None, :]  # B H W
+    return pixels.flatten(2).gather(2, source.view(b, 1, h * w).expand(-1, c, -1)).view_as(pixels)
+
+
+def _mirror(places: Tensor, side: int) -> Tensor:
+    """Places outside 0 … side - 1, reflected about the edges of the image until they are inside."""
+    places = places % (2 * side)
+    return torch.minimum(places, 2 * side - 1 - places)
+
+
+# RandAugment ----------------------------------------------------------------------------------------------
+#
+# An operation has a level: 0 is the weakest, 1 the strongest, the sign is the direction where there are two.
+# The colour operations take floats of 0 … 255 and levels (B, 1, 1, 1); `recolour` rounds and clips.
+
+
+def _autocontrast(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no strength
+    low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
+    return torch.where(high > low, (images - low) * 255 / (high - low), images)
+
+
+def _equalize(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no strength
+    """A pixel's new value is the share of the image that is darker.
+
+    Pillow divides by a whole number of pixels per grey level, which turns a third of a 20×20 image white and
+    leaves smaller than 16×16 as it is; this divides exactly.
+    """
+    values = images.flatten(2).long()
+    counts = torch.zeros(*values.shape[:2], 256, dtype=torch.long, device=images.device)
+    counts.scatter_add_(2, values, torch.ones_like(values))
+    darker = (counts.cumsum(2) - counts).gather(2, values).view_as(images)
+    most = darker.amax((2, 3), keepdim=True)
+    return torch.where(most > 0, darker * 255 / most, images)
+
+
+def _solarize(images: Tensor, level: Tensor) -> Tensor:
+    return torch.where(images < 256 - 256 * level.abs(), images, 255 - images)
+
+
+def _posterize(images: Tensor, level: Tensor) -> Tensor:
+    return images - images % torch.exp2((4 * level.abs()).round())
+
+
+def _brightness(images: Tensor, level: Tensor) -> Tensor:
+    return images * (1 + 0.9 * level)
+
+
+def _contrast(images: Tensor, level: Tensor) -> Tensor:
+    return _away(images, _grey(images).mean((1, 2, 3), keepdim=True), level)
+
+
+def _saturation(images: Tensor, level: Tensor) -> Tensor:
+    return _away(images, _grey(images), level) if images.shape[1] == 3 else images
+
+
+def _sharpness(images: Tensor, level: Tensor) -> Tensor:
+    # Pillow's smoothing kernel: 5 in the middle and 1 around it, of 13.
+    smooth = (9 * F.avg_pool2d(images, 3, 1, padding=1, count_include_pad=False) + 4 * images) / 13
+    return _away(images, smooth, level)
+
+
+def _away(images: Tensor, dull: Tensor, level: Tensor) -> Tensor:
+    """From `dull` through the image and beyond: Pillow's "enhance" by a factor of 0.1 to 1.9."""
+    return dull + (images - dull) * (1 + 0.9 * level)
+
+
+def _grey(images: Tensor) -> Tensor:
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
+    return (images * images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
+
+
+COLOUR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+    "solarize": _solarize,
+    "posterize": _posterize,
+    "brightness": _brightness,
+    "contrast": _contrast,
+    "saturation": _saturation,
+    "sharpness": _sharpness,
+}
+OPERATIONS = ("identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y", *COLOUR)
+
+
+def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.Generator) -> Tensor:
+    """`count` operations on each image, drawn with equal chances from `OPERATIONS`.
+
+    The geometric ones come first, as one warp, so that an image is interpolated only once.
+    """
+    shape = count, len(pixels)
+    kinds = torch.randint(len(OPERATIONS), shape, generator=generator)
+    levels = magnitude / 10 * (torch.randint(2, shape, generator=generator) * 2 - 1)
+    pixels = warp(pixels, matrices(kinds, levels, (pixels.shape[2], pixels.shape[3])))
+    for slot in range(count):
+        for name in COLOUR:
+            chosen = (kinds[slot] == OPERATIONS.index(name)).nonzero().flatten()
+            if len(chosen):
+                index = chosen.to(pixels.device)
+                pixels[index] = recolour(pixels[index], name, levels[slot, chosen])
+    return pixels
+
+
+def recolour(pixels: Tensor, name: str, levels: Tensor) -> Tensor:
+    """One operation of `COLOUR` on uint8 images, each at its own level."""
+    images = COLOUR[name](pixels.float(), levels.to(pixels.device).view(-1, 1, 1, 1))
+    return images.round().clamp(0, 255).to(torch.uint8)
+
+
+def matrices(kinds: Tensor, levels: Tensor, size: tuple[int, int]) -> Tensor:
+    """The affine maps (B, 2, 3) of the geometric operations among `kinds` (S, B), one after the other.
+
+    A map leads from a place in the new image to its source in the old, as x and y in pixels from the centre.
+    """
+
+    def amount(name: str, largest: float) -> Tensor:
+        return torch.where(kinds == OPERATIONS.index(name), largest * levels.double(), 0.0)
+
+    h, w = size
+    angle = amount("rotate", math.radians(30))
+    steps = torch.zeros(*kinds.shape, 3, 3, dtype=torch.float64)  # an image has one of the kinds in each slot
+    steps[..., 0, 0] = steps[..., 1, 1] = angle.cos()
+    steps[..., 0, 1] = amount("shear_x", 0.3) - angle.sin()
+    steps[..., 1, 0] = amount("shear_y", 0.3) + angle.sin()
+    steps[..., 0, 2] = amount("translate_x", 150 / 331 * w)  # AutoAugment's 150 pixels, of images of 331
+    steps[..., 1, 2] = amount("translate_y", 150 / 331 * h)
+    steps[..., 2, 2] = 1
+    total = steps[0]
+    for step in steps[1:]:
+        total = total @ step
+    return total[:, :2].float()
+
+
+def warp(pixels: Tensor, maps: Tensor) -> Tensor:
+    """The images under maps (B, 2, 3) like those of `matrices`, bilinear, mirrored at the edges."""
+    h, w = pixels.shape[2:]
+    y = (torch.arange(h, device=pixels.device) - (h - 1) / 2)[:, None]
+    x = torch.arange(w, device=pixels.device) - (w - 1) / 2
+    across, down, offset = maps.to(pixels.device)[..., None, None].unbind(2)
+    source = across * x + down * y + offset  # B 2 H W
+    grid = source.permute(0, 2, 3, 1) * source.new_tensor([2 / w, 2 / h])
+    images = F.grid_sample(pixels.float(), grid, padding_mode="reflection", align_corners=False)
+    return images.round().to(torch.uint8)
+
+
+# On normalised images -------------------------------------------------------------------------------------
+
+
+def erase(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Fills a rectangle in some images with 0, which is the mean colour."""
+    b, _, h, w = images.shape
+    erased, share, aspect, y, x = torch.rand(5, b, generator=generator)
+    share = ERASED[0] + share * (ERASED[1] - ERASED[0])
+    aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** aspect
+    tall = (h * (share * aspect).sqrt()).round().clamp(1, h)
+    wide = (w * (share / aspect).sqrt()).round().clamp(1, w)
+    rows = _span((y * (h - tall + 1)).floor(), tall * (erased < probability), h)
+    cols = _span((x * (w - wide + 1)).floor(), wide, w)
+    return images.masked_fill(_box(rows, cols, images.device), 0.0)
+
+
+def mix(
+    images: Tensor, targets: Tensor, mixup: float, cutmix: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Mixes each image and target with another of the batch: by mixup or CutMix, or by lot if both are on."""
+    b, _, h, w = images.shape
+    both = mixup > 0 and cutmix > 0
+    cut = bool(torch.rand((), generator=generator) < 0.5) if both else cutmix > 0
+    alpha = cutmix if cut else mixup
+    # torch draws no Beta from a generator of one's own; numpy does, and the generator gives it its seed.
+    seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    keep = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, b)).float()
+    partner = torch.randperm(b, generator=generator).to(images.device)
+    if cut:
+        y, x = torch.rand(2, b, generator=generator)
+        tall, wide = (h * (1 - keep).sqrt()).round(), (w * (1 - keep).sqrt()).round()
+        rows = _span((y * h - tall / 2).round(), tall, h)
+        cols = _span((x * w - wide / 2).round(), wide, w)
+        images = torch.where(_box(rows, cols, images.device), images[partner], images)
+        keep = 1 - rows.sum(1) * cols.sum(1) / (h * w)  # the box is rounded, and cut off at the edges
+    else:
+        images = torch.lerp(images[partner], images, keep.to(images).view(b, 1, 1, 1))
+    return images, torch.lerp(targets[partner], targets, keep.to(images).view(b, 1))
+
+
+def _span(start: Tensor, length: Tensor, side: int) -> Tensor:
+    """Which of 0 … side - 1 lie in `length` places from `start` on: B side."""
+    places = torch.arange(side)
+    return (places >= start[:, None]) & (places < (start + length)[:, None])
+
+
+def _box(rows: Tensor, cols: Tensor, device: torch.device) -> Tensor:
+    """The pixels that are in a span of rows and in a span of columns: B 1 H W."""
+    return rows.to(device)[:, None, :, None] & cols.to(device)[:, None, None, :]

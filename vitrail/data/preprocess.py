@@ -1,0 +1,106 @@
+"""How a stored image becomes what the model reads, alike in training, evaluating, exporting and serving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.config import Size, coerce, unknown_setting
+from vitrail.data.images import Pixels
+from vitrail.errors import UserError
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How a stored image becomes what the model reads. It travels with the weights."""
+
+    img_size: Size
+    channels: int
+    crop: float = 1.0  # share of the height and width that the centre crop keeps
+    mean: tuple[float, ...] = (0.5,)  # per channel, or one for all; of pixels in 0..1
+    std: tuple[float, ...] = (0.5,)
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise UserError(f"Images have 1 or 3 channels, but 'channels' is {self.channels}.")
+        if not 0 < self.crop <= 1:
+            raise UserError(f"'crop' is the share of the image that is kept, above 0 and at most 1; it is {self.crop}.")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.channels):
+                raise UserError(
+                    f"'{name}' must have one number, or one for each of {self.channels} channels: {values}."
+                )
+        if min(self.std) <= 0:
+            raise UserError(f"'std' must be above 0, but it is {self.std}.")
+
+    def pixels(self, image: Pixels) -> Pixels:
+        """An image (H, W, C) of any size as (C, h, w) of the model's: resized to cover, then centre-cropped.
+
+        The sizes are those of torchvision's `Resize` and `CenterCrop`. Only what is kept is computed, so that
+        a very long image costs no more than another.
+        """
+        height, width = image.shape[:2]
+        (h, w), (y, x) = self._cover(height, width)
+        rows, columns = height / h, width / w  # of the image, for one of the resized image
+        return self.crop_pixels(image, (y * rows, x * columns, self.img_size[0] * rows, self.img_size[1] * columns))
+
+    def crop_pixels(self, image: Pixels, box: tuple[float, float, float, float]) -> Pixels:
+        """A box (y, x, height, width) of an image (H, W, C), resized to (C, h, w)."""
+        height, width = image.shape[:2]
+        y, x, h, w = box
+        picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
+        picture = picture.convert("L" if self.channels == 1 else "RGB")
+        # Rounding must not carry the box over the edge.
+        edges = x, y, min(x + w, width), min(y + h, height)
+        resized = np.array(picture.resize(self.img_size[::-1], Image.Resampling.BICUBIC, edges))
+        return resized[None] if self.channels == 1 else np.ascontiguousarray(resized.transpose(2, 0, 1))
+
+    def keeps(self, shape: tuple[int, ...]) -> bool:
+        """Whether images of this shape, (H, W, C), come out of `pixels` as they are, only transposed."""
+        return shape == (*self.img_size, self.channels) and self.crop == 1
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, C, H, W) of 0..255 as float32 around zero."""
+        mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * 255
+        std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * 255
+        return (pixels.float() - mean) / std
+
+    def __call__(self, image: Pixels) -> Tensor:
+        """An image (H, W, C) as the model reads it, (C, h, w) float32."""
+        return self.normalise(torch.from_numpy(self.pixels(image))[None])[0]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, object]) -> Preprocess:
+        """The inverse of `dataclasses.asdict` or of its JSON; anything unknown, missing or ill-typed is a UserError."""
+        known = [field.name for field in fields(cls)]
+        unknown_setting(document, known)
+        for name in known:
+            if name not in document:
+                raise UserError(f"The preprocessing setting '{name}' is missing.")
+        return cls(
+            img_size=coerce(cls, "img_size", document["img_size"]),
+            channels=coerce(cls, "channels", document["channels"]),
+            crop=coerce(cls, "crop", document["crop"]),
+            mean=_numbers("mean", document["mean"]),
+            std=_numbers("std", document["std"]),
+        )
+
+    def _cover(self, height: int, width: int) -> tuple[Size, Size]:
+        """The size to which an image is resized, and the corner of the centre crop in it."""
+        h, w = (int(side / self.crop) for side in self.img_size)
+        if h * width >= w * height:
+            w = h * width // height
+        else:
+            h = w * height // width
+        return (h, w), (round((h - self.img_size[0]) / 2), round((w - self.img_size[1]) / 2))
+
+
+def _numbers(name: str, value: object) -> tuple[float, ...]:
+    if not isinstance(value, (list, tuple)) or not value or any(type(v) not in (int, float) for v in value):
+        raise UserError(f"'{name}' must be a list of numbers, but it is {value!r}.")
+    return tuple(float(v) for v in value)

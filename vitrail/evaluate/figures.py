@@ -1,0 +1,213 @@
+"""The figures of a run: confusion matrix, reliability diagram and training curves, in one style."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from vitrail.evaluate.metrics import BINS, Metrics
+
+P = ParamSpec("P")
+
+# Two colours of Okabe and Ito, which every kind of colour vision tells apart, and greys.
+BLUE, ORANGE = "#0072B2", "#D55E00"
+INK, GREY, PALE = "#222222", "#6B6B6B", "#E4E4E4"
+SKY = "#6AAED6"
+SHADES = LinearSegmentedColormap.from_list(
+    "vitrail", [(0, "#F5F6F8"), (0.05, "#DCEAF4"), (0.3, SKY), (0.65, BLUE), (1, "#06365C")]
+)
+
+# DejaVu comes with matplotlib; Chinese, Japanese and Korean class names need a font that the system may have.
+_EASTERN = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "WenQuanYi Micro Hei",
+    "Microsoft YaHei",
+    "Arial Unicode MS",
+)
+
+STYLE = {
+    "font.family": ["DejaVu Sans", *(name for name in _EASTERN if name in fontManager.get_font_names())],
+    "font.size": 9,
+    "text.color": INK,
+    "text.parse_math": False,  # a class may be called $5
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlepad": 24,
+    "grid.color": PALE,
+    "grid.linewidth": 0.7,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+}
+
+COUNTED = 20  # classes up to which the cells hold their counts
+NAMED = 100  # classes up to which every one is named
+
+
+def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    @wraps(draw)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with mpl.rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return styled
+
+
+@_styled
+def confusion(metrics: Metrics) -> Figure:
+    """True classes in rows, predicted ones in columns; the colour is the share of the row."""
+    counts = metrics.confusion
+    classes = len(counts)
+    counted = classes <= COUNTED
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    names = [_short(score.name) for score in metrics.per_class]
+    longest = max(map(len, names))
+
+    cell = min(max(4 / classes, 0.45), 1.1) if counted else max(9 / classes, 0.115)  # inches
+    side = cell * min(classes, NAMED)
+    size = 9 if counted else min(max(cell * 52, 5.5), 9)  # points
+    margin = longest * size / 120 + 0.5
+    figure = Figure(figsize=(side + margin + 1, side + margin + 0.5), layout="constrained")
+    axes = figure.add_subplot()
+    # By the square root of the share: a confusion of 2 % must be seen beside a diagonal of 98 %.
+    image = axes.imshow(shares, cmap=SHADES, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    _title(axes, f"Top-1 accuracy {metrics.top1:.1%}", f"confusion of {metrics.images:,} images")
+
+    shown = range(0, classes, math.ceil(classes / NAMED))
+    labels = [names[i] for i in shown]
+    axes.set_yticks(shown, labels, fontsize=size)
+    axes.set_xticks(shown, labels, fontsize=size)
+    if longest > (4 if counted else 2):
+        turn = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if counted else {"rotation": 90}
+        axes.set_xticks(shown, labels, fontsize=size, **turn)
+    axes.tick_params(colors=INK)
+    axes.set_xlabel("predicted class", labelpad=8)
+    axes.set_ylabel("true class", labelpad=8)
+
+    # White lines part the cells, as far as there is room for them.
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    if classes <= NAMED:
+        edges = np.arange(1, classes) - 0.5
+        axes.set_xticks(edges, minor=True)
+        axes.set_yticks(edges, minor=True)
+        axes.grid(which="minor", color="white", linewidth=1.2 if counted else 0.5)
+        axes.tick_params(which="minor", length=0)
+    if counted:
+        fitting = min(9.0, cell * 72 / (0.75 * len(str(counts.max())) + 0.6))
+        for row, column in np.argwhere(counts):
+            colour = "white" if shares[row, column] > 0.3 else INK
+            text = str(counts[row, column])
+            axes.text(column, row, text, ha="center", va="center", fontsize=fitting, color=colour)
+
+    height = min(2.6 / side, 1)
+    bar = figure.colorbar(
+        image,
+        cax=axes.inset_axes((1 + 0.15 / side, 1 - height, 0.16 / side, height)),
+        ticks=[0, 0.01, 0.05, 0.1, 0.25, 0.5, 1],
+        format=PercentFormatter(1, decimals=0),
+    )
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("share of the true class", fontsize=8)
+    return figure
+
+
+@_styled
+def reliability(metrics: Metrics) -> Figure:
+    """How often the model is right at each confidence, and how often it is so confident."""
+    figure = Figure(figsize=(4.6, 5.4), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1])
+    left = np.arange(BINS) / BINS
+    bars = {"width": 1 / BINS, "align": "edge", "edgecolor": "white"}
+    confidence = sum(b.count * b.confidence for b in metrics.bins) / metrics.images
+    note = f"top-1 {metrics.top1:.1%}, mean confidence {confidence:.1%}, {metrics.images:,} images"
+    _title(upper, f"Calibration error {metrics.ece:.1%}", note)
+    upper.bar(left, [b.accuracy for b in metrics.bins], color=SKY, **bars)
+    upper.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="perfect calibration")
+    upper.legend(loc="upper left", fontsize=8)
+    upper.set(xlim=(0, 1), ylim=(0, 1.02), ylabel="accuracy")
+    lower.bar(left, [b.count / metrics.images for b in metrics.bins], color="#9AA5AE", **bars)
+    lower.set(xlabel="confidence in the predicted class", ylabel="share of images")
+    lower.yaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10], prune="lower"))
+    for axes in (upper, lower):
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.grid(axis="x", visible=False)
+    return figure
+
+
+@_styled
+def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """Loss, top-1 and learning rate over the epochs of a run, from the rows of its metrics.csv."""
+    figure = Figure(figsize=(11, 3.5), layout="constrained")
+    loss, top1, lr = figure.subplots(1, 3, width_ratios=[3, 3, 2], gridspec_kw={"wspace": 0.08})
+    column = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    epoch, best = column["epoch"], int(np.nanargmax(column["val_top1"]))
+    marker = "o" if len(rows) < 3 else None  # a point is no line
+
+    for part, name, colour in (("train", "training", ORANGE), ("val", "validation", BLUE)):
+        loss.plot(epoch, column[f"{part}_loss"], color=colour, marker=marker, label=name)
+        top1.plot(epoch, column[f"{part}_top1"], color=colour, marker=marker)
+    top1.plot(epoch[best], column["val_top1"][best], "o", color=BLUE, markeredgecolor="white", markersize=8)
+    lr.plot(epoch, column["lr"], color=GREY, marker=marker)
+
+    _title(loss, "Loss", f"validation ends at {column['val_loss'][-1]:.3f}")
+    _title(top1, "Top-1 accuracy", f"validation is best in epoch {epoch[best]:g}: {column['val_top1'][best]:.1%}")
+    _title(lr, "Learning rate", f"highest {column['lr'].max():.3g}")
+    loss.legend()
+    loss.set_ylim(bottom=0)
+    lr.set_ylim(bottom=0)
+    lr.yaxis.set_major_locator(MaxNLocator(4))
+    lr.yaxis.set_major_formatter("{x:g}")
+    top1.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    for axes in (loss, top1, lr):
+        axes.set_xlabel("epoch")
+        axes.set_xlim(0, 1.03 * epoch[-1])
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+        axes.grid(axis="x", visible=False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG, trimmed to what is drawn."""
+    with warnings.catch_warnings():
+        # A class name in a script that no font has is drawn as boxes: ugly, but nothing that is wrong.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", facecolor="white")
+
+
+def _title(axes: Axes, title: str, note: str) -> None:
+    axes.set_title(title)
+    axes.annotate(note, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color=GREY)
+
+
+def _short(name: str, longest: int = 30) -> str:
+    """A long name without its middle: the two ends tell more names apart than the beginning alone."""
+    half = (longest - 1) // 2
+    return name if len(name) <= longest else f"{name[:half].rstrip(' ._-')}…{name[-half:].lstrip(' ._-')}"

@@ -1,0 +1,228 @@
+"""Labels for image files: read ahead by threads, predicted in batches, written as they come.
+
+However many files there are, the pixels of three batches are the most that is in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Literal, TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitrail.data.images import EXTENSIONS, UnreadableImage, read_image
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models import Model
+from vitrail.progress import log
+from vitrail.weights import open_run
+
+Format = Literal["table", "csv", "json"]
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of a file, best first; a file that could not be read has an error instead."""
+
+    file: str
+    labels: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    error: str | None = None
+
+
+def predict(
+    run: str | Path,
+    images: Sequence[str | Path],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str = "cpu",
+) -> Iterator[Prediction]:
+    """The `top` likeliest classes of every image in the given files, folders and globs, in their order.
+
+    A path or glob without any image is a UserError, before anything is predicted; a file that is damaged is a
+    Prediction with an error, and the rest goes on.
+    """
+    if min(top, batch_size, workers) < 1:
+        raise UserError(
+            f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
+        )
+    if not images:
+        raise UserError("There is nothing to predict: give image files, folders or globs.")
+    sources = [str(source) for source in images]
+    for source in sources:
+        if next(find(source), None) is None:
+            raise UserError(_nothing(source))
+    model, card = open_run(run, device)
+    files = chain.from_iterable(map(find, sources))
+    return classify(model, card.preprocess, card.classes, files, top, batch_size, workers, device)
+
+
+def classify(
+    model: Model,
+    preprocess: Preprocess,
+    classes: Sequence[str],
+    files: Iterable[str],
+    top: int,
+    batch_size: int,
+    workers: int,
+    device: str,
+) -> Iterator[Prediction]:
+    """What `predict` does once the model is open: `files` is consumed only as far as it is needed."""
+    with closing(_read_ahead(files, preprocess, workers, ahead=2 * batch_size)) as read:
+        while batch := list(islice(read, batch_size)):
+            good = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImage)]
+            ranked = iter(_rank(model, preprocess, good, device) if good else ())
+            for file, pixels in batch:
+                if isinstance(pixels, UnreadableImage):
+                    yield Prediction(file, error=str(pixels))
+                else:
+                    probabilities, order = next(ranked)
+                    yield Prediction(file, tuple(classes[i] for i in order[:top]), tuple(probabilities[:top]))
+
+
+def _rank(
+    model: Model, preprocess: Preprocess, pixels: list[Pixels], device: str
+) -> Iterator[tuple[list[float], list[int]]]:
+    """Probabilities and class numbers of each image, likeliest first."""
+    with torch.inference_mode():
+        images = preprocess.normalise(torch.from_numpy(np.stack(pixels)).to(device))
+        ranked = model(images).float().softmax(dim=1).sort(dim=1, descending=True, stable=True)
+    return zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True)
+
+
+def _read_ahead(
+    files: Iterable[str], preprocess: Preprocess, workers: int, ahead: int
+) -> Generator[tuple[str, Pixels | UnreadableImage], None, None]:
+    """Reads files in threads and in order, at most `ahead` of them before they are asked for."""
+
+    def read(file: str) -> Pixels | UnreadableImage:
+        try:
+            return preprocess.pixels(read_image(file))
+        except UnreadableImage as error:
+            return error
+
+    waiting: deque[tuple[str, Future[Pixels | UnreadableImage]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
+    try:
+        for file in files:
+            waiting.append((file, pool.submit(read, file)))
+            if len(waiting) == ahead:
+                first, pixels = waiting.popleft()
+                yield first, pixels.result()
+        for rest, pixels in waiting:
+            yield rest, pixels.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def find(source: str) -> Iterator[str]:
+    """The image files that a path or a glob (*, ?, **) stands for; a file that is named is taken as it is."""
+    if Path(source).is_dir():
+        yield from _below(source)
+    elif Path(source).exists():
+        yield source
+    else:
+        pattern = source.replace("[", "[[]")  # brackets are more often part of a name than a pattern
+        for match in sorted(glob.iglob(pattern, recursive=True)):  # noqa: PTH207  # Path globs no absolute paths
+            if not Path(match).is_dir():
+                yield from [match] if _is_image(match) else []
+            elif "**" not in source:  # ** finds by itself what is in a folder
+                yield from _below(match)
+
+
+def _below(source: str) -> Iterator[str]:
+    """Image files in a folder and those below it, one folder listed at a time."""
+    seen = set()
+    for folder, folders, names in os.walk(source, followlinks=True, onerror=_left_out):
+        real = Path(folder).resolve()
+        if real in seen:  # a link to where we have been
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (str(Path(folder, name)) for name in sorted(names) if _is_image(name))
+
+
+def _left_out(error: OSError) -> None:
+    log.warning("%s cannot be read and is left out: %s.", error.filename, error.strerror)
+
+
+def _is_image(name: str) -> bool:
+    path = Path(name)
+    return not path.name.startswith(".") and path.suffix.lower() in EXTENSIONS
+
+
+def _nothing(source: str) -> str:
+    if Path(source).is_dir():
+        return f"The folder {source} holds no image, nor does any folder in it."
+    if "*" in source or "?" in source:
+        return f"No image matches {source}. Only names that end like images do are matched: .jpg, .png, .webp, …"
+    return f"There is no file or folder {source}."
+
+
+def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> int:
+    """Writes predictions as they come and returns the number of files that could not be read."""
+    failures = 0
+
+    def counted() -> Iterator[Prediction]:
+        nonlocal failures
+        for prediction in predictions:
+            failures += prediction.error is not None
+            yield prediction
+            stream.flush()
+
+    {"table": _write_table, "csv": _write_csv, "json": _write_json}[format](counted(), stream)
+    return failures
+
+
+def _write_table(predictions: Iterator[Prediction], stream: TextIO, block: int = 32) -> None:
+    """For people: columns are aligned over a block of lines, so a table need not end before it is shown."""
+    widths = [0, 0]
+    while lines := list(islice(predictions, block)):
+        widths[0] = max(widths[0], *(len(p.file) for p in lines))
+        widths[1] = max(widths[1], *(len(p.labels[0]) for p in lines if p.labels), 0)
+        for p in lines:
+            file = p.file.ljust(widths[0])
+            if p.error is not None:
+                stream.write(f"{file}  — unreadable: {p.error}\n")
+                continue
+            pairs = zip(p.labels[1:], p.probabilities[1:], strict=True)
+            others = ", ".join(f"{label} {probability:.1%}" for label, probability in pairs)
+            line = f"{file}  {p.labels[0].ljust(widths[1])}  {p.probabilities[0]:6.1%}  {others}"
+            stream.write(line.rstrip() + "\n")
+
+
+def _write_csv(predictions: Iterator[Prediction], stream: TextIO) -> None:
+    """The first file that could be read tells the number of columns, so failures before it have to wait."""
+    first: list[Prediction] = []
+    for p in predictions:
+        first.append(p)
+        if p.labels:
+            break
+    ranks = max([1, *(len(p.labels) for p in first)])
+    writer = csv.writer(stream, lineterminator="\n")
+    pairs = [["label", "probability"], *([f"label_{i}", f"probability_{i}"] for i in range(2, ranks + 1))]
+    writer.writerow(["file", *chain(*pairs), "error"])
+    for p in chain(first, predictions):
+        cells = [*chain(*zip(p.labels, (f"{share:.6f}" for share in p.probabilities), strict=True))]
+        writer.writerow([p.file, *cells, *[""] * (2 * ranks - len(cells)), p.error or ""])
+
+
+def _write_json(predictions: Iterator[Prediction], stream: TextIO) -> None:
+    for prediction in predictions:
+        stream.write(json.dumps(asdict(prediction)) + "\n")

@@ -1,0 +1,102 @@
+"""What a run tells people: bars and log lines, train.log, metrics.csv, TensorBoard events, curves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+from vitrail.config import OptimConfig
+from vitrail.errors import UserError
+from vitrail.evaluate import figures
+from vitrail.progress import log
+from vitrail.train.run import Progress
+from vitrail.weights.files import write_text
+
+_LINE_EVERY = 30.0  # seconds between log lines within an epoch where there is no terminal
+
+
+class Journal:
+    """Used as a context, around everything that happens in the run folder."""
+
+    def __init__(self, run: Path):
+        self._run = run
+        self._file = logging.FileHandler(run / "train.log", encoding="utf-8")
+        self._file.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
+        self._terminal = sys.stderr.isatty()
+        self._spoke = time.monotonic()
+
+    def __enter__(self) -> Journal:
+        log.addHandler(self._file)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, UserError):
+            self._file.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, str(error), (), None))
+        log.removeHandler(self._file)
+        self._file.close()
+
+    def steps(self, progress: Progress, per_epoch: int, optim: OptimConfig) -> Iterator[int]:
+        """The numbers of the steps that are left of this epoch, with bars or lines that show how it goes."""
+        epoch, done = divmod(progress.step, per_epoch)
+        images = optim.batch_size * optim.grad_accum_steps
+        total = per_epoch * optim.epochs
+        quiet = not self._terminal
+        with (
+            tqdm(total=total, initial=progress.step, desc="run", unit="step", leave=False, disable=quiet) as whole,
+            tqdm(
+                total=per_epoch,
+                initial=done,
+                desc=f"epoch {epoch + 1}/{optim.epochs}",
+                unit="step",
+                leave=False,
+                disable=quiet,
+            ) as bar,
+        ):
+            progress.tick()
+            for step in range(progress.step, (epoch + 1) * per_epoch):
+                yield step
+                seconds = progress.tick()
+                status = (
+                    f"loss {progress.mean('loss'):.3f}  top1 {progress.mean('top1'):.1%}  {images / seconds:,.0f} img/s"
+                )
+                bar.set_postfix_str(status, refresh=False)
+                bar.update()
+                whole.update()
+                if quiet and time.monotonic() - self._spoke > _LINE_EVERY:
+                    self._spoke = time.monotonic()
+                    left = progress.seconds / (step + 1) * (total - step - 1)
+                    log.info(f"epoch {epoch + 1}  step {step + 1}/{total}  {status}  {_duration(left)} left")
+
+    def epoch(self, rows: Sequence[dict[str, float]], epochs: int) -> None:
+        """Writes down all epochs so far; the last one is new."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self._run / "metrics.csv", text.getvalue())
+        figures.save(figures.curves(rows), self._run / "curves.png")
+
+        row = rows[-1]
+        with SummaryWriter(str(self._run / "tensorboard"), purge_step=int(row["epoch"])) as events:
+            for name, value in row.items():
+                if name not in ("epoch", "step"):
+                    events.add_scalar(name, value, int(row["epoch"]))
+        log.info(
+            f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}  "
+            f"val loss {row['val_loss']:.3f}  top1 {row['val_top1']:.2%}  top5 {row['val_top5']:.2%}  "
+            f"{_duration(row['seconds'])}"
+        )
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"

@@ -1,0 +1,238 @@
+"""Recipes: functions from what is known of the data to a complete configuration.
+
+`resolve` is the only place where a value is derived: it asks the recipe, then puts what the user gave on top.
+Everything it decides is printed and saved in the run's `config.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.config import (
+    ArchConfig,
+    AugmentConfig,
+    InputConfig,
+    OptimConfig,
+    RunConfig,
+    Size,
+    TrainConfig,
+    coerce,
+    options,
+    override,
+)
+from vitrail.data import Data
+from vitrail.errors import UserError, nearest
+from vitrail.models import ModelConfig, canonical
+from vitrail.weights import open_card
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a recipe may look at: the data, the model to train, and how long if the user said so."""
+
+    source: str
+    name: str
+    images: int
+    model: str
+    config: ModelConfig
+    device: str
+    epochs: int | None
+    weights: str | None
+
+
+def small(facts: Facts) -> TrainConfig:
+    """From scratch on small data, below about 100,000 images: the default."""
+    epochs = facts.epochs or min(max(round(600_000 / facts.images), 10), 100)
+    return TrainConfig(
+        data=facts.source,
+        recipe="small",
+        model=facts.model,
+        weights=facts.weights,
+        input=_input(facts.config),
+        arch=_arch(facts.config),
+        optim=OptimConfig(
+            epochs=epochs,
+            batch_size=_batch(facts.images),
+            opt="muon",
+            lr=2e-3,
+            weight_decay=0.05,
+            sched="linear",
+            warmup_epochs=round(0.1 * epochs, 2),
+        ),
+        augment=AugmentConfig(shift=max(facts.config.img_size[0] // 14, 1), smoothing=0.1),
+        run=_run(facts),
+    )
+
+
+def finetune(facts: Facts) -> TrainConfig:
+    """From trained weights: AdamW, a lower rate for stages far from the head; the default with --weights."""
+    epochs = facts.epochs or min(max(round(200_000 / facts.images), 5), 50)
+    return TrainConfig(
+        data=facts.source,
+        recipe="finetune",
+        model=facts.model,
+        weights=facts.weights,
+        input=_input(facts.config),
+        arch=_arch(facts.config),
+        optim=OptimConfig(
+            epochs=epochs,
+            batch_size=_batch(facts.images),
+            opt="adamw",
+            lr=1e-3,
+            weight_decay=0.05,
+            sched="cosine",
+            warmup_epochs=round(0.1 * epochs, 2),
+            layer_decay=0.85,
+        ),
+        augment=AugmentConfig(shift=max(facts.config.img_size[0] // 14, 1), smoothing=0.1),
+        run=_run(facts),
+    )
+
+
+RECIPES: dict[str, Callable[[Facts], TrainConfig]] = {"small": small, "finetune": finetune}
+
+
+def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
+    """The complete configuration: the recipe's choices for this data, with what the user asked for on top."""
+    given: dict[str, Any] = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    weights = given.get("weights")
+    name = given.get("recipe", "finetune" if weights else "small")
+    if name not in RECIPES:
+        raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)} There are {', '.join(RECIPES)}.")
+    model, architecture = _choose_model(data, given)
+    facts = Facts(
+        source=source,
+        name=data.name,
+        images=len(data.splits["train"]),
+        model=model,
+        config=architecture,
+        device=given.get("device") or _best_device(),
+        epochs=given.get("epochs"),
+        weights=weights,
+    )
+    config = override(RECIPES[name](facts), given | {"model": model})
+    if "name" not in given:
+        config = override(config, {"name": _free_name(config.run)})
+    return _check(config)
+
+
+def model_config(config: TrainConfig, classes: int) -> ModelConfig:
+    """The architecture that a resolved configuration trains."""
+    base = open_card(config.weights).config if config.weights else canonical(config.model)[1]
+    arch = {name: getattr(config.arch, name) for name in options(ArchConfig)}
+    return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
+
+
+def _free_name(run: RunConfig) -> str:
+    """The name of the run, with the first number behind it for which there is no run yet."""
+    name, number = run.name, 1
+    while (Path(run.out) / name).exists():
+        number += 1
+        name = f"{run.name}-{number}"
+    return name
+
+
+def _choose_model(data: Data, given: Mapping[str, Any]) -> tuple[str, ModelConfig]:
+    """The model and image size: as asked, as the weights have it, or to fit the images."""
+    if given.get("weights"):
+        card = open_card(given["weights"])
+        name, config = card.model, card.config
+        if "model" in given and canonical(given["model"])[0] != name:
+            raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
+    else:
+        name, config = canonical(given.get("model") or f"vit_nano{_patch(_typical(data))}")
+    size = given.get("img_size") or (config.img_size if given.get("weights") else _fit(_typical(data), config.patch))
+    arch = {key: given[key] for key in options(ArchConfig) if key in given}
+    channels = given.get("channels", data.channels)
+    return name, replace(config, img_size=size, channels=channels, classes=len(data.classes), **arch)
+
+
+_PHOTO = 128  # side at which photographs are trained from scratch unless asked otherwise
+
+
+def _typical(data: Data) -> Size:
+    """Small images keep their size and shape; photographs become squares of a size that trains in minutes."""
+    return data.size if max(data.size) <= 96 else (_PHOTO, _PHOTO)
+
+
+def _patch(size: Size) -> int:
+    """The largest power of two that cuts the shorter side into 7 patches or more; 2 to 16."""
+    patch = 2
+    while patch < 16 and min(size) >= 7 * 2 * patch:
+        patch *= 2
+    return patch
+
+
+def _fit(size: Size, patch: int) -> Size:
+    """The nearest size that the patch divides, never fewer than 4 patches a side."""
+    h, w = (max(round(side / patch), 4) * patch for side in size)
+    return h, w
+
+
+def _batch(images: int) -> int:
+    """A power of two that gives an epoch about 25 steps or more; 16 to 256."""
+    batch = 16
+    while batch < 256 and images >= 25 * 2 * batch:
+        batch *= 2
+    return batch
+
+
+def _best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _input(config: ModelConfig) -> InputConfig:
+    return InputConfig(img_size=config.img_size, channels=config.channels)
+
+
+def _arch(config: ModelConfig) -> ArchConfig:
+    return ArchConfig(**{name: getattr(config, name) for name in options(ArchConfig)})
+
+
+def _run(facts: Facts) -> RunConfig:
+    return RunConfig(
+        name=f"{facts.name}-{facts.model}",
+        device=facts.device,
+        amp="bf16" if facts.device.startswith("cuda") else "off",
+    )
+
+
+def _check(config: TrainConfig) -> TrainConfig:
+    """Refuses values that no training could use, before anything starts."""
+    o, a = config.optim, config.augment
+    rules = [
+        ("epochs", o.epochs, o.epochs >= 1, "at least 1"),
+        ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
+        ("grad_accum_steps", o.grad_accum_steps, o.grad_accum_steps >= 1, "at least 1"),
+        ("lr", o.lr, o.lr > 0, "above 0"),
+        (
+            "warmup_epochs",
+            o.warmup_epochs,
+            0 <= o.warmup_epochs <= o.epochs,
+            "between 0 and the number of epochs",
+        ),
+        ("model_ema", o.model_ema, 0 <= o.model_ema < 1, "at least 0 and below 1"),
+        ("layer_decay", o.layer_decay, 0 < o.layer_decay <= 1, "above 0 and at most 1"),
+        ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
+        ("channels", config.input.channels, config.input.channels in (1, 3), "1 or 3"),
+        ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
+        ("crop_scale", a.crop_scale, 0 < a.crop_scale <= 1, "above 0 and at most 1"),
+        ("smoothing", a.smoothing, 0 <= a.smoothing < 1, "at least 0 and below 1"),
+        *((n, getattr(a, n), 0 <= getattr(a, n) <= 1, "a probability") for n in ("hflip", "reprob", "mix_prob")),
+        *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
+    ]
+    for name, value, fine, rule in rules:
+        if not fine:
+            raise UserError(f"'{name}' must be {rule}, but it is {value}.")
+    try:
+        torch.empty(0, device=config.run.device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"The device '{config.run.device}' cannot be used: {str(error).splitlines()[0]}") from error
+    return config

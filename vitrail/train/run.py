@@ -1,0 +1,205 @@
+"""A run: its folder, made once and never overwritten silently, how far it has come, and how it is stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from vitrail.config import TrainConfig, coerce, flat, load_yaml, save_yaml
+from vitrail.data import Data
+from vitrail.errors import UserError
+from vitrail.evaluate.metrics import Metrics
+from vitrail.progress import log
+from vitrail.train.checkpoint import checkpoint_path
+
+CONFIG_FILE = "config.yaml"
+
+# Settings that say how a run is carried out, not what it computes: they may change when it goes on.
+_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "out", "name"}
+
+
+def create_run(config: TrainConfig, overwrite: bool) -> Path:
+    """Makes the run folder and saves the configuration in it."""
+    run = Path(config.run.out) / config.run.name
+    if run.exists() and overwrite:
+        if not (run / CONFIG_FILE).exists():
+            raise UserError(
+                f"{run} exists and is no run of vitrail, so --overwrite leaves it alone. Choose another --name."
+            )
+        shutil.rmtree(run)
+    try:
+        run.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(
+            f"The run {run} exists. Choose another --name, go on with `vitrail train --resume {run}`, "
+            "or replace it with --overwrite."
+        ) from None
+    except OSError as error:
+        raise UserError(f"The run folder {run} cannot be made: {error.strerror}. Choose another --out.") from error
+    save_yaml(config, run / CONFIG_FILE)
+    return run
+
+
+def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[Path, TrainConfig]:
+    """The configuration of a run that goes on; what was asked for must agree with it."""
+    if not (run / CONFIG_FILE).exists():
+        raise UserError(f"{run} is no run: it has no {CONFIG_FILE}. `--resume` takes the folder that training made.")
+    config = load_yaml(TrainConfig, run / CONFIG_FILE)
+    saved = flat(config)
+    changed = []
+    for name, value in {**asked, **({"data": source} if source else {})}.items():
+        value = coerce(TrainConfig, name, value)
+        if value != saved[name] and name not in _FREE_ON_RESUME:
+            changed.append(f"{name} {value} instead of {saved[name]}")
+    if changed:
+        raise UserError(
+            f"A run goes on as it began, but this asks for {', '.join(changed)}. "
+            f"Leave that out, or start a new run with `--weights {run}`."
+        )
+    return run, config
+
+
+def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a configuration decides which images are in which split."""
+    return {name: settings[name] for name in ("val_fraction", "seed", "data_dir") if settings.get(name) is not None}
+
+
+def derive(*numbers: int) -> int:
+    """A seed that depends on all of the numbers: the state of every generator at a step, made from the step."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def describe(config: TrainConfig, data: Data) -> str:
+    """What is about to be trained on what, in a few lines."""
+    counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+    c, o = config.input, config.optim
+    lines = [
+        f"data      {config.data}: {counts}; {len(data.classes)} classes",
+        f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
+        f"{config.arch.pool} pooling, {config.arch.pos} positions",
+        f"recipe    {config.recipe}: {o.epochs} epochs, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
+        f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",
+        f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
+    ]
+    return "\n".join(lines)
+
+
+def diverged(run: Path, step: int, lr: float, loss: float, norm: float) -> str:
+    path = checkpoint_path(run)
+    kept = f"The last good checkpoint is {path}." if path.exists() else "There was no checkpoint yet."
+    return (
+        f"Training diverged at step {step} with learning rate {lr:.3g}: the loss is {loss}, the gradient {norm}. "
+        f"{kept} Start again with a lower --lr, a longer --warmup-epochs or a --clip-grad of 1."
+    )
+
+
+@dataclass
+class Progress:
+    """How far a run has come: all of its state that is not in the model and the optimiser."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best: float = 0.0
+    count: int = 0
+    sums: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "top1": 0.0})
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._clock = self._saved = time.monotonic()
+
+    def tick(self) -> float:
+        """Adds the time since the last tick to the run's time, and returns it."""
+        now = time.monotonic()
+        passed, self._clock = now - self._clock, now
+        self.seconds += passed
+        return passed
+
+    def minutes_unsaved(self) -> float:
+        return (time.monotonic() - self._saved) / 60
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Counts one optimiser step."""
+        self.step += 1
+        self.count += 1
+        for name, value in values.items():
+            self.sums[name] += value
+
+    def mean(self, name: str) -> float:
+        return self.sums[name] / max(self.count, 1)
+
+    def close_epoch(self, metrics: Metrics, lr: float) -> None:
+        """Adds the row of a finished epoch and begins the next one's sums."""
+        self.tick()
+        self.rows.append(
+            {
+                "epoch": len(self.rows) + 1,
+                "step": self.step,
+                "lr": lr,
+                "train_loss": self.mean("loss"),
+                "train_top1": self.mean("top1"),
+                "val_loss": metrics.loss,
+                "val_top1": metrics.top1,
+                "val_top5": metrics.top5,
+                "seconds": round(self.seconds, 2),
+            }
+        )
+        self.count, self.sums = 0, dict.fromkeys(self.sums, 0.0)
+
+    def state(self, data: Data) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        self._saved = time.monotonic()
+        return {"progress": asdict(self), "data": fingerprint(data)}
+
+    @classmethod
+    def restore(cls, state: Mapping[str, Any], data: Data) -> Progress:
+        if state["data"] != fingerprint(data):
+            raise UserError(
+                "The data has changed since the run began: other images, labels or classes. "
+                "Put it back as it was, or start a new run with --weights."
+            )
+        return cls(**state["progress"])
+
+
+def fingerprint(data: Data) -> str:
+    """Changes when the classes, the labels or the number of images of a data set change."""
+    digest = hashlib.sha256("\n".join(data.classes).encode())
+    for name, split in data.splits.items():
+        digest.update(name.encode() + split.targets.tobytes())
+    return digest.hexdigest()
+
+
+class Interruption:
+    """Turns Ctrl-C and a polite kill into a request, so that training can save and stop at a step's end."""
+
+    def __init__(self, run: Path):
+        self.requested = False
+        self._run = run
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._request)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if kind is KeyboardInterrupt:
+            log.info(f"Stopped. Go on with: vitrail train --resume {self._run}")
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        log.info("Stopping at the end of this step, to save. Once more to stop at once.")
