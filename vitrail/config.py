@@ -200,9 +200,7 @@ def from_plain(cls: type[C], document: object, where: str = "") -> C:
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # configurations are dataclasses
         if f.name in document:
             hint, value = hints[f.name], document[f.name]
-            values[f.name] = (
-                from_plain(hint, value, f.name) if _is_group(hint) else _coerce(f.name, hint, value)
-            )
+            values[f.name] = from_plain(hint, value, f.name) if _is_group(hint) else _coerce(f.name, hint, value)
         elif f.default is dataclasses.MISSING:
             raise UserError(f"The setting '{f.name}' is missing.")
     return cls(**values)

@@ -335,9 +335,7 @@ def test_mixup_mixes_images_and_targets_alike() -> None:
     images, targets = run(solid(CLASSES, 4, 6), AugmentConfig(mixup=0.8))
     # Image i has value i and class i, so the expected class is the expected value.
     expected = targets @ torch.arange(CLASSES).float()
-    torch.testing.assert_close(
-        as_grey(images), expected.view(-1, 1, 1, 1).expand_as(images), atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(as_grey(images), expected.view(-1, 1, 1, 1).expand_as(images), atol=1e-4, rtol=0)
     assert (targets > 0).sum(1).max() == 2
     assert (targets.diag() > 0).all(), "an image lost its own label"
 
@@ -351,9 +349,7 @@ def test_cutmix_labels_are_the_shares_of_the_pixels(size: tuple[int, int]) -> No
         shares = torch.stack([(values == k).float().mean(1) for k in range(CLASSES)], dim=1)
         torch.testing.assert_close(targets, shares, atol=1e-6, rtol=0)
         foreign = values.view(-1, h, w) != torch.arange(CLASSES).view(-1, 1, 1)
-        assert torch.equal(foreign, foreign.any(2)[:, :, None] & foreign.any(1)[:, None, :]), (
-            "not a rectangle"
-        )
+        assert torch.equal(foreign, foreign.any(2)[:, :, None] & foreign.any(1)[:, None, :]), "not a rectangle"
 
 
 def test_the_mixing_shares_follow_the_beta_distribution() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from vitrail.data import ArraySplit, FileSplit
 from vitrail.data.loader import TrainBatches, batches, random_crop
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources import ArraySplit, FileSplit
 from vitrail.errors import UserError
 
 

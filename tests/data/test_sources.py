@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import ArraySplit, Data, FileSplit, open_data, sources
+from vitrail.data import ArraySplit, Data, FileSplit, builtin, open_data
 from vitrail.data.sources import stratify
 from vitrail.errors import UserError
 
@@ -521,7 +521,7 @@ def test_a_cut_idx_archive_is_a_user_error_that_names_it(tmp_path):
 
 def test_fashion_mnist_says_what_it_needs_and_where_it_looked(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "env"))
-    monkeypatch.setattr(sources, "_DEBIAN_FASHION", tmp_path / "debian")
+    monkeypatch.setattr(builtin, "_DEBIAN_FASHION", tmp_path / "debian")
     with pytest.raises(UserError, match="apt install dataset-fashion-mnist") as error:
         open_data("fashion-mnist", data_dir=str(tmp_path / "given"))
     for needed in (

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.dataset import ArraySplit, Numbers, Split
 from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources import ArraySplit, Numbers, Split
 from vitrail.errors import UserError
 
 Batch = tuple[Tensor, Tensor]  # uint8 pixels B C H W, int64 targets B

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.config import TrainConfig, load_yaml
+from vitrail.data import Data, Split, open_data
 from vitrail.data.loader import batches
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources import Data, Split, open_data
 from vitrail.errors import UserError, nearest
 from vitrail.evaluate import figures
 from vitrail.evaluate.metrics import Metrics, measure
 from vitrail.models import Model
 from vitrail.progress import track
-from vitrail.weights import locate, open_run
+from vitrail.weights import locate, open_card, open_run
 from vitrail.weights.files import replacing, write_text
 
 
@@ -72,23 +72,35 @@ def evaluate(
     Of other data, the val or test split is taken, or the whole if it has none. Numbers and figures are
     written to `out`, by default `evaluation/<data>-<split>` in the run.
     """
+    opened = _open(locate(run).parent, data, data_dir, open_card(run).classes)
+    return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
+
+
+def evaluate_on(
+    run: str | Path,
+    data: Data,
+    split: str | None = None,
+    *,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str = "cpu",
+    out: str | Path | None = None,
+) -> Metrics:
+    """`evaluate` on data that is open already."""
     if batch_size < 1:
         raise UserError(f"'batch_size' must be 1 or more, but it is {batch_size}.")
-    home = locate(run).parent
-    model, card = open_run(run, device)
-    opened = _open(home, data, data_dir, card.classes)
-    name = split or next(usual for usual in ("val", "test", *opened.splits) if usual in opened.splits)
-    if name not in opened.splits:
+    name = split or next(usual for usual in ("val", "test", *data.splits) if usual in data.splits)
+    if name not in data.splits:
         raise UserError(
-            f"{opened.name} has no split '{name}'.{nearest(name, opened.splits)} "
-            f"Its splits are {', '.join(opened.splits)}."
+            f"{data.name} has no split '{name}'.{nearest(name, data.splits)} Its splits are {', '.join(data.splits)}."
         )
+    model, card = open_run(run, device)
     logits, labels = predict_split(
-        model, opened.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
+        model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
     )
     metrics = measure(logits, labels, card.classes)
-    folder = Path(out) if out is not None else home / "evaluation" / f"{opened.name}-{name}"
-    _write(metrics, folder, {"model": card.model, "data": opened.name, "split": name})
+    folder = Path(out) if out is not None else locate(run).parent / "evaluation" / f"{data.name}-{name}"
+    _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
 

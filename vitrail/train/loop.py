@@ -20,7 +20,7 @@ from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import measure
-from vitrail.evaluate.verbs import evaluate, predict_split
+from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import build
 from vitrail.progress import log, speak
 from vitrail.train.checkpoint import load_checkpoint, save_checkpoint
@@ -57,8 +57,9 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: Mappin
     with Journal(run) as journal, Interruption(run) as interruption:
         log.info(describe(config, data))
         optimise(run, config, data, journal, interruption)
-    evaluate(run, device=config.run.device, workers=config.input.workers)
-    log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
+        metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.input.workers)
+        log.info(metrics.table())
+        log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
     return run
 
 

@@ -13,7 +13,7 @@ from vitrail.errors import UserError
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to; `path` gets the new content at the end, or keeps the old one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # one name, so that what a kill leaves is replaced next time
     try:
         yield temporary
         with temporary.open("rb+") as file:

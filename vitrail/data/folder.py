@@ -1,0 +1,152 @@
+"""Folders of images: a folder for every class, in a folder for every split or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from vitrail.data.dataset import Array, FileSplit, Found, Numbers
+from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
+from vitrail.errors import UserError, some
+from vitrail.progress import log, track
+
+_MOST_UNREADABLE = 0.01
+
+_SPELLINGS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def open_folder(root: Path) -> Found:
+    files = {split: _class_files(folder) for split, folder in _split_folders(root).items()}
+    classes = tuple(sorted({name for by_class in files.values() for name in by_class}))
+    every = [path for by_class in files.values() for paths in by_class.values() for path in paths]
+    facts, unreadable = _inspect(every)
+    for name, paths in files.get("train", {}).items():
+        if not any(path in facts for path in paths):
+            raise UserError(f"No image of the class '{name}' in {root} can be read. Repair them, or remove the class.")
+    parts: dict[str, tuple[Array, Numbers]] = {}
+    for split, by_class in files.items():
+        kept = [[path for path in by_class.get(name, ()) if path in facts] for name in classes]
+        targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in kept])
+        parts[split] = np.array([path for paths in kept for path in paths], dtype=object), targets
+    h, w = (int(np.median(sides)) for sides in zip(*((fact.h, fact.w) for fact in facts.values()), strict=True))
+    channels = 1 if all(fact.grey for fact in facts.values()) else 3
+    return Found(
+        name=root.resolve().name,
+        classes=classes,
+        parts=parts,
+        make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels),
+        size=(h, w),
+        channels=channels,
+        unreadable=tuple((str(path), reason) for path, reason in unreadable),
+    )
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """The folder of every split, or the whole folder as the train split."""
+    folders = _folders(root)
+    found: dict[str, Path] = {}
+    for folder in folders:
+        split = _SPELLINGS.get(folder.name.lower())
+        if split in found:
+            raise UserError(f"{root} has two {split} splits, {found[split].name} and {folder.name}. Remove one.")
+        if split:
+            found[split] = folder
+    # Where other folders lie beside it, a "train" without folders in it is a class: pictures of trains.
+    if found and (len(found) == len(folders) or ("train" in found and _folders(found["train"]))):
+        return found
+    return {"train": root}
+
+
+def _class_files(folder: Path) -> dict[str, list[Path]]:
+    """The image files of every class: all those below the folder that bears its name."""
+    loose = sum(_is_image(child.name) for child in folder.iterdir() if child.is_file())
+    classes = _folders(folder)
+    if not classes:
+        if loose:
+            raise UserError(
+                f"{folder} holds images but no class folders: every class needs a folder of its own, as in "
+                f"{folder / 'cat' / '1.jpg'} and {folder / 'dog' / '2.jpg'}."
+            )
+        raise UserError(f"{folder} has no images. It must hold one folder of images for every class.")
+    if loose:
+        log.warning("%d images in %s lie beside the class folders and are left out.", loose, folder)
+    files = {child.name: _images_below(child) for child in classes}
+    for name, paths in files.items():
+        if not paths:
+            raise UserError(
+                f"The class folder {folder / name} has no images ({', '.join(sorted(EXTENSIONS))}). "
+                "Put some into it, or remove it."
+            )
+    return files
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(
+        (child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")),
+        key=lambda child: child.name,
+    )
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
+
+
+def _images_below(folder: Path) -> list[Path]:
+    def stop(error: OSError) -> NoReturn:
+        raise error
+
+    found: list[Path] = []
+    seen: set[Path] = set()
+    for here, folders, names in os.walk(folder, followlinks=True, onerror=stop):
+        real = Path(here).resolve()
+        if real in seen:  # a link to where we have been
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(here, name) for name in names if _is_image(name)]
+    return sorted(found, key=Path.as_posix)
+
+
+def _inspect(files: Sequence[Path]) -> tuple[dict[Path, ImageFacts], list[tuple[Path, str]]]:
+    """The facts of every readable file, and the other files with reasons; a UserError if they are many."""
+    facts: dict[Path, ImageFacts] = {}
+    unreadable: list[tuple[Path, str]] = []
+    step = 1024  # as many as are handed to the threads at a time: a million would need much memory
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        answers = (answer for at in range(0, len(files), step) for answer in pool.map(_look, files[at : at + step]))
+        for path, answer in zip(files, track(answers, "checking images", total=len(files), unit="img"), strict=True):
+            if isinstance(answer, ImageFacts):
+                facts[path] = answer
+            else:
+                unreadable.append((path, answer))
+    count, share = len(unreadable), len(unreadable) / len(files)
+    reasons = [f"{path} ({reason})" for path, reason in unreadable]
+    if share > _MOST_UNREADABLE:
+        raise UserError(
+            f"{count} of {len(files)} images ({share:.1%}) cannot be read; at most {_MOST_UNREADABLE:.0%} "
+            f"may be so: {some(reasons, 3)}. Remove or repair them."
+        )
+    if unreadable:
+        log.warning("%d of %d images cannot be read and are left out: %s.", count, len(files), some(reasons, 10))
+    return facts, unreadable
+
+
+def _look(path: Path) -> ImageFacts | str:
+    try:
+        return inspect_image(path)
+    except UnreadableImage as error:
+        return str(error)
