@@ -6,7 +6,9 @@ Heavy imports stay inside the verbs, so that `vitrail --help` answers at once.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -18,8 +20,14 @@ from vitrail.config import Size, TrainConfig, options
 from vitrail.errors import UserError
 from vitrail.version import VERSION
 
+Run = Annotated[str, arg(metavar="RUN", help_behavior_hint="")]
 
-def models(pattern: Positional[str] = "", *, json_: Annotated[bool, arg(name="json")] = False) -> int:
+
+def models(
+    pattern: Positional[Annotated[str, arg(metavar="[PATTERN]", help_behavior_hint="")]] = "",
+    *,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> int:
     """List every model with its parameters, multiply-accumulates, tokens and native size.
 
     Args:
@@ -40,8 +48,8 @@ def models(pattern: Positional[str] = "", *, json_: Annotated[bool, arg(name="js
 
 
 def evaluate(
-    run: Positional[str],
-    data: Positional[str | None] = None,
+    run: Positional[Run],
+    data: Positional[Annotated[str | None, arg(metavar="[DATA]", help_behavior_hint="")]] = None,
     *,
     split: str | None = None,
     batch_size: int = 256,
@@ -56,7 +64,7 @@ def evaluate(
     Args:
         run: run folder or .safetensors file
         data: data set to measure on (default: the run's own)
-        split: train, val or test (default: val)
+        split: train, val or test (default: val; of other data val, test or everything)
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1, mps
@@ -81,8 +89,8 @@ def evaluate(
 
 
 def predict(
-    run: Positional[str],
-    images: Positional[tuple[str, ...]],
+    run: Positional[Run],
+    images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGES…", help_behavior_hint="")]],
     *,
     top: int = 5,
     batch_size: int = 32,
@@ -107,22 +115,20 @@ def predict(
     return 1 if write(predictions, format, sys.stdout) else 0
 
 
-def _train_settings() -> type[Any]:
-    """A dataclass for the parser with every setting of `TrainConfig` in its group, each None unless it is given."""
-    groups: dict[str, list[Any]] = {}
+def _flags(group: str) -> type[Any]:
+    """A dataclass for the parser with the settings of one group of `TrainConfig`, each None unless it is given."""
+    fields: list[Any] = []
     for option in options(TrainConfig).values():
+        if option.group != group or option.name == "data":
+            continue
         default = "by recipe" if option.default is dataclasses.MISSING else f"default: {option.default}"
         text = option.help if option.default in (None, False) else f"{option.help} ({default})"
         names = [option.alias] if option.alias else None
         about = arg(help=text, help_behavior_hint="", aliases=names, metavar=_metavar(option.type))
         kind: Any = str if option.type == Size else option.type
-        field = (bool, False) if kind is bool else (kind | None, None)
-        if option.name != "data":
-            groups.setdefault(option.group or "what", []).append((option.name, Annotated[field[0], about], field[1]))
-    classes = [(name, dataclasses.make_dataclass(name, fields)) for name, fields in groups.items()]
-    return dataclasses.make_dataclass(
-        "Settings", [(name, cls, dataclasses.field(default_factory=cls)) for name, cls in classes]
-    )
+        none: Any = (bool, False) if kind is bool else (kind | None, None)
+        fields.append((option.name, Annotated[none[0], about], none[1]))
+    return dataclasses.make_dataclass(group or "what", fields)
 
 
 def _metavar(kind: Any) -> str | None:
@@ -132,17 +138,19 @@ def _metavar(kind: Any) -> str | None:
     return {int: "INT", float: "FLOAT", Size: "H[xW]", bool: None}.get(kind, "TEXT")
 
 
-Settings = _train_settings()
-
-
 def train(
-    data: Positional[Annotated[str | None, arg(metavar="DATA")]] = None,
+    data: Positional[Annotated[str | None, arg(metavar="[DATA]", help_behavior_hint="")]] = None,
     *,
-    resume: Annotated[str | None, arg(metavar="RUN")] = None,
-    overwrite: bool = False,
-    settings: OmitArgPrefixes[Settings],  # type: ignore[valid-type]  # made at run time
+    resume: Annotated[str | None, arg(metavar="RUN", help_behavior_hint="")] = None,
+    overwrite: Annotated[bool, arg(help_behavior_hint="")] = False,
+    what: OmitArgPrefixes[_flags("")],  # type: ignore[valid-type]  # made when the module is
+    input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
+    arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
+    optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
+    augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
+    run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
 ) -> int:
-    """Train a model on a data set, and evaluate it.
+    """Train a model on a data set, and evaluate it. What is not given, the recipe chooses from the data.
 
     Args:
         data: folder, .npz file, or digits, fashion-mnist
@@ -151,8 +159,10 @@ def train(
     """
     from vitrail.train import train
 
-    given = {name: value for group in vars(settings).values() for name, value in vars(group).items()}
-    given = {name: value for name, value in given.items() if value is not None and value is not False}
+    settings = {
+        name: value for group in (what, input, arch, optim, augment, run) for name, value in vars(group).items()
+    }
+    given = {name: value for name, value in settings.items() if value is not None and value is not False}
     train(data, resume=resume, overwrite=overwrite, **given)
     return 0
 
@@ -171,7 +181,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words == ["--version"]:
         print(VERSION)
         return
+    # Threads that wait for each other must not spin: beside any other busy program that costs 5 to 15 times the speed.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     debug = "--debug" in words
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be no text
     try:
         sys.exit(
             tyro.extras.subcommand_cli_from_dict(
@@ -189,3 +203,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

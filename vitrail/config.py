@@ -98,7 +98,7 @@ class TrainConfig:
     """Everything that determines a training run."""
 
     data: str = option("folder, .npz file or the name of a built-in data set")
-    recipe: str = option("where every value comes from that is not given: `vitrail recipes` lists them")
+    recipe: str = option("small (from scratch) or finetune (from --weights): chooses what is not given")
     model: str = option("name of the model: `vitrail models` lists them")
     weights: str | None = option("run or file whose weights training starts from", None)
     input: InputConfig

@@ -123,14 +123,17 @@ def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic"
 
 
 def parameters(config: ModelConfig) -> int:
+    """The number of weights of a model, counted without allocating one."""
     with torch.device("meta"):
         return sum(p.numel() for p in build(config).parameters())
 
 
 def macs(config: ModelConfig) -> int:
     """Multiply-accumulates of one forward pass of one image: what tables of ViTs call FLOPs."""
-    with torch.device("meta"), FlopCounterMode(display=False) as counter, torch.no_grad():
-        build(config).eval()(torch.empty(1, config.channels, *config.img_size))
+    with torch.device("meta"):
+        model = build(config).eval()
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.empty(1, config.channels, *config.img_size))
     return counter.get_total_flops() // 2
 
 

@@ -151,7 +151,8 @@ class ViT(nn.Module):
         self.attn_pool = AttentionPool(c.width, c.heads, c.mlp) if c.pool == "map" else None
         self.pre_logits = nn.Linear(c.width, c.width) if c.head == "tanh" else None
         self.head = nn.Linear(c.width, c.classes)
-        self._initialise()
+        if not self.head.weight.is_meta:
+            self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
         features = self.embed(images)

@@ -47,7 +47,7 @@ class Facts:
 
 def small(facts: Facts) -> TrainConfig:
     """From scratch on small data, below about 100,000 images: the default."""
-    epochs = facts.epochs or min(max(round(600_000 / facts.images), 10), 100)
+    epochs = facts.epochs or min(max(round(600_000 / facts.images), 10), 60)
     return TrainConfig(
         data=facts.source,
         recipe="small",
@@ -64,7 +64,7 @@ def small(facts: Facts) -> TrainConfig:
             sched="linear",
             warmup_epochs=round(0.1 * epochs, 2),
         ),
-        augment=AugmentConfig(shift=max(facts.config.img_size[0] // 14, 1), smoothing=0.1),
+        augment=_augment(facts.config),
         run=_run(facts),
     )
 
@@ -89,7 +89,7 @@ def finetune(facts: Facts) -> TrainConfig:
             warmup_epochs=round(0.1 * epochs, 2),
             layer_decay=0.85,
         ),
-        augment=AugmentConfig(shift=max(facts.config.img_size[0] // 14, 1), smoothing=0.1),
+        augment=_augment(facts.config),
         run=_run(facts),
     )
 
@@ -111,7 +111,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         images=len(data.splits["train"]),
         model=model,
         config=architecture,
-        device=given.get("device") or _best_device(),
+        device=_device(given),
         epochs=given.get("epochs"),
         weights=weights,
     )
@@ -145,7 +145,8 @@ def _choose_model(data: Data, given: Mapping[str, Any]) -> tuple[str, ModelConfi
         if "model" in given and canonical(given["model"])[0] != name:
             raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
     else:
-        name, config = canonical(given.get("model") or f"vit_nano{_patch(_typical(data))}")
+        least = 4 if _device(given) == "cpu" else 7
+        name, config = canonical(given.get("model") or f"vit_nano{_patch(_typical(data), least)}")
     size = given.get("img_size") or (config.img_size if given.get("weights") else _fit(_typical(data), config.patch))
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     channels = given.get("channels", data.channels)
@@ -160,10 +161,10 @@ def _typical(data: Data) -> Size:
     return data.size if max(data.size) <= 96 else (_PHOTO, _PHOTO)
 
 
-def _patch(size: Size) -> int:
-    """The largest power of two that cuts the shorter side into 7 patches or more; 2 to 16."""
+def _patch(size: Size, least: int) -> int:
+    """The largest power of two that cuts the shorter side, after rounding, into `least` patches or more; 2 to 16."""
     patch = 2
-    while patch < 16 and min(size) >= 7 * 2 * patch:
+    while patch < 16 and round(min(size) / (2 * patch)) >= least:
         patch *= 2
     return patch
 
@@ -175,17 +176,25 @@ def _fit(size: Size, patch: int) -> Size:
 
 
 def _batch(images: int) -> int:
-    """A power of two that gives an epoch about 25 steps or more; 16 to 256."""
+    """A power of two that gives an epoch 20 steps or more; 16 to 128."""
     batch = 16
-    while batch < 256 and images >= 25 * 2 * batch:
+    while batch < 128 and images >= 20 * 2 * batch:
         batch *= 2
     return batch
 
 
-def _best_device() -> str:
+def _device(given: Mapping[str, Any]) -> str:
+    if given.get("device"):
+        return str(given["device"])
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _augment(config: ModelConfig) -> AugmentConfig:
+    """Small shifts, where a pixel is not already a large one; mirror images of photographs, not of grey signs."""
+    shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
+    return AugmentConfig(shift=shift, hflip=0.5 if config.channels == 3 else 0.0, smoothing=0.1)
 
 
 def _input(config: ModelConfig) -> InputConfig:

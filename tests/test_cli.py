@@ -1,0 +1,355 @@
+"""The command line: the same verbs, and every mistake answered with one sentence."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vitrail
+from vitrail import cli
+from vitrail.config import options
+from vitrail.errors import UserError
+from vitrail.evaluate.predict import predict
+from vitrail.evaluate.verbs import evaluate
+from vitrail.models import table
+from vitrail.train import train
+from vitrail.train.checkpoint import checkpoint_path
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Whatever is left behind is left here."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def vitrail_says(capsys):
+    """Runs a command and returns its exit code and what it printed to stdout and stderr."""
+
+    def run(*words):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return caught.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def refuses(vitrail_says):
+    """Runs a command that must be refused: exit code 2, one sentence, and not a file more than before."""
+
+    def run(*words):
+        before = sorted(Path.cwd().rglob("*"))
+        code, out, err = vitrail_says(*words)
+        assert (code, out) == (2, "")
+        assert err.startswith("vitrail: ")
+        assert err.count("\n") == 1
+        assert err.rstrip().endswith((".", "?", "…"))
+        assert sorted(Path.cwd().rglob("*")) == before
+        return err
+
+    return run
+
+
+def picture(path, colour="red"):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), colour).save(path)
+
+
+# What is the same in Python
+
+
+def parameters(function):
+    """Names and defaults, without the groups of settings and what only concerns printing."""
+    found = inspect.signature(function).parameters.values()
+    groups = {p.name for p in found if p.kind is p.VAR_KEYWORD or (p.kind is p.KEYWORD_ONLY and p.default is p.empty)}
+    return {p.name: p.default for p in found if p.name not in {"json_", "format", *groups}}
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [(cli.evaluate, evaluate), (cli.predict, predict), (cli.models, table), (cli.train, train)],
+)
+def test_a_verb_has_the_names_and_defaults_of_its_function(command, function):
+    assert parameters(command) == parameters(function)
+
+
+def test_every_setting_is_a_flag_of_train(vitrail_says, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = vitrail_says("train", "--help")
+    assert code == 0
+    for name, option in options().items():
+        if name != "data":
+            assert f"--{name.replace('_', '-')}" in out
+            assert option.alias in out
+    assert "None" not in out
+
+
+def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):
+    seen = {}
+    monkeypatch.setattr("vitrail.train.train", lambda data, **given: seen.update(given, data=data))
+    words = ["--img-size", "192x256", "-b", 4, "--lr", 0, "--wd", 0.5, "--opt", "sgd", "--drop-path", 0.1]
+    assert vitrail_says("train", "photos", *words, "--compile", "--overwrite")[0] == 0
+    assert seen == {
+        "data": "photos",
+        "resume": None,
+        "overwrite": True,
+        "img_size": "192x256",
+        "batch_size": 4,
+        "lr": 0.0,
+        "weight_decay": 0.5,
+        "opt": "sgd",
+        "compile": True,
+        "drop_path": 0.1,
+    }
+
+
+def test_the_version_is_told(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out.strip() == vitrail.__version__
+
+
+# Verbs
+
+
+def test_models_as_a_table_and_as_json(vitrail_says):
+    code, out, _ = vitrail_says("models", "nano")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["model", "vit_nano2", "vit_nano4", "vit_nano8"]
+
+    code, out, _ = vitrail_says("models", "nano4", "--json")
+    (row,) = json.loads(out)
+    assert code == 0
+    assert row["name"] == "vit_nano4"
+    assert row["params"] == sum(p.numel() for p in vitrail.create("vit_nano4").parameters())
+    assert (row["tokens"], row["img_size"]) == (64, [32, 32])
+
+
+def test_training_evaluating_and_predicting_by_hand(vitrail_says, digits):
+    words = ["--model", "vit_nano4", "--img-size", 8, "--epochs", 1, "--stem", "patch", "--name", "first"]
+    assert vitrail_says("train", digits, *words)[0] == 0
+    assert vitrail_says("evaluate", "runs/first")[0] == 0
+    code, out, _ = vitrail_says("predict", "runs/first", digits / "3")
+    assert code == 0
+    assert len(out.splitlines()) == len(list((digits / "3").iterdir()))
+    assert vitrail_says("train", "--resume", "runs/first")[0] == 0
+
+
+def test_evaluate_as_a_table_and_as_json(vitrail_says, trained):
+    code, out, _ = vitrail_says("evaluate", trained, "--out", "there")
+    assert code == 0
+    assert "top-1" in out
+    assert "there" in out
+    assert {path.name for path in Path("there").iterdir()} >= {"metrics.json", "confusion.png", "confusion.csv"}
+
+    code, out, _ = vitrail_says("evaluate", trained, "--out", "there", "--json")
+    numbers = json.loads(out)
+    assert code == 0
+    assert numbers["images"] == 359
+    assert numbers["top1"] == json.loads((trained / "model.json").read_text())["metrics"]["top1"]
+    assert len(numbers["per_class"]) == len(numbers["confusion"]) == 10
+
+
+def test_predict_in_every_format(vitrail_says, trained, digits):
+    files = [str(path) for path in sorted((digits / "7").iterdir())[:3]]
+
+    code, out, _ = vitrail_says("predict", trained, *files, "--format", "json", "--top", 2)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [line["file"] for line in lines] == files
+    assert all(len(line["labels"]) == len(line["probabilities"]) == 2 for line in lines)
+
+    code, out, _ = vitrail_says("predict", trained, *files, "--format", "csv", "--top", 2)
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert [row["file"] for row in rows] == files
+    assert [row["label"] for row in rows] == [line["labels"][0] for line in lines]
+
+    code, out, _ = vitrail_says("predict", trained, *files)
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()] == [[line["file"], line["labels"][0]] for line in lines]
+
+
+def test_predict_goes_on_after_a_bad_file_and_exits_1(vitrail_says, trained, digits):
+    good = next((digits / "0").iterdir())
+    Path("bad.png").write_bytes(good.read_bytes()[:50])
+    code, out, _ = vitrail_says("predict", trained, good, "bad.png", good, "--format", "json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert [line["file"] for line in lines] == [str(good), "bad.png", str(good)]
+    assert [bool(line["error"]) for line in lines] == [False, True, False]
+
+
+# Mistakes
+
+
+def test_missing_and_empty_data(refuses):
+    assert "There is no data 'nowhere'" in refuses("train", "nowhere", "--out", "runs")
+    assert "Did you mean 'digits'?" in refuses("train", "digts", "--out", "runs")
+    Path("empty").mkdir()
+    assert "empty has no images" in refuses("train", "empty", "--out", "runs")
+    Path("empty/cat").mkdir()
+    assert "has no images" in refuses("train", "empty", "--out", "runs")
+
+
+def test_one_class_only(refuses):
+    for i in range(4):
+        picture(f"data/cat/{i}.png")
+    assert "data has one class only, 'cat'" in refuses("train", "data", "--out", "runs")
+
+
+def test_a_split_without_images(refuses):
+    for name in ("cat", "dog"):
+        picture(f"data/train/{name}/1.png")
+    Path("data/val").mkdir()
+    assert "data/val has no images" in refuses("train", "data", "--out", "runs")
+    for name in ("cat", "dog"):
+        Path("data/val", name).mkdir()
+    assert "data/val/cat has no images" in refuses("train", "data", "--out", "runs")
+
+
+def test_a_class_in_val_that_train_lacks(refuses):
+    for path in ("train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/horse/1.png"):
+        picture(Path("data", path))
+    assert "The class 'horse' is in the val split of data, but train has no image" in refuses(
+        "train", "data", "--out", "runs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "vit_b61"], "There is no model 'vit_b61'. Did you mean 'vit_b16'?"),
+        (["--recipe", "smal"], "There is no recipe 'smal'. Did you mean 'small'?"),
+        (["--model", "vit_b16", "--img-size", "100"], "must be a multiple of the patch size, 16, but it is 100x100"),
+        (["--img-size", "huge"], "'img_size' must be a size like 224 or 192x256, but it is 'huge'."),
+        (["--epochs", "0"], "'epochs' must be at least 1, but it is 0."),
+        (["--weights", "nowhere"], "nowhere is neither a run folder nor a weights file"),
+        (["--device", "cuda:77"], "The device 'cuda:77' cannot be used"),
+        (["--grad-accum-steps", "1000"], "Lower --grad-accum-steps"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be(refuses, words, message):
+    assert message in refuses("train", "digits", "--out", "runs", *words)
+
+
+def test_nothing_to_train_on(refuses):
+    assert "give a data set, or --resume RUN" in refuses("train", "--out", "runs")
+
+
+def test_a_run_folder_that_exists(refuses):
+    Path("runs/mine").mkdir(parents=True)
+    message = refuses("train", "digits", "--name", "mine")
+    assert "The run runs/mine exists." in message
+    assert "--resume runs/mine" in message
+
+
+def test_resume_of_what_is_no_run_or_another(refuses, trained):
+    Path("folder").mkdir()
+    assert "folder is no run" in refuses("train", "--resume", "folder")
+    assert "nowhere is no run" in refuses("train", "--resume", "nowhere")
+    shutil.copytree(trained, "run")
+    assert "model vit_b16 instead of vit_nano4" in refuses("train", "--resume", "run", "--model", "vit_b16")
+    assert "data fashion-mnist instead of digits" in refuses("train", "fashion-mnist", "--resume", "run")
+
+
+def test_a_corrupt_checkpoint_and_corrupt_weights(refuses, trained):
+    shutil.copytree(trained, "run")
+    for path, words in (
+        (checkpoint_path(Path("run")), ["train", "--resume", "run"]),
+        (Path("run/model.safetensors"), ["evaluate", "run"]),
+        (Path("run/model.safetensors"), ["predict", "run", "image.png"]),
+        (Path("run/model.safetensors"), ["train", "digits", "--weights", "run", "--out", "runs"]),
+    ):
+        picture("image.png")
+        path.write_bytes(path.read_bytes()[:3000])
+        message = refuses(*words)
+        assert str(path) in message
+        assert "corrupt" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate", "nowhere"], "nowhere is neither a run folder nor a weights file"),
+        (["evaluate", "RUN", "nowhere"], "There is no data 'nowhere'"),
+        (["evaluate", "RUN", "--split", "vall"], "digits has no split 'vall'. Did you mean 'val'?"),
+        (["evaluate", "RUN", "--batch-size", "0"], "'batch_size' must be"),
+        (["evaluate", "RUN", "--device", "gpu"], "device 'gpu' cannot be used"),
+        (["predict", "RUN", "nowhere.png"], "There is no file or folder nowhere.png."),
+        (["predict", "RUN", "*.jpg"], "No image matches *.jpg."),
+        (["predict", "RUN", "folder"], "The folder folder holds no image"),
+        (["predict", "nowhere", "image.png"], "nowhere is neither a run folder nor a weights file"),
+        (["predict", "RUN", "image.png", "--top", "0"], "top"),
+        (["models", "resnet"], "No model has 'resnet' in its name."),
+    ],
+    ids=str,
+)
+def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
+    Path("folder").mkdir()
+    picture("image.png")
+    assert message in refuses(*[trained if word == "RUN" else word for word in words])
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["train", "digits", "--epoch", "3"], "--epochs"),
+        (["train", "digits", "--lrr", "3"], "--lr"),
+        (["train", "digits", "--learning-rate", "3"], ""),
+        (["evaluate", "run", "--spilt", "val"], "--split"),
+        (["train", "digits", "--epochs", "three"], "epochs"),
+        (["train", "digits", "--opt", "adam"], "adamw"),
+        (["trian", "digits"], "train"),
+        ([], "train"),
+    ],
+    ids=str,
+)
+def test_a_command_that_cannot_be_read(vitrail_says, tmp_path, words, hint):
+    code, out, err = vitrail_says(*words)
+    assert code == 2
+    assert hint in out + err
+    assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_where_an_error_comes_from():
+    with pytest.raises(UserError, match="There is no data 'nowhere'"):
+        cli.main(["train", "nowhere", "--debug"])
+
+
+def test_ctrl_c_exits_130(monkeypatch, vitrail_says):
+    def interrupted(*_args, **_settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitrail.train.train", interrupted)
+    assert vitrail_says("train", "digits") == (130, "", "")
+
+
+@pytest.mark.parametrize("words", [["models", "nano"], ["--help"]], ids=str)
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "vitrail", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    child.stdout.close()
+    with child.stderr:
+        assert child.stderr.read() == ""
+    assert child.wait() in (0, 1)

@@ -1,0 +1,306 @@
+"""Trained models as files, and as the beginning of other models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+from peers import randomise
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import vitrail
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models import build
+from vitrail.models.vit import ViTConfig
+from vitrail.weights import Card, load, open_card, open_run, save, start_from
+from vitrail.weights.files import replacing
+
+CONFIG = ViTConfig(
+    width=16, depth=2, heads=2, mlp=32, patch=2, img_size=(8, 12), channels=3, classes=3, pool="cls", registers=1
+)
+CLASSES = ("cat", "Hündin", "猫/鳥")
+PREPROCESS = Preprocess((8, 12), 3, 0.9, mean=(0.4, 0.5, 0.6), std=(0.2,))
+
+
+def card_of(config=CONFIG, classes=CLASSES, preprocess=PREPROCESS):
+    return Card(model="vit_nano2", config=config, classes=classes, preprocess=preprocess, metrics={"top1": 0.75})
+
+
+@pytest.fixture
+def model():
+    return randomise(build(CONFIG))
+
+
+@pytest.fixture
+def path(tmp_path, model):
+    save(tmp_path / "model.safetensors", model, card_of())
+    return tmp_path / "model.safetensors"
+
+
+def images(config=CONFIG, count=2):
+    return torch.randn(count, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_a_model_comes_back_as_it_was_saved(model, path):
+    again, card = open_run(path)
+    assert card == card_of()
+    assert not again.training
+    assert torch.equal(again(images()), model(images()))
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(load(path.parent)(images()), model(images()))
+    assert torch.equal(vitrail.load(str(path))(images()), model(images()))
+
+
+def test_a_loaded_model_can_be_trained(path):
+    model = load(path).train()
+    model(images()).sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_the_card_can_be_read_without_vitrail(path):
+    document = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    assert document["classes"] == list(CLASSES)
+    assert document["preprocess"] == {
+        "img_size": [8, 12],
+        "channels": 3,
+        "crop": 0.9,
+        "mean": [0.4, 0.5, 0.6],
+        "std": [0.2],
+    }
+    assert document["config"]["depth"] == 2
+    assert document["metrics"] == {"top1": 0.75}
+    assert {"vitrail", "torch", "python"} <= document["versions"].keys()
+    assert load_file(path).keys() == build(CONFIG).state_dict().keys()
+
+
+def test_saving_replaces_and_leaves_nothing_else(path, model):
+    with torch.no_grad():
+        model.head.weight.fill_(7.0)
+    save(path, model, card_of(classes=("a", "b", "c")))
+    again, card = open_run(path)
+    assert (again.head.weight == 7).all()
+    assert card.classes == ("a", "b", "c")
+    assert {file.name for file in path.parent.iterdir()} == {"model.safetensors", "model.json"}
+
+
+def test_whoever_may_read_the_card_may_read_the_weights(path):
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert len(modes) == 1
+
+
+def test_a_file_is_whole_or_as_before(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+    with pytest.raises(UnicodeEncodeError), replacing(path) as temporary:
+        temporary.write_text("half" * 10_000 + "\udcff", encoding="utf-8")
+    assert path.read_text() == "before"
+    with replacing(path) as temporary:
+        temporary.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with (
+        pytest.raises(UserError, match=r"Could not write .*nowhere.*file: No such file or directory"),
+        replacing(tmp_path / "nowhere" / "file") as temporary,
+    ):
+        temporary.write_text("text")
+
+
+# What is no model
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
+def test_truncated_weights_are_refused_by_name(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"model\.safetensors is corrupt or truncated: .*\. Copy it again"):
+        load(path)
+
+
+def test_a_card_that_is_missing_is_named(path):
+    path.with_suffix(".json").unlink()
+    with pytest.raises(UserError, match=r"model\.json is missing: it holds the architecture and class names"):
+        load(path)
+
+
+REMOVED = object()
+
+
+def rewrite(path, where, value):
+    """Changes one entry of the card, found as in "config.depth"."""
+    card = path.with_suffix(".json")
+    document = json.loads(card.read_text(encoding="utf-8"))
+    *outer, name = where.split(".")
+    inner = document[outer[0]] if outer else document
+    if value is REMOVED:
+        del inner[name]
+    else:
+        inner[name] = value
+    card.write_text(json.dumps(document), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("config.depth", 3),
+        ("config.depth", 1),
+        ("config.width", 32),
+        ("config.pool", "gap"),
+        ("config.img_size", [8, 8]),
+    ],
+)
+def test_a_card_of_another_architecture_is_refused(path, where, value):
+    rewrite(path, where, value)
+    with pytest.raises(UserError, match=r"model\.safetensors does not fit the architecture in its model\.json: "):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("classes", REMOVED),
+        ("classes", ["cat", "dog"]),
+        ("classes", "cat"),
+        ("classes", [1, 2, 3]),
+        ("config", REMOVED),
+        ("config", 3),
+        ("config.colour", 1),
+        ("config.depth", "two"),
+        ("config.heads", 3),
+        ("config.width", REMOVED),
+        ("preprocess", None),
+        ("preprocess.mean", REMOVED),
+        ("preprocess.std", [0]),
+    ],
+)
+def test_a_card_that_says_something_impossible_is_named(path, where, value):
+    rewrite(path, where, value)
+    with pytest.raises(UserError, match=r"model\.json"):
+        load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff\x00", b"null", b'"text"'])
+def test_a_card_of_something_else_is_named(path, content):
+    path.with_suffix(".json").write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.json is not a model card of vitrail"):
+        load(path)
+
+
+def test_foreign_files_are_refused_by_name(tmp_path):
+    (tmp_path / "model.pt").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"read from \.safetensors files and run folders, but .*model\.pt is neither"):
+        load(tmp_path / "model.pt")
+    with pytest.raises(UserError, match="nowhere is neither a run folder nor a weights file"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="neither a run folder nor a weights file"):
+        load(tmp_path)
+    save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match=r"other\.json is missing"):
+        load(tmp_path / "other.safetensors")
+
+
+def test_weights_of_another_model_beside_the_card_are_refused(path):
+    save_file({"a": torch.zeros(1)}, path)
+    with pytest.raises(UserError, match="does not fit the architecture"):
+        load(path)
+
+
+def test_a_run_without_weights_yet_says_how_to_go_on(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(UserError, match=r"first epoch is not finished\. Go on with `vitrail train --resume"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "gpu", "nonsense:1"])
+def test_a_device_that_is_not_there_is_not_blamed_on_the_file(path, device):
+    with pytest.raises(UserError, match=rf"device '{device}' cannot be used"):
+        load(path, device)
+
+
+# Beginning from trained weights
+
+
+def body(state):
+    return {name: value for name, value in state.items() if not name.startswith("head.")}
+
+
+def test_the_same_model_starts_as_it_was(path, model):
+    fresh = build(CONFIG)
+    assert start_from(path, fresh, CLASSES) == []
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in fresh.state_dict().items())
+
+
+@pytest.mark.parametrize("classes", [("cat", "dog"), ("猫/鳥", "Hündin", "cat"), ("x", "y", "z")])
+def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
+    fresh = build(replace(CONFIG, classes=len(classes)))
+    assert start_from(path, fresh, classes) == [f"new head for {len(classes)} classes"]
+    old = body(model.state_dict())
+    assert all(torch.equal(value, old[name]) for name, value in body(fresh.state_dict()).items())
+    assert not fresh.head.weight.any()
+
+
+@torch.no_grad()
+def test_another_size_resamples_the_positions(path, model):
+    fresh = build(replace(CONFIG, img_size=(16, 16)))
+    assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches"]
+    assert torch.isfinite(fresh(images(fresh.config))).all()
+    assert torch.equal(fresh.pos_embed[:, :1], model.pos_embed[:, :1])  # the class token's row
+    assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+@pytest.mark.parametrize(("old", "new"), [(3, 1), (1, 3)])
+@torch.no_grad()
+def test_other_channels_answer_alike_to_a_grey_picture(tmp_path, stem, old, new):
+    before = randomise(build(replace(CONFIG, channels=old, stem=stem)))
+    save(tmp_path / "m.safetensors", before, card_of(before.config, preprocess=Preprocess((8, 12), old)))
+    after = build(replace(CONFIG, channels=new, stem=stem)).eval()
+    assert start_from(tmp_path / "m.safetensors", after, CLASSES) == [
+        f"patch filters changed from {old} to {new} channels"
+    ]
+    grey = images(replace(CONFIG, channels=1))
+    ours, theirs = after(grey.expand(-1, new, -1, -1)), before(grey.expand(-1, old, -1, -1))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert theirs.std() > 0.01
+
+
+def test_all_that_is_adapted_is_said(path):
+    fresh = build(replace(CONFIG, img_size=(8, 8), channels=1, classes=2))
+    assert len(start_from(path, fresh, ("a", "b"))) == 3
+
+
+@pytest.mark.parametrize("change", [{"width": 32}, {"depth": 3}, {"pool": "gap"}, {"registers": 0}, {"head": "tanh"}])
+def test_another_body_is_refused_and_nothing_is_loaded(path, change):
+    fresh = build(replace(CONFIG, **change))
+    before = {name: value.clone() for name, value in fresh.state_dict().items()}
+    with pytest.raises(UserError, match="belong to a vit_nano2 with other settings than the model to train: "):
+        start_from(path, fresh, CLASSES)
+    assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+
+
+def test_the_model_of_a_run_is_the_one_that_was_measured(trained, tmp_path):
+    card = open_card(trained)
+    assert card.model == "vit_nano4"
+    assert card.classes == tuple("0123456789")
+    assert card.preprocess.img_size == card.config.img_size == (8, 8)
+    measured = vitrail.evaluate(trained, out=tmp_path / "evaluation")
+    assert card.metrics["top1"] == pytest.approx(measured.top1, abs=1e-6)
+    assert card.metrics["loss"] == pytest.approx(measured.loss, abs=1e-6)
+
+
+@torch.no_grad()
+def test_two_files_are_all_that_has_to_be_copied(trained, tmp_path):
+    for name in ("model.safetensors", "model.json"):
+        shutil.copy(trained / name, tmp_path)
+    model = load(tmp_path / "model.safetensors")
+    assert isinstance(model, nn.Module)
+    assert torch.equal(model(images(model.config)), load(trained)(images(model.config)))
