@@ -54,7 +54,7 @@ def evaluate(
     split: str | None = None,
     batch_size: int = 256,
     workers: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
     data_dir: str | None = None,
     out: str | None = None,
     json_: Annotated[bool, arg(name="json")] = False,
@@ -67,7 +67,7 @@ def evaluate(
         split: train, val or test (default: val; of other data val, test or everything)
         batch_size: images per forward pass
         workers: threads that read images
-        device: cpu, cuda, cuda:1, mps
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
         data_dir: where built-in data sets lie
         out: folder for metrics and figures (default: in the run)
         json_: print JSON
@@ -95,7 +95,7 @@ def predict(
     top: int = 5,
     batch_size: int = 32,
     workers: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
     format: Literal["table", "csv", "json"] = "table",
 ) -> int:
     """Label images: files, folders or globs. Exits 1 if any could not be read.
@@ -106,7 +106,7 @@ def predict(
         top: labels per image
         batch_size: images per forward pass
         workers: threads that read images
-        device: cpu, cuda, cuda:1, mps
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
         format: table, CSV, or one JSON object a line
     """
     from vitrail.evaluate.predict import predict, write

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -72,7 +72,7 @@ def _split_folders(root: Path) -> dict[str, Path]:
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """The image files of every class: all those below the folder that bears its name."""
-    loose = sum(_is_image(child.name) for child in folder.iterdir() if child.is_file())
+    loose = sum(is_image(child.name) for child in folder.iterdir() if child.is_file())
     classes = _folders(folder)
     if not classes:
         if loose:
@@ -83,7 +83,7 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
         raise UserError(f"{folder} has no images. It must hold one folder of images for every class.")
     if loose:
         log.warning("%d images in %s lie beside the class folders and are left out.", loose, folder)
-    files = {child.name: _images_below(child) for child in classes}
+    files = {child.name: sorted(images_below(child, _stop), key=Path.as_posix) for child in classes}
     for name, paths in files.items():
         if not paths:
             raise UserError(
@@ -100,25 +100,27 @@ def _folders(folder: Path) -> list[Path]:
     )
 
 
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
+def is_image(name: str | Path) -> bool:
+    """Whether a file is called as an image is, and not hidden."""
+    path = Path(name)
+    return not path.name.startswith(".") and path.suffix.lower() in EXTENSIONS
 
 
-def _images_below(folder: Path) -> list[Path]:
-    def stop(error: OSError) -> NoReturn:
-        raise error
-
-    found: list[Path] = []
-    seen: set[Path] = set()
-    for here, folders, names in os.walk(folder, followlinks=True, onerror=stop):
+def images_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
+    """Image files in a folder and those below it, one folder listed at a time; hidden ones are left out."""
+    seen = set()
+    for here, folders, names in os.walk(folder, followlinks=True, onerror=onerror):
         real = Path(here).resolve()
         if real in seen:  # a link to where we have been
             folders.clear()
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(here, name) for name in names if _is_image(name)]
-    return sorted(found, key=Path.as_posix)
+        yield from (Path(here, name) for name in sorted(names) if is_image(name))
+
+
+def _stop(error: OSError) -> NoReturn:
+    raise error
 
 
 def _inspect(files: Sequence[Path]) -> tuple[dict[Path, ImageFacts], list[tuple[Path, str]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import glob
 import json
-import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail.data.images import EXTENSIONS, UnreadableImage, read_image
+from vitrail.data.folder import images_below, is_image
+from vitrail.data.images import UnreadableImage, read_image
 from vitrail.data.preprocess import Preprocess
+from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.models import Model
 from vitrail.progress import log
@@ -50,7 +51,7 @@ def predict(
     top: int = 5,
     batch_size: int = 32,
     workers: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> Iterator[Prediction]:
     """The `top` likeliest classes of every image in the given files, folders and globs, in their order.
 
@@ -67,6 +68,7 @@ def predict(
     for source in sources:
         if next(find(source), None) is None:
             raise UserError(_nothing(source))
+    device = choose_device(device)
     model, card = open_run(run, device)
     files = chain.from_iterable(map(find, sources))
     return classify(model, card.preprocess, card.classes, files, top, batch_size, workers, device)
@@ -133,38 +135,20 @@ def _read_ahead(
 def find(source: str) -> Iterator[str]:
     """The image files that a path or a glob (*, ?, **) stands for; a file that is named is taken as it is."""
     if Path(source).is_dir():
-        yield from _below(source)
+        yield from map(str, images_below(source, _left_out))
     elif Path(source).exists():
         yield source
     else:
         pattern = source.replace("[", "[[]")  # brackets are more often part of a name than a pattern
         for match in sorted(glob.iglob(pattern, recursive=True)):  # noqa: PTH207  # Path globs no absolute paths
             if not Path(match).is_dir():
-                yield from [match] if _is_image(match) else []
+                yield from [match] if is_image(match) else []
             elif "**" not in source:  # ** finds by itself what is in a folder
-                yield from _below(match)
-
-
-def _below(source: str) -> Iterator[str]:
-    """Image files in a folder and those below it, one folder listed at a time."""
-    seen = set()
-    for folder, folders, names in os.walk(source, followlinks=True, onerror=_left_out):
-        real = Path(folder).resolve()
-        if real in seen:  # a link to where we have been
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (str(Path(folder, name)) for name in sorted(names) if _is_image(name))
+                yield from map(str, images_below(match, _left_out))
 
 
 def _left_out(error: OSError) -> None:
     log.warning("%s cannot be read and is left out: %s.", error.filename, error.strerror)
-
-
-def _is_image(name: str) -> bool:
-    path = Path(name)
-    return not path.name.startswith(".") and path.suffix.lower() in EXTENSIONS
 
 
 def _nothing(source: str) -> str:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import Data, Split, open_data
 from vitrail.data.loader import batches
 from vitrail.data.preprocess import Preprocess
+from vitrail.device import Precision, choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.evaluate import figures
 from vitrail.evaluate.metrics import Metrics, measure
@@ -36,7 +36,7 @@ def predict_split(
     batch_size: int = 256,
     workers: int = 2,
     device: str = "cpu",
-    amp: Literal["off", "bf16", "fp16"] = "off",
+    amp: Precision = "off",
     title: str = "evaluating",
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Logits, (N, K) float32, and labels, (N,), of every image of a split, in its order."""
@@ -63,7 +63,7 @@ def evaluate(
     split: str | None = None,
     batch_size: int = 256,
     workers: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
     data_dir: str | None = None,
     out: str | Path | None = None,
 ) -> Metrics:
@@ -83,7 +83,7 @@ def evaluate_on(
     *,
     batch_size: int = 256,
     workers: int = 2,
-    device: str = "cpu",
+    device: str | None = None,
     out: str | Path | None = None,
 ) -> Metrics:
     """`evaluate` on data that is open already."""
@@ -94,6 +94,7 @@ def evaluate_on(
         raise UserError(
             f"{data.name} has no split '{name}'.{nearest(name, data.splits)} Its splits are {', '.join(data.splits)}."
         )
+    device = choose_device(device)
     model, card = open_run(run, device)
     logits, labels = predict_split(
         model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device

@@ -18,7 +18,7 @@ from vitrail.data import Data, open_data
 from vitrail.data.augment import augment
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
-from vitrail.errors import UserError
+from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import measure
 from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import build
@@ -55,10 +55,13 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: Mappin
     else:
         raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
     with Journal(run) as journal, Interruption(run) as interruption:
-        log.info(describe(config, data))
+        log.info(describe(config, data, model_config(config, len(data.classes))))
         optimise(run, config, data, journal, interruption)
         metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.input.workers)
         log.info(metrics.table())
+        if data.unreadable:
+            names = [f"{file} ({reason})" for file, reason in data.unreadable]
+            log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
         log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
     return run
 

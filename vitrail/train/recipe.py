@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitrail.config import (
     ArchConfig,
     AugmentConfig,
@@ -26,6 +24,7 @@ from vitrail.config import (
     override,
 )
 from vitrail.data import Data
+from vitrail.device import choose_device, choose_precision
 from vitrail.errors import UserError, nearest
 from vitrail.models import ModelConfig, canonical
 from vitrail.weights import open_card
@@ -111,7 +110,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         images=len(data.splits["train"]),
         model=model,
         config=architecture,
-        device=_device(given),
+        device=choose_device(given.get("device")),
         epochs=given.get("epochs"),
         weights=weights,
     )
@@ -145,7 +144,7 @@ def _choose_model(data: Data, given: Mapping[str, Any]) -> tuple[str, ModelConfi
         if "model" in given and canonical(given["model"])[0] != name:
             raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
     else:
-        least = 4 if _device(given) == "cpu" else 7
+        least = 4 if choose_device(given.get("device")) == "cpu" else 7
         name, config = canonical(given.get("model") or f"vit_nano{_patch(_typical(data), least)}")
     size = given.get("img_size") or (config.img_size if given.get("weights") else _fit(_typical(data), config.patch))
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
@@ -183,14 +182,6 @@ def _batch(images: int) -> int:
     return batch
 
 
-def _device(given: Mapping[str, Any]) -> str:
-    if given.get("device"):
-        return str(given["device"])
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
 def _augment(config: ModelConfig) -> AugmentConfig:
     """Small shifts, where a pixel is not already a large one; mirror images of photographs, not of grey signs."""
     shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
@@ -206,11 +197,7 @@ def _arch(config: ModelConfig) -> ArchConfig:
 
 
 def _run(facts: Facts) -> RunConfig:
-    return RunConfig(
-        name=f"{facts.name}-{facts.model}",
-        device=facts.device,
-        amp="bf16" if facts.device.startswith("cuda") else "off",
-    )
+    return RunConfig(name=f"{facts.name}-{facts.model}", device=facts.device, amp=choose_precision(facts.device))
 
 
 def _check(config: TrainConfig) -> TrainConfig:
@@ -240,8 +227,4 @@ def _check(config: TrainConfig) -> TrainConfig:
     for name, value, fine, rule in rules:
         if not fine:
             raise UserError(f"'{name}' must be {rule}, but it is {value}.")
-    try:
-        torch.empty(0, device=config.run.device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"The device '{config.run.device}' cannot be used: {str(error).splitlines()[0]}") from error
     return config

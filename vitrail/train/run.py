@@ -19,6 +19,7 @@ from vitrail.config import TrainConfig, coerce, flat, load_yaml, save_yaml
 from vitrail.data import Data
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Metrics
+from vitrail.models import ModelConfig, parameters
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
 
@@ -79,14 +80,15 @@ def derive(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def describe(config: TrainConfig, data: Data) -> str:
+def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     """What is about to be trained on what, in a few lines."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
     lines = [
         f"data      {config.data}: {counts}; {len(data.classes)} classes",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
-        f"{config.arch.pool} pooling, {config.arch.pos} positions",
+        f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.length} tokens, "
+        f"{parameters(model):,} parameters",
         f"recipe    {config.recipe}: {o.epochs} epochs, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
         f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",
         f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
