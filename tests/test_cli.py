@@ -342,14 +342,9 @@ def test_ctrl_c_exits_130(monkeypatch, vitrail_says):
 @pytest.mark.parametrize("words", [["models", "nano"], ["--help"]], ids=str)
 def test_a_reader_that_has_seen_enough_is_no_error(words):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "vitrail", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
-    child.stdout.close()
-    with child.stderr:
-        assert child.stderr.read() == ""
-    assert child.wait() in (0, 1)
+    command = [sys.executable, "-m", "vitrail", *words]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        child.stdout.close()
+        said = child.stderr.read()
+    assert said == ""
+    assert child.returncode in (0, 1)

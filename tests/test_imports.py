@@ -30,7 +30,7 @@ ORDER = (
     "models",
     "config",
 )
-BELOW = ("verb", "progress", "errors", "version")
+BELOW = ("verb", "device", "progress", "errors", "version")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 SHOW_HEAVY = """
