@@ -187,15 +187,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be no text
     try:
-        sys.exit(
-            tyro.extras.subcommand_cli_from_dict(
+        try:
+            code = tyro.extras.subcommand_cli_from_dict(
                 VERBS,
                 prog="vitrail",
                 description="The Vision Transformer as real software. --debug shows where an error comes from.",
                 config=(FlagCreatePairsOff,),
                 args=[word for word in words if word != "--debug"],
             )
-        )
+        finally:
+            sys.stdout.flush()  # here, where a closed pipe is expected
+        sys.exit(code)
     except UserError as error:
         if debug:
             raise

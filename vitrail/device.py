@@ -20,7 +20,7 @@ def choose_device(asked: str | None) -> str:
     try:
         torch.empty(0, device=asked)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"The device '{asked}' cannot be used: {str(error).splitlines()[0]}") from error
+        raise UserError(f"The device '{asked}' cannot be used: {str(error).splitlines()[0].rstrip('.')}.") from error
     return asked
 
 

@@ -131,7 +131,7 @@ def test_the_run_to_compare_with_is_worth_it(straight):
     state = load_checkpoint(straight, "cpu")
     assert state["progress"]["step"] == STEPS
     assert len(metrics(straight)) == SETTINGS["epochs"]
-    assert len(state["optimizers"]) == 2
+    assert {"optimizer 0", "optimizer 1"} <= state.keys()
     assert any(not torch.equal(state["model"][name], value) for name, value in state["kept"].items())
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, environme
     assert f"vitrail train --resume {run}" in said
     assert "Traceback" not in said
     at = load_checkpoint(run, "cpu")["progress"]["step"]
-    assert 4 < at < STEPS
+    assert 4 <= at < STEPS
 
     answer = subprocess.run(command("--resume", run), env=environment, check=True, capture_output=True, text=True)
     assert f"Going on from step {at} of {STEPS}." in answer.stderr

@@ -62,6 +62,11 @@ def open_data(
     )
 
 
+def full_name(source: str | Path) -> str:
+    """The name under which a source is found from any folder: a built-in name, or an absolute path."""
+    return source if isinstance(source, str) and source in BUILT_IN else str(Path(source).expanduser().resolve())
+
+
 def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
     """The numbers of the images to keep and of those to hold out, `fraction` of every class; both ascending.
 

@@ -7,14 +7,22 @@ number is the state of the sampler and of every generator.
 from __future__ import annotations
 
 import io
-import pickle
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from vitrail.errors import UserError
 from vitrail.weights.files import replacing
+
+
+class Stateful(Protocol):
+    """Models, optimisers and scalers: whatever can say its state and be put back into it."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
@@ -34,11 +42,22 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
         return None
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # a damaged file makes torch raise nearly every kind of exception
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"The checkpoint {path} is corrupt: {str(error).splitlines()[0]}. Delete it to begin the run again, or "
+            f"The checkpoint {path} is corrupt: {reason}. Delete it to begin the run again, or "
             f"start a new run from the best weights so far with `--weights {run}`."
         ) from error
+    return state
+
+
+def restore_parts(run: Path, state: dict[str, Any], parts: Mapping[str, Stateful]) -> dict[str, Any]:
+    """Gives every part of a run the state that it had in the checkpoint; returns the checkpoint."""
+    try:
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"The checkpoint {checkpoint_path(run)} does not belong to the model of this run.") from error
     return state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,9 +20,10 @@ from vitrail.errors import UserError
 from vitrail.evaluate import figures
 from vitrail.progress import log
 from vitrail.train.run import Progress
-from vitrail.weights.files import write_text
+from vitrail.weights.files import replacing, write_text
 
 _LINE_EVERY = 30.0  # seconds between log lines within an epoch where there is no terminal
+_DRAW_EVERY = 10.0  # seconds between drawings of the curves, which take a quarter of a second
 
 
 class Journal:
@@ -33,6 +35,7 @@ class Journal:
         self._file.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
         self._terminal = sys.stderr.isatty()
         self._spoke = time.monotonic()
+        self._drew = -math.inf
 
     def __enter__(self) -> Journal:
         log.addHandler(self._file)
@@ -83,10 +86,14 @@ class Journal:
         writer.writeheader()
         writer.writerows(rows)
         write_text(self._run / "metrics.csv", text.getvalue())
-        figures.save(figures.curves(rows), self._run / "curves.png")
-
         row = rows[-1]
-        with SummaryWriter(str(self._run / "tensorboard"), purge_step=int(row["epoch"])) as events:
+        if row["epoch"] == epochs or time.monotonic() - self._drew > _DRAW_EVERY:
+            with replacing(self._run / "curves.png") as path:
+                figures.save(figures.curves(rows), path)
+            self._drew = time.monotonic()
+        with SummaryWriter(
+            str(self._run / "tensorboard"), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
+        ) as events:
             for name, value in row.items():
                 if name not in ("epoch", "step"):
                     events.add_scalar(name, value, int(row["epoch"]))

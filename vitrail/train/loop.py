@@ -7,23 +7,24 @@ A run is a pure function of its configuration. Every batch, augmentation and dro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from vitrail.config import TrainConfig, flat
-from vitrail.data import Data, open_data
+from vitrail.config import TrainConfig, coerce, flat
+from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import measure
 from vitrail.evaluate.verbs import evaluate_on, predict_split
-from vitrail.models import build
+from vitrail.models import Model, build
 from vitrail.progress import log, speak
-from vitrail.train.checkpoint import load_checkpoint, save_checkpoint
+from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.journal import Journal
 from vitrail.train.memory import recompute_activations
 from vitrail.train.objectives import Supervised
@@ -42,21 +43,27 @@ from vitrail.train.run import (
 from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
 
 
-def train(source: str | None, resume: str | None, overwrite: bool, asked: Mapping[str, object]) -> Path:
+def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
     """Trains and evaluates; `vitrail.train` is this with keywords."""
     speak()
+    asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    if asked.get("weights") is not None:
+        asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
         data = open_data(config.data, **split_settings(flat(config)))
+        model, notes = prepare(config, data)
     elif source is not None:
         data = open_data(source, **split_settings(asked))
-        config = resolve(source, data, asked)
+        config = resolve(full_name(source), data, asked)
+        model, notes = prepare(config, data)  # whatever can be refused is refused before there is a folder
         run = create_run(config, overwrite)
     else:
         raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
     with Journal(run) as journal, Interruption(run) as interruption:
-        log.info(describe(config, data, model_config(config, len(data.classes))))
-        optimise(run, config, data, journal, interruption)
+        for line in (describe(config, data, model.config), *notes):
+            log.info(line)
+        optimise(run, config, data, model, journal, interruption)
         metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.input.workers)
         log.info(metrics.table())
         if data.unreadable:
@@ -66,7 +73,23 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: Mappin
     return run
 
 
-def optimise(run: Path, config: TrainConfig, data: Data, journal: Journal, interruption: Interruption) -> None:
+def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
+    """The model as training begins, fresh or from trained weights, and a sentence on each thing adapted in these."""
+    torch.manual_seed(config.run.seed)
+    model = build(model_config(config, len(data.classes)))
+    notes = [] if config.weights is None else start_from(config.weights, model, data.classes)
+    batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
+    if batches < config.optim.grad_accum_steps:
+        raise UserError(
+            f"An epoch has {batches} batches, fewer than the {config.optim.grad_accum_steps} that one step "
+            "accumulates. Lower --grad-accum-steps or --batch-size."
+        )
+    return model, [f"From {config.weights}: {note}." for note in notes]
+
+
+def optimise(
+    run: Path, config: TrainConfig, data: Data, model: Model, journal: Journal, interruption: Interruption
+) -> None:
     """The loop itself, in a run folder that exists."""
     device, seed, optim = config.run.device, config.run.seed, config.optim
     accumulate, classes = optim.grad_accum_steps, len(data.classes)
@@ -82,19 +105,9 @@ def optimise(run: Path, config: TrainConfig, data: Data, journal: Journal, inter
         config.input.workers,
     )
     per_epoch = len(loader) // accumulate
-    if per_epoch == 0:
-        raise UserError(
-            f"An epoch has {len(loader)} batches, fewer than the {accumulate} that one step accumulates. "
-            "Lower --grad-accum-steps or --batch-size."
-        )
     steps, warmup = per_epoch * optim.epochs, round(per_epoch * optim.warmup_epochs)
 
     # Model and objective
-    torch.manual_seed(seed)
-    model = build(model_config(config, classes))
-    if config.weights is not None:
-        for note in start_from(config.weights, model, data.classes):
-            log.info(f"From {config.weights}: {note}.")
     model.to(device)
     ema = Ema(model, optim.model_ema) if optim.model_ema else None
     kept = ema.model if ema else model
@@ -111,27 +124,15 @@ def optimise(run: Path, config: TrainConfig, data: Data, journal: Journal, inter
     precision = torch.bfloat16 if config.run.amp == "bf16" else torch.float16
 
     # Resume
+    parts: dict[str, Stateful] = {"model": model, "kept": kept, "scaler": scaler}
+    parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
     progress = Progress()
     if (state := load_checkpoint(run, device)) is not None:
-        progress = Progress.restore(state, data)
-        model.load_state_dict(state["model"])
-        kept.load_state_dict(state["kept"])
-        for optimizer, optimizer_state in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(optimizer_state)
-        scaler.load_state_dict(state["scaler"])
+        progress = Progress.restore(restore_parts(run, state, parts), data)
         log.info(f"Going on from step {progress.step} of {steps}.")
 
     def checkpoint() -> None:
-        save_checkpoint(
-            run,
-            progress.state(data)
-            | {
-                "model": model.state_dict(),
-                "kept": kept.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                "scaler": scaler.state_dict(),
-            },
-        )
+        save_checkpoint(run, progress.state(data) | {name: part.state_dict() for name, part in parts.items()})
 
     # Loop
     while True:
@@ -145,13 +146,16 @@ def optimise(run: Path, config: TrainConfig, data: Data, journal: Journal, inter
                 device=device,
                 title="validating",
             )
+            lr = lr_at(progress.step - 1, steps, warmup, optim)
+            if not np.isfinite(logits).all():
+                raise UserError(diverged(run, progress.step - 1, lr, progress.mean("loss"), math.nan))
             metrics = measure(logits, truth, data.classes)
-            progress.close_epoch(metrics, lr=lr_at(progress.step - 1, steps, warmup, optim))
+            progress.close_epoch(metrics, lr)
             if metrics.top1 >= progress.best:
                 progress.best = metrics.top1
                 save(run / WEIGHTS_FILE, kept, card.measured(metrics.summary() | {"epoch": epoch}))
-            checkpoint()
             journal.epoch(progress.rows, optim.epochs)
+            checkpoint()
         if progress.step == steps:
             return
 
@@ -188,8 +192,9 @@ def optimise(run: Path, config: TrainConfig, data: Data, journal: Journal, inter
             if ema is not None:
                 ema.update(model, step)
             progress.add(sums)
+            if interruption.requested or progress.minutes_unsaved() >= config.run.save_minutes:
+                if not all(p.isfinite().all() for p in model.parameters()):
+                    raise UserError(diverged(run, step, lr, sums["loss"], norm))
+                checkpoint()
             if interruption.requested:
-                checkpoint()
                 raise KeyboardInterrupt
-            if progress.minutes_unsaved() >= config.run.save_minutes:
-                checkpoint()

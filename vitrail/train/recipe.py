@@ -117,7 +117,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     config = override(RECIPES[name](facts), given | {"model": model})
     if "name" not in given:
         config = override(config, {"name": _free_name(config.run)})
-    return _check(config)
+    return check(config)
 
 
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:
@@ -145,7 +145,9 @@ def _choose_model(data: Data, given: Mapping[str, Any]) -> tuple[str, ModelConfi
             raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
     else:
         least = 4 if choose_device(given.get("device")) == "cpu" else 7
-        name, config = canonical(given.get("model") or f"vit_nano{_patch(_typical(data), least)}")
+        name, config = canonical(
+            given.get("model") or f"vit_nano{_patch(given.get('img_size') or _typical(data), least)}"
+        )
     size = given.get("img_size") or (config.img_size if given.get("weights") else _fit(_typical(data), config.patch))
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     channels = given.get("channels", data.channels)
@@ -200,14 +202,21 @@ def _run(facts: Facts) -> RunConfig:
     return RunConfig(name=f"{facts.name}-{facts.model}", device=facts.device, amp=choose_precision(facts.device))
 
 
-def _check(config: TrainConfig) -> TrainConfig:
+def check(config: TrainConfig) -> TrainConfig:
     """Refuses values that no training could use, before anything starts."""
-    o, a = config.optim, config.augment
+    o, a, r = config.optim, config.augment, config.run
     rules = [
         ("epochs", o.epochs, o.epochs >= 1, "at least 1"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
         ("grad_accum_steps", o.grad_accum_steps, o.grad_accum_steps >= 1, "at least 1"),
         ("lr", o.lr, o.lr > 0, "above 0"),
+        ("min_lr", o.min_lr, 0 <= o.min_lr <= 1, "between 0 and 1, a share of the peak"),
+        ("cooldown", o.cooldown, 0 <= o.cooldown <= 1, "between 0 and 1, a share of the run"),
+        ("body_lr", o.body_lr, o.body_lr >= 0, "at least 0"),
+        ("weight_decay", o.weight_decay, o.weight_decay >= 0, "at least 0"),
+        ("clip_grad", o.clip_grad, o.clip_grad >= 0, "at least 0"),
+        ("magnitude", a.magnitude, 0 <= a.magnitude <= 10, "between 0 and 10"),
+        ("name", repr(r.name), Path(r.name).name == r.name != "", "the name of a folder"),
         (
             "warmup_epochs",
             o.warmup_epochs,

@@ -15,23 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.config import TrainConfig, coerce, flat, load_yaml, save_yaml
-from vitrail.data import Data
+from vitrail.config import TrainConfig, coerce, flat, load_yaml, override, save_yaml
+from vitrail.data import Data, full_name
+from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Metrics
-from vitrail.models import ModelConfig, parameters
+from vitrail.models import ModelConfig, canonical, parameters
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
+from vitrail.train.recipe import check
 
 CONFIG_FILE = "config.yaml"
 
 # Settings that say how a run is carried out, not what it computes: they may change when it goes on.
-_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "out", "name"}
+_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir"}
 
 
 def create_run(config: TrainConfig, overwrite: bool) -> Path:
     """Makes the run folder and saves the configuration in it."""
     run = Path(config.run.out) / config.run.name
+    if config.weights is not None and Path(config.weights).resolve().is_relative_to(run.resolve()):
+        raise UserError(f"The weights {config.weights} lie in {run}, the run to make. Choose another --name.")
     if run.exists() and overwrite:
         if not (run / CONFIG_FILE).exists():
             raise UserError(
@@ -47,7 +51,13 @@ def create_run(config: TrainConfig, overwrite: bool) -> Path:
         ) from None
     except OSError as error:
         raise UserError(f"The run folder {run} cannot be made: {error.strerror}. Choose another --out.") from error
-    save_yaml(config, run / CONFIG_FILE)
+    try:
+        save_yaml(config, run / CONFIG_FILE)
+    except OSError as error:
+        shutil.rmtree(run)
+        raise UserError(
+            f"Could not write {run / CONFIG_FILE}: {error.strerror}. Make room or choose another --out."
+        ) from error
     return run
 
 
@@ -58,16 +68,21 @@ def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[
     config = load_yaml(TrainConfig, run / CONFIG_FILE)
     saved = flat(config)
     changed = []
-    for name, value in {**asked, **({"data": source} if source else {})}.items():
+    for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():
         value = coerce(TrainConfig, name, value)
-        if value != saved[name] and name not in _FREE_ON_RESUME:
+        if name == "model":
+            value = canonical(value)[0]
+        if name in _FREE_ON_RESUME:
+            config = override(config, {name: value})
+        elif value != saved[name]:
             changed.append(f"{name} {value} instead of {saved[name]}")
     if changed:
         raise UserError(
             f"A run goes on as it began, but this asks for {', '.join(changed)}. "
             f"Leave that out, or start a new run with `--weights {run}`."
         )
-    return run, config
+    choose_device(config.run.device)
+    return run, check(config)
 
 
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

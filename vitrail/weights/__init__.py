@@ -16,11 +16,13 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitrail.config import from_plain
 from vitrail.data.preprocess import Preprocess
+from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.models import Model, ModelConfig, build
 from vitrail.models.position import resample_state
@@ -55,10 +57,17 @@ class Card:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Card:
+        classes = document["classes"]
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise UserError(f"'classes' must be a list of names, but it is {classes!r}.")
+        if len(classes) != document["config"]["classes"]:
+            raise UserError(
+                f"{len(classes)} classes are named, but the model tells {document['config']['classes']} apart."
+            )
         return cls(
             model=document["model"],
             config=from_plain(ModelConfig, document["config"]),
-            classes=tuple(document["classes"]),
+            classes=tuple(classes),
             preprocess=Preprocess.from_json(document["preprocess"]),
             metrics=document["metrics"],
             versions=document["versions"],
@@ -69,13 +78,14 @@ def save(path: Path, model: Model, card: Card) -> None:
     """Writes the tensors to `path` (a `.safetensors` file) and the card beside them."""
     write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
     with replacing(path) as temporary:
-        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, temporary)
+        temporary.write_bytes(to_bytes({name: value.contiguous() for name, value in model.state_dict().items()}))
 
 
 def open_run(source: str | Path, device: str = "cpu") -> tuple[Model, Card]:
     """The model of a run folder or of a `.safetensors` file with its card, ready to predict."""
     path = locate(source)
     card = open_card(path)
+    choose_device(device)
     with torch.device("meta"):
         model = build(card.config)
     state = _read_tensors(path, device)
@@ -155,6 +165,8 @@ def open_card(source: str | Path) -> Card:
         raise UserError(
             f"{path} is missing: it holds the architecture and class names of the weights beside it."
         ) from None
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a model card of vitrail: {error!r}.") from error
 
