@@ -181,8 +181,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words == ["--version"]:
         print(VERSION)
         return
-    # Threads that wait for each other must not spin: beside any other busy program that costs 5 to 15 times the speed.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that wait for each other give way soon: spinning for long, as is libgomp's default, makes torch many
+    # times slower beside any other busy program. It is read when torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     debug = "--debug" in words
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be no text
