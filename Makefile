@@ -7,8 +7,7 @@ PINS := --quiet --disable-pip-version-check --constraint constraints.txt
 .PHONY: demo test lint types clean
 
 demo: $(VENV)/.installed
-	$(BIN)/vitrail train digits --name demo --overwrite
-	$(BIN)/vitrail evaluate runs/demo
+	$(BIN)/vitrail train digits --epochs 30 --name demo --overwrite
 
 test: lint types
 	$(BIN)/python -m pytest -n 2

@@ -13,15 +13,21 @@ from vitrail.errors import UserError
 from vitrail.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from vitrail.evaluate.check import check
     from vitrail.evaluate.predict import predict
     from vitrail.evaluate.verbs import evaluate
     from vitrail.models import create
     from vitrail.train import train
     from vitrail.weights import load
 
-__all__ = ["UserError", "__version__", "create", "evaluate", "load", "predict", "train"]
+__all__ = ["UserError", "__version__", "check", "create", "evaluate", "load", "predict", "train"]
 
-_HOME = {"create": "vitrail.models", "load": "vitrail.weights", "predict": "vitrail.evaluate.predict"}
+_HOME = {
+    "check": "vitrail.evaluate.check",
+    "create": "vitrail.models",
+    "load": "vitrail.weights",
+    "predict": "vitrail.evaluate.predict",
+}
 _PACKAGES = ("data", "evaluate", "models", "train", "weights")
 
 

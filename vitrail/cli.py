@@ -47,6 +47,34 @@ def models(
     return 0
 
 
+def check(
+    data: Positional[Annotated[str, arg(metavar="DATA", help_behavior_hint="")]],
+    *,
+    run: Annotated[str | None, arg(metavar="RUN")] = None,
+    out: str | None = None,
+    data_dir: str | None = None,
+    workers: int = 2,
+    device: str | None = None,
+    json_: Annotated[bool, arg(name="json")] = False,
+) -> int:
+    """Find what is wrong with a data set. Exits 1 if something would hurt a training run.
+
+    Args:
+        data: folder, .npz file or built-in data set
+        run: trained run: labels that its model contradicts are found too
+        out: folder for the sheet of pictures, check.png (default: check-<data>)
+        data_dir: where built-in data sets lie
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
+        json_: print JSON
+    """
+    from vitrail.evaluate.check import check
+
+    audit = check(data, run=run, out=out, data_dir=data_dir, workers=workers, device=device)
+    print(json.dumps(audit.to_json(), indent=2) if json_ else audit.table())
+    return 1 if audit.errors else 0
+
+
 def evaluate(
     run: Positional[Run],
     data: Positional[Annotated[str | None, arg(metavar="[DATA]", help_behavior_hint="")]] = None,
@@ -56,6 +84,8 @@ def evaluate(
     workers: int = 2,
     device: str | None = None,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     out: str | None = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> int:
@@ -69,6 +99,8 @@ def evaluate(
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
         data_dir: where built-in data sets lie
+        image_column: column of a table that holds the paths of the images (default: the run's own, or found)
+        label_column: column of a table that holds the labels (default: the run's own, or found)
         out: folder for metrics and figures (default: in the run)
         json_: print JSON
     """
@@ -82,6 +114,8 @@ def evaluate(
         workers=workers,
         device=device,
         data_dir=data_dir,
+        image_column=image_column,
+        label_column=label_column,
         out=out,
     )
     print(json.dumps(result.to_json(), indent=2) if json_ else result.table())
@@ -153,7 +187,7 @@ def train(
     """Train a model on a data set, and evaluate it. What is not given, the recipe chooses from the data.
 
     Args:
-        data: folder, .npz file, or digits, fashion-mnist
+        data: folder, .npz, CSV/TSV/Parquet table, or a built-in name
         resume: run folder to go on with, exactly
         overwrite: replace an older run of the same name
     """
@@ -169,6 +203,7 @@ def train(
 
 VERBS: dict[str, Callable[..., int]] = {
     "models": models,
+    "check": check,
     "train": train,
     "evaluate": evaluate,
     "predict": predict,

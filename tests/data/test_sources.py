@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 import os
 import subprocess
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data import ArraySplit, Data, FileSplit, builtin, open_data
+from vitrail.data import ArraySplit, Data, FileSplit, open_data
 from vitrail.data.sources import stratify
 from vitrail.errors import UserError
 
@@ -268,9 +267,9 @@ def test_a_missing_source_is_a_user_error_with_the_nearest_name(tmp_path):
 
 
 def test_another_kind_of_file_is_a_user_error(tmp_path):
-    path = tmp_path / "data.csv"
+    path = tmp_path / "data.txt"
     path.write_text("a,b")
-    with pytest.raises(UserError, match=r"data\.csv is neither a folder nor an \.npz file"):
+    with pytest.raises(UserError, match=r"data\.txt is no data that can be read\. It must be a folder"):
         open_data(path)
 
 
@@ -438,16 +437,6 @@ def test_a_damaged_npz_is_a_user_error(tmp_path):
 # Built-in sets
 
 
-def test_digits_fill_the_range_of_bytes():
-    data = open_data("digits", val_fraction=0.1, seed=5)
-    assert (data.name, data.size, data.channels) == ("digits", (8, 8), 1)
-    assert data.classes == tuple("0123456789")
-    assert {split: len(found) for split, found in data.splits.items()} == {"train": 1618, "val": 179}
-    assert data.splits["train"].image(0).shape == (8, 8, 1)
-    assert (data.splits["train"].pixels.min(), data.splits["train"].pixels.max()) == (0, 255)
-    assert data.splits["val"].name(17) == "digits/val/17"
-
-
 def test_a_built_in_name_comes_before_a_folder_of_that_name(tmp_path, monkeypatch, caplog):
     put_many(tmp_path / "digits", cat=3, dog=3)
     monkeypatch.chdir(tmp_path)
@@ -455,79 +444,3 @@ def test_a_built_in_name_comes_before_a_folder_of_that_name(tmp_path, monkeypatc
         assert len(open_data("digits").classes) == 10
     assert "write ./digits for the folder" in caplog.text
     assert open_data("./digits").classes == ("cat", "dog")
-
-
-def idx(array: np.ndarray) -> bytes:
-    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, dtype=">u4").tobytes() + array.tobytes()
-
-
-def fashion(folder: Path, zipped: bool) -> dict[str, np.ndarray]:
-    arrays = {
-        "train-images-idx3-ubyte": pixels(20, 28, 28),
-        "train-labels-idx1-ubyte": (np.arange(20) % 10).astype(np.uint8),
-        "t10k-images-idx3-ubyte": pixels(10, 28, 28),
-        "t10k-labels-idx1-ubyte": np.arange(10, dtype=np.uint8),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, array in arrays.items():
-        if zipped:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
-        else:
-            (folder / name).write_bytes(idx(array))
-    return arrays
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("below", [".", "fashion-mnist"])
-def test_fashion_mnist_is_read_from_the_files_of_its_release(tmp_path, monkeypatch, zipped, below):
-    arrays = fashion(tmp_path / below, zipped)
-    data = open_data("fashion-mnist", data_dir=str(tmp_path))
-    assert data.classes[0] == "T-shirt/top"
-    assert data.classes[9] == "Ankle boot"
-    assert (data.name, data.size, data.channels) == ("fashion-mnist", (28, 28), 1)
-    assert np.array_equal(data.splits["train"].pixels[..., 0], arrays["train-images-idx3-ubyte"])
-    assert data.splits["train"].targets.tolist() == arrays["train-labels-idx1-ubyte"].tolist()
-    assert np.array_equal(data.splits["test"].pixels[..., 0], arrays["t10k-images-idx3-ubyte"])
-    assert data.splits["val"] is data.splits["test"]
-    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
-    assert len(open_data("fashion-mnist").splits["train"]) == 20
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0\0",
-        b"\0\0\x08\x03\0\0",
-        idx(pixels(20, 28, 28))[:-1],
-        idx(pixels(19, 28, 28)),
-        b"\0\0\x0d\x01" + bytes(9),
-    ],
-)
-def test_a_corrupt_idx_file_is_a_user_error(tmp_path, content):
-    fashion(tmp_path, zipped=False)
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
-    with pytest.raises(UserError):
-        open_data("fashion-mnist", data_dir=str(tmp_path))
-
-
-def test_a_cut_idx_archive_is_a_user_error_that_names_it(tmp_path):
-    fashion(tmp_path, zipped=True)
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz is not a whole idx file"):
-        open_data("fashion-mnist", data_dir=str(tmp_path))
-
-
-def test_fashion_mnist_says_what_it_needs_and_where_it_looked(tmp_path, monkeypatch):
-    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "env"))
-    monkeypatch.setattr(builtin, "_DEBIAN_FASHION", tmp_path / "debian")
-    with pytest.raises(UserError, match="apt install dataset-fashion-mnist") as error:
-        open_data("fashion-mnist", data_dir=str(tmp_path / "given"))
-    for needed in (
-        "t10k-labels-idx1-ubyte",
-        str(tmp_path / "given"),
-        str(tmp_path / "env" / "fashion-mnist"),
-        str(tmp_path / "debian"),
-    ):
-        assert needed in str(error.value)

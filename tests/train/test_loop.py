@@ -24,7 +24,7 @@ from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
 from vitrail.weights import load
 
 # Nothing random but the order of the images.
-PLAIN = {"shift": 0, "smoothing": 0.0, "clip_grad": 0.0}
+PLAIN = {"shift": 0, "smoothing": 0.0, "mixup": 0.0, "drop_path": 0.0, "clip_grad": 0.0}
 
 
 @pytest.fixture

@@ -74,7 +74,12 @@ def test_the_patch_fits_the_size_that_was_asked_for_rather_than_that_of_the_imag
 @pytest.mark.parametrize("images", [1, 10, 1000, 100_000, 10_000_000])
 def test_nothing_is_left_unresolved(recipe, images):
     config = resolve("made-up", data_of(images=images), {"recipe": recipe})
-    assert {name for name, value in flat(config).items() if value is None} == {"weights", "data_dir"}
+    assert {name for name, value in flat(config).items() if value is None} == {
+        "weights",
+        "data_dir",
+        "image_column",
+        "label_column",
+    }
     assert config.recipe == recipe
     assert config.optim.warmup_epochs < config.optim.epochs
     assert config.optim.batch_size <= max(images, 16)
@@ -93,6 +98,8 @@ ASKED = {
     "crop": 0.9,
     "val_fraction": 0.3,
     "data_dir": "there",
+    "image_column": "photo",
+    "label_column": "kind",
     "workers": 3,
     "pool": "map",
     "pos": "relative",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +28,37 @@ def _digits(_data_dir: str | None) -> Found:
     return from_arrays("digits", {"train": (pixels, labels)}, None, "digits")
 
 
+# Where the files of a set lie
+
+
+def _places(name: str, data_dir: str | None) -> list[Path]:
+    """Folders to look into. One of the set's own name comes first: MNIST and Fashion-MNIST call their files alike."""
+    given = [Path(folder).expanduser() for folder in (data_dir, os.environ.get("VITRAIL_DATA")) if folder]
+    return [place for folder in given for place in (folder / name, folder)]
+
+
+def _pick(places: Sequence[Path], needs: Sequence[Sequence[str]]) -> list[Path]:
+    """Every file that is needed, in the first of its spellings, from the first place that has them all; or none."""
+    for place in places:
+        files = [[place / name for name in spellings if (place / name).exists()] for spellings in needs]
+        if all(files):
+            return [found[0] for found in files]
+    return []
+
+
+def _missing(name: str, needs: str, places: Sequence[Path], source: str = "") -> UserError:
+    searched = f" (not found in {', '.join(str(place) for place in places)})" if places else ""
+    return UserError(f"{name} needs {needs}{searched}. Give its folder as data_dir or $VITRAIL_DATA.{source}")
+
+
+# MNIST and Fashion-MNIST: four idx files
+
+_IDX_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 _FASHION_CLASSES = (
     "T-shirt/top",
     "Trouser",
@@ -37,36 +71,27 @@ _FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-_FASHION_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
 _DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")  # of its package dataset-fashion-mnist
 
 
+def _mnist(data_dir: str | None) -> Found:
+    """LeCun, Cortes and Burges' 70,000 handwritten digits, 28 × 28."""
+    return _from_idx("mnist", tuple("0123456789"), _places("mnist", data_dir))
+
+
 def _fashion_mnist(data_dir: str | None) -> Found:
-    """Zalando's 70,000 grey images of clothes, 28 × 28, from the four files of their release."""
-    given = [Path(folder).expanduser() for folder in (data_dir, os.environ.get("VITRAIL_DATA")) if folder]
-    places = [place for folder in given for place in (folder, folder / "fashion-mnist")]
-    places.append(_DEBIAN_FASHION)
-    for place in places:
-        files = [_first_file(place / f"{name}.gz", place / name) for name in _FASHION_FILES]
-        if None not in files:
-            x, y, x_test, y_test = (_read_idx(file) for file in files if file)
-            return from_arrays(
-                "fashion-mnist", {"train": (x, y), "test": (x_test, y_test)}, _FASHION_CLASSES, str(place)
-            )
-    raise UserError(
-        f"fashion-mnist needs the four files {', '.join(_FASHION_FILES)} (or with .gz), which are not in "
-        f"{', '.join(str(place) for place in places)}. `apt install dataset-fashion-mnist` brings them, or "
-        "give their folder as data_dir or $VITRAIL_DATA."
-    )
+    """Zalando's 70,000 grey images of clothes, 28 × 28."""
+    places = [*_places("fashion-mnist", data_dir), _DEBIAN_FASHION]
+    return _from_idx("fashion-mnist", _FASHION_CLASSES, places, " `apt install dataset-fashion-mnist` brings it.")
 
 
-def _first_file(*paths: Path) -> Path | None:
-    return next((path for path in paths if path.is_file()), None)
+def _from_idx(name: str, classes: tuple[str, ...], places: Sequence[Path], source: str = "") -> Found:
+    spellings = [(file, file.replace("-idx", ".idx")) for file in _IDX_FILES]  # some mirrors write a dot
+    files = _pick(places, [[spelling + end for end in (".gz", "") for spelling in both] for both in spellings])
+    if not files:
+        raise _missing(name, f"the four files {', '.join(_IDX_FILES)} (or with .gz)", places, source)
+    x, y, x_test, y_test = (_read_idx(file) for file in files)
+    return from_arrays(name, {"train": (x, y), "test": (x_test, y_test)}, classes, str(files[0].parent))
 
 
 def _read_idx(path: Path) -> Pixels:
@@ -82,4 +107,91 @@ def _read_idx(path: Path) -> Pixels:
         raise UserError(f"{path} is not a whole idx file: {error}. Fetch it again.") from error
 
 
-BUILT_IN: dict[str, Callable[[str | None], Found]] = {"digits": _digits, "fashion-mnist": _fashion_mnist}
+# CIFAR: the binary version of its authors' archives
+
+
+class _Cifar(NamedTuple):
+    """What the release of a CIFAR set holds."""
+
+    name: str
+    binary: tuple[str, str]  # the archive, and the folder in it
+    pickled: tuple[str, str]
+    names: str
+    train: tuple[str, ...]
+    test: str
+    labels: int  # bytes before the pixels of an image; the last is its class
+
+
+_CIFAR10 = _Cifar(
+    name="cifar10",
+    binary=("cifar-10-binary.tar.gz", "cifar-10-batches-bin"),
+    pickled=("cifar-10-python.tar.gz", "cifar-10-batches-py"),
+    names="batches.meta.txt",
+    train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+    test="test_batch.bin",
+    labels=1,
+)
+_CIFAR100 = _Cifar(
+    name="cifar100",
+    binary=("cifar-100-binary.tar.gz", "cifar-100-binary"),
+    pickled=("cifar-100-python.tar.gz", "cifar-100-python"),
+    names="fine_label_names.txt",
+    train=("train.bin",),
+    test="test.bin",
+    labels=2,
+)
+_CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+
+def _cifar(kind: _Cifar, data_dir: str | None) -> Found:
+    """Krizhevsky's 60,000 photographs, 32 × 32, of 10 classes or 100."""
+    places, (archive, folder) = _places(kind.name, data_dir), kind.binary
+    found = _pick(places, [kind.binary])
+    if not found:
+        if pickled := _pick(places, [kind.pickled]):
+            raise UserError(
+                f"{pickled[0]} is the pickled version of {kind.name}, which is never loaded because it could run code. "
+                f"Take the binary version, {archive}, from {_CIFAR_PAGE}."
+            )
+        raise _missing(kind.name, f"{archive} or the folder {folder}", places, f" {_CIFAR_PAGE} has the archive.")
+    path = found[0]
+    try:
+        content = _read_folder(path, {kind.names, *kind.train, kind.test})
+        parts = {
+            "train": _read_records(b"".join(content[name] for name in kind.train), kind.labels),
+            "test": _read_records(content[kind.test], kind.labels),
+        }
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
+        raise UserError(f"{path} is not whole: {error}. Fetch it again.") from error
+    return from_arrays(kind.name, parts, tuple(content[kind.names].decode("ascii", "replace").split()), str(path))
+
+
+def _read_folder(path: Path, names: set[str]) -> dict[str, bytes]:
+    """The content of files in a folder, or in an archive of one."""
+    if path.is_dir():
+        return {name: (path / name).read_bytes() for name in names}
+    content = {}
+    with tarfile.open(path) as archive:
+        for member in archive:  # in their order: to go back is to unpack it all again
+            name = Path(member.name).name
+            if name in names and (file := archive.extractfile(member)):
+                content[name] = file.read()
+    if absent := sorted(names - set(content)):
+        raise ValueError(f"it has no {', '.join(absent)}")
+    return content
+
+
+def _read_records(raw: bytes, labels: int) -> tuple[Pixels, Pixels]:
+    """Images and labels from records of `labels` bytes and the red, the green and the blue plane."""
+    records = np.frombuffer(raw, np.uint8).reshape(-1, labels + 3 * 32 * 32)
+    planes = records[:, labels:].reshape(-1, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, labels - 1]
+
+
+BUILT_IN: dict[str, Callable[[str | None], Found]] = {
+    "digits": _digits,
+    "mnist": _mnist,
+    "fashion-mnist": _fashion_mnist,
+    "cifar10": partial(_cifar, _CIFAR10),
+    "cifar100": partial(_cifar, _CIFAR100),
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +17,7 @@ from vitrail.progress import log, track
 
 _MOST_UNREADABLE = 0.01
 
-_SPELLINGS = {
+SPLITS = {  # by every spelling
     "train": "train",
     "training": "train",
     "val": "val",
@@ -29,22 +29,29 @@ _SPELLINGS = {
 
 
 def open_folder(root: Path) -> Found:
-    files = {split: _class_files(folder) for split, folder in _split_folders(root).items()}
-    classes = tuple(sorted({name for by_class in files.values() for name in by_class}))
+    files = {split: _class_files(folder) for split, folder in split_folders(root).items()}
+    return from_files(root.resolve().name, files, root)
+
+
+def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path) -> Found:
+    """Proves that the files of every split and class can be read, and leaves out the few that cannot."""
+    classes = tuple(sorted({label for by_class in files.values() for label in by_class}))
     every = [path for by_class in files.values() for paths in by_class.values() for path in paths]
     facts, unreadable = _inspect(every)
-    for name, paths in files.get("train", {}).items():
+    for label, paths in files.get("train", {}).items():
         if not any(path in facts for path in paths):
-            raise UserError(f"No image of the class '{name}' in {root} can be read. Repair them, or remove the class.")
+            raise UserError(
+                f"No image of the class '{label}' in {source} can be read. Repair them, or remove the class."
+            )
     parts: dict[str, tuple[Array, Numbers]] = {}
     for split, by_class in files.items():
-        kept = [[path for path in by_class.get(name, ()) if path in facts] for name in classes]
+        kept = [[path for path in by_class.get(label, ()) if path in facts] for label in classes]
         targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in kept])
         parts[split] = np.array([path for paths in kept for path in paths], dtype=object), targets
     h, w = (int(np.median(sides)) for sides in zip(*((fact.h, fact.w) for fact in facts.values()), strict=True))
     channels = 1 if all(fact.grey for fact in facts.values()) else 3
     return Found(
-        name=root.resolve().name,
+        name=name,
         classes=classes,
         parts=parts,
         make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels),
@@ -54,18 +61,18 @@ def open_folder(root: Path) -> Found:
     )
 
 
-def _split_folders(root: Path) -> dict[str, Path]:
+def split_folders(root: Path) -> dict[str, Path]:
     """The folder of every split, or the whole folder as the train split."""
-    folders = _folders(root)
+    folders = subfolders(root)
     found: dict[str, Path] = {}
     for folder in folders:
-        split = _SPELLINGS.get(folder.name.lower())
+        split = SPLITS.get(folder.name.lower())
         if split in found:
             raise UserError(f"{root} has two {split} splits, {found[split].name} and {folder.name}. Remove one.")
         if split:
             found[split] = folder
     # Where other folders lie beside it, a "train" without folders in it is a class: pictures of trains.
-    if found and (len(found) == len(folders) or ("train" in found and _folders(found["train"]))):
+    if found and (len(found) == len(folders) or ("train" in found and subfolders(found["train"]))):
         return found
     return {"train": root}
 
@@ -73,7 +80,7 @@ def _split_folders(root: Path) -> dict[str, Path]:
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """The image files of every class: all those below the folder that bears its name."""
     loose = sum(is_image(child.name) for child in folder.iterdir() if child.is_file())
-    classes = _folders(folder)
+    classes = subfolders(folder)
     if not classes:
         if loose:
             raise UserError(
@@ -93,7 +100,8 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
     return files
 
 
-def _folders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder by name, without hidden ones."""
     return sorted(
         (child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")),
         key=lambda child: child.name,
@@ -108,6 +116,11 @@ def is_image(name: str | Path) -> bool:
 
 def images_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
     """Image files in a folder and those below it, one folder listed at a time; hidden ones are left out."""
+    return filter(is_image, files_below(folder, onerror))
+
+
+def files_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
+    """Files in a folder and those below it, one folder listed at a time; hidden ones are left out."""
     seen = set()
     for here, folders, names in os.walk(folder, followlinks=True, onerror=onerror):
         real = Path(here).resolve()
@@ -116,7 +129,7 @@ def images_below(folder: str | Path, onerror: Callable[[OSError], object]) -> It
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(here, name) for name in sorted(names) if is_image(name))
+        yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
 
 
 def _stop(error: OSError) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import warnings
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ _FORMATS = tuple(
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
     if kind in Image.OPEN
 )
-EXTENSIONS = frozenset(end.lower() for end, kind in Image.registered_extensions().items() if kind in _FORMATS)
+_FORMAT_OF = {end.lower(): kind for end, kind in Image.registered_extensions().items() if kind in _FORMATS}
+EXTENSIONS = frozenset(_FORMAT_OF)
+THUMBNAIL = 16  # side
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -57,6 +60,17 @@ class ImageFacts:
     grey: bool
 
 
+@dataclass(frozen=True)
+class Survey:
+    """What an audit wants to know of an image."""
+
+    h: int
+    w: int
+    format: str  # what the content is, in Pillow's words
+    mode: str  # in Pillow's words
+    digest: bytes  # of the file, or of pixels that are in no file
+
+
 def read_image(path: str | Path, channels: int | None = None) -> Pixels:
     """The pixels of an image file, (H, W, C): C is `channels`, or 1 for a grey image and 3 for others."""
     with _opened(Path(path)) as image:
@@ -83,6 +97,51 @@ def inspect_image(path: str | Path) -> ImageFacts:
         if _turn(image) in _SIDEWAYS:
             h, w = w, h
     return ImageFacts(h, w, grey)
+
+
+def survey_image(path: str | Path) -> tuple[Survey, Pixels]:
+    """What `inspect_image` proves and says, and more, with a thumbnail as a person sees it."""
+    path = Path(path)
+    with _opened(path) as image:
+        digest = hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+        kind, mode, full = _content(image), image.mode, image.size
+        draft = image.draft("L", (2 * THUMBNAIL, 2 * THUMBNAIL))
+        image.load()
+        w, h = full if draft else image.size  # a TIFF file turns itself as it loads
+        turn = _turn(image)
+        small = thumbnail(_plain(image, _is_grey(image)), turn, draft[1] if draft else None)
+    if turn in _SIDEWAYS:
+        h, w = w, h
+    return Survey(h, w, kind, mode, digest), small
+
+
+def thumbnail(
+    image: Image.Image,
+    turn: Image.Transpose | None = None,
+    box: tuple[float, float, float, float] | None = None,
+) -> Pixels:
+    """A small grey square of an image in mode L or RGB, or of a box in it, turned upright."""
+    small = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, box).convert("L")
+    return np.array(small if turn is None else small.transpose(turn))
+
+
+def image_format(path: str | Path) -> str | None:
+    """The format of a file whatever its name, by its first bytes; None if it is no image."""
+    try:
+        with _opened(Path(path)) as image:
+            return _content(image)
+    except UnreadableImage:
+        return None
+
+
+def expected_format(path: str | Path) -> str | None:
+    """The format that the end of a file's name stands for; None if it is none of an image."""
+    return _FORMAT_OF.get(Path(path).suffix.lower())
+
+
+def _content(image: Image.Image) -> str:
+    """The format of an open image; a JPEG with a second picture behind it, as cameras write, is a JPEG."""
+    return "JPEG" if image.format == "MPO" else image.format or ""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Where images and their classes come from: folders, `.npz` files and built-in sets, opened as one `Data`.
+"""Where images and their classes come from: folders, tables, `.npz` files and built-in sets, opened as one `Data`.
 
 Every source is brought into one form (`Found`): class names, and for each split its items and class numbers.
 What is common to all happens once, here: the checks, the order of the classes, the split that is held out for
@@ -16,6 +16,7 @@ from vitrail.data.arrays import open_npz
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import Array, Data, Found, Numbers, Split
 from vitrail.data.folder import open_folder
+from vitrail.data.table import SUFFIXES, open_table
 from vitrail.errors import UserError, nearest, some
 from vitrail.progress import log
 
@@ -26,20 +27,22 @@ def open_data(
     val_fraction: float = 0.2,
     seed: int = 0,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     classes: Sequence[str] | None = None,
 ) -> Data:
-    """Opens a folder, an `.npz` file or a built-in data set, and proves that every image can be read.
+    """Opens a folder, a table, an `.npz` file or a built-in data set, and proves that every image can be read.
 
-    Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. `classes`
-    are those of a trained model, in its order: the data may then lack some of them, and a train split; nothing
-    is held out then, and data without splits is one, "all".
+    Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. The two columns are
+    those of a table. `classes` are those of a trained model, in its order: the data may then lack some of them,
+    and a train split; nothing is held out then, and data without splits is one, "all".
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"'val_fraction' must lie between 0 and 1, but it is {val_fraction}.")
     if seed < 0:
         raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
     try:
-        found = _find(source, data_dir)
+        found = _find(source, data_dir, image_column, label_column)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     parts = found.parts
@@ -82,8 +85,12 @@ def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Num
     return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def _find(source: str | Path, data_dir: str | None) -> Found:
+def _find(source: str | Path, data_dir: str | None, image_column: str | None, label_column: str | None) -> Found:
     path = Path(source).expanduser()
+    if path.suffix.lower() in SUFFIXES and path.is_file():
+        return open_table(path, image_column, label_column)
+    if image_column is not None or label_column is not None:
+        raise UserError(f"Image and label columns are those of a table ({', '.join(SUFFIXES)}), but {source} is none.")
     if isinstance(source, str) and source in BUILT_IN:
         if path.exists():
             log.info("'%s' is the built-in data set: write ./%s for the folder of that name.", source, source)
@@ -92,9 +99,11 @@ def _find(source: str | Path, data_dir: str | None) -> Found:
         return open_folder(path)
     if path.suffix.lower() == ".npz" and path.is_file():
         return open_npz(path)
-    kinds = f"a folder of images, an .npz file or a built-in name ({', '.join(BUILT_IN)})"
+    kinds = (
+        f"a folder of images, an .npz file, a table ({', '.join(SUFFIXES)}) or a built-in name ({', '.join(BUILT_IN)})"
+    )
     if path.exists():
-        raise UserError(f"{source} is neither a folder nor an .npz file: the data must be {kinds}.")
+        raise UserError(f"{source} is no data that can be read. It must be {kinds}.")
     raise UserError(f"There is no data '{source}'.{nearest(str(source), BUILT_IN)} It must be {kinds}.")
 
 

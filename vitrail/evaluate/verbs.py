@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,6 +66,8 @@ def evaluate(
     workers: int = 2,
     device: str | None = None,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     out: str | Path | None = None,
 ) -> Metrics:
     """Measures a run on the images that it was validated on, or on other `data` with the same classes.
@@ -72,7 +75,8 @@ def evaluate(
     Of other data, the val or test split is taken, or the whole if it has none. Numbers and figures are
     written to `out`, by default `evaluation/<data>-<split>` in the run.
     """
-    opened = _open(locate(run).parent, data, data_dir, open_card(run).classes)
+    where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
+    opened = _open(locate(run).parent, data, where, open_card(run).classes)
     return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
 
 
@@ -105,19 +109,19 @@ def evaluate_on(
     return replace(metrics, folder=folder)
 
 
-def _open(home: Path, data: str | Path | None, data_dir: str | None, classes: tuple[str, ...]) -> Data:
+def _open(home: Path, data: str | Path | None, where: Mapping[str, Any], classes: tuple[str, ...]) -> Data:
     """The data to evaluate; if it is what the run was trained on, with the very same validation split."""
     file = home / "config.yaml"
     config = load_yaml(TrainConfig, file) if file.exists() else None
     if data is not None and not (config and _same(data, config.data)):
-        return open_data(data, data_dir=data_dir, classes=classes)
+        return open_data(data, **where, classes=classes)
     if config is None:
         raise UserError(f"{home} does not say what its model was trained on ({file.name} is missing): give the data.")
     opened = open_data(
         config.data,
         val_fraction=config.input.val_fraction,
         seed=config.run.seed,
-        data_dir=data_dir or config.input.data_dir,
+        **{name: value or getattr(config.input, name) for name, value in where.items()},
     )
     if opened.classes != classes:
         changed = sorted(set(opened.classes) ^ set(classes))

@@ -1,0 +1,136 @@
+"""Tables of images: CSV, TSV or Parquet, a row for every image, with a column of paths and one of labels."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from vitrail.data.dataset import Found
+from vitrail.data.folder import SPLITS, from_files, is_image
+from vitrail.errors import UserError, nearest
+from vitrail.progress import log
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+
+_IMAGE_NAMES = ("image", "image_path", "path", "file", "filename", "filepath", "img")
+_LABEL_NAMES = ("label", "class", "target", "category", "y")
+
+Rows = dict[int, list[str]]  # the cells of every row, stripped, by the row's number as a spreadsheet shows it
+
+
+def open_table(path: Path, image_column: str | None = None, label_column: str | None = None) -> Found:
+    """The images that a table lists, in the splits of its column `split` if it has one.
+
+    Columns that are not given are found by their names or, that of the images, by its values.
+    """
+    names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
+    if not rows:
+        raise UserError(f"{path} has no rows: it must have one for every image.")
+    columns = {name: i for i, name in enumerate(names) if name}  # pandas writes its index without a name
+    if len(columns) < sum(map(bool, names)):
+        twice = next(name for name in columns if names.count(name) > 1)
+        raise UserError(f"{path} has two columns called '{twice}'. Rename one.")
+    image, label, split = _choose(path, columns, rows, image_column, label_column)
+    log.info("%s: images are in the column '%s', labels in '%s'.", path, image, label)
+
+    files: dict[str, dict[str, list[Path]]] = {}
+    known: dict[Path, tuple[str, str]] = {}
+    for number, cells in rows.items():
+        for column in (image, label):
+            if not cells[columns[column]]:
+                raise UserError(f"{path}: row {number} has no {column}. Fill the cell in, or remove the row.")
+        file, name, part = path.parent / cells[columns[image]], cells[columns[label]], "train"
+        if split is not None:
+            word = cells[columns[split]]
+            if word.lower() not in SPLITS:
+                raise UserError(f"{path}: the split in row {number} must be train, val or test, but it is '{word}'.")
+            part = SPLITS[word.lower()]
+        if file not in known:
+            known[file] = name, part
+            files.setdefault(part, {}).setdefault(name, []).append(file)
+        elif known[file][0] != name:
+            raise UserError(f"{path}: {file} has two labels, '{known[file][0]}' and, in row {number}, '{name}'.")
+        elif known[file][1] != part:
+            raise UserError(f"{path}: {file} is in two splits, {known[file][1]} and, in row {number}, {part}.")
+    if len(known) < len(rows):
+        log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
+    return from_files(path.stem, files, path)
+
+
+def _choose(
+    path: Path, columns: Mapping[str, int], rows: Rows, image: str | None, label: str | None
+) -> tuple[str, str, str | None]:
+    """The columns of the images, the labels and, if there is one, the splits."""
+    for given in (image, label):
+        if given is not None and given not in columns:
+            raise UserError(f"{path} has no column '{given}'.{nearest(given, columns)} It has {', '.join(columns)}.")
+    if image is not None and image == label:
+        raise UserError(f"{path}: '{image}' cannot be both the image column and the label column.")
+    free = [name for name in columns if name not in (image, label)]
+    split = _named(free, ["split"])
+    free = [name for name in free if name != split]
+    if image is None:
+        image = _named(free, _IMAGE_NAMES) or next((name for name in free if _are_images(rows, columns[name])), None)
+        if image is None:
+            raise UserError(f"{path}: which of its columns {', '.join(columns)} has the images? Say --image-column.")
+        free.remove(image)
+    if label is None:
+        label = _named(free, _LABEL_NAMES) or (free[0] if len(free) == 1 else None)
+        if label is None:
+            raise UserError(f"{path}: which of its columns {', '.join(columns)} has the labels? Say --label-column.")
+    return image, label, split
+
+
+def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    """The column with the first of the names, in any case."""
+    by_lower = {column.lower(): column for column in reversed(columns)}
+    return next((by_lower[name] for name in names if name in by_lower), None)
+
+
+def _are_images(rows: Rows, column: int) -> bool:
+    cells = [row[column] for row in rows.values() if row[column]]
+    return bool(cells) and all(map(is_image, cells))
+
+
+def _read_text(path: Path) -> tuple[list[str], Rows]:
+    """The names of the columns and the rows of a CSV or TSV file; empty rows are left out."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            delimiter = ";" if ";" in first and "," not in first else ","
+            reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else delimiter, strict=True)
+            try:
+                lines = {number: [cell.strip() for cell in cells] for number, cells in enumerate(reader, 1)}
+            except csv.Error as error:
+                raise UserError(f"{path}: line {reader.line_num} is not that of a table: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} must be text in UTF-8, but {error.reason} at byte {error.start}.") from error
+    lines = {number: cells for number, cells in lines.items() if any(cells)}
+    if not lines:
+        raise UserError(f"{path} is empty: its first row must name the columns, and every other one an image.")
+    names = lines.pop(min(lines))
+    if any(is_image(name) for name in names):
+        raise UserError(f"{path} must name its columns in the first row, but that has {', '.join(names)}.")
+    for number, cells in lines.items():
+        if len(cells) != len(names):
+            raise UserError(f"{path}: row {number} has {len(cells)} cells, but there are {len(names)} columns.")
+    return names, lines
+
+
+def _read_parquet(path: Path) -> tuple[list[str], Rows]:
+    """The names of the columns and the rows of a Parquet file."""
+    try:
+        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as error:
+        raise UserError(f"{path}: reading Parquet needs pyarrow: pip install 'vitrail[data]'") from error
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            table = file.read()
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{path} is not a readable Parquet file: {error}.") from error
+    columns = [["" if cell is None else str(cell).strip() for cell in column.to_pylist()] for column in table.columns]
+    names = [name.strip() for name in table.column_names]
+    return names, {number: list(cells) for number, cells in enumerate(zip(*columns, strict=True), 1)}
