@@ -216,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words == ["--version"]:
         print(VERSION)
         return
-    # Threads that wait for each other give way soon: spinning for long, as is libgomp's default, makes torch many
-    # times slower beside any other busy program. It is read when torch is loaded.
+    # Threads that wait for each other give way soon: spinning for long, as is libgomp's default, can make torch many
+    # times slower beside other busy programs. It is read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     debug = "--debug" in words
     if isinstance(sys.stdout, io.TextIOWrapper):
