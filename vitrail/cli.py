@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Size, TrainConfig, options
+from vitrail.config import Duration, Size, TrainConfig, options
 from vitrail.errors import UserError
 from vitrail.version import VERSION
 
@@ -159,7 +159,7 @@ def _flags(group: str) -> type[Any]:
         text = option.help if option.default in (None, False) else f"{option.help} ({default})"
         names = [option.alias] if option.alias else None
         about = arg(help=text, help_behavior_hint="", aliases=names, metavar=_metavar(option.type))
-        kind: Any = str if option.type == Size else option.type
+        kind: Any = str if option.type in (Size, Duration | None) else option.type
         none: Any = (bool, False) if kind is bool else (kind | None, None)
         fields.append((option.name, Annotated[none[0], about], none[1]))
     return dataclasses.make_dataclass(group or "what", fields)
@@ -169,7 +169,7 @@ def _metavar(kind: Any) -> str | None:
     """What stands behind a flag in the help: the choices, or the kind of value."""
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
-    return {int: "INT", float: "FLOAT", Size: "H[xW]", bool: None}.get(kind, "TEXT")
+    return {int: "INT", float: "FLOAT", Size: "H[xW]", Duration | None: "TIME", bool: None}.get(kind, "TEXT")
 
 
 def train(

@@ -8,6 +8,7 @@ is left to be worked out later.
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,16 @@ import yaml
 from vitrail.errors import UserError, nearest
 
 Size = tuple[int, int]
+
+
+class Duration(float):
+    """A time in seconds that people write as 90s, 10m or 1h30m."""
+
+    def __str__(self) -> str:
+        hours, seconds = divmod(round(self), 3600)
+        minutes, seconds = divmod(seconds, 60)
+        parts = [(hours, "h"), (minutes, "m"), (seconds, "s")]
+        return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
 
 
 def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> Any:
@@ -54,6 +65,7 @@ class ArchConfig:
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     epochs: int = option("passes over the training images")
+    time_budget: Duration | None = option("train for so long instead, as 10m or 1h30m: the decay ends then", None)
     batch_size: int = option("images per forward pass", alias="-b")
     grad_accum_steps: int = option("forward passes per optimiser step", 1)
     opt: Literal["adamw", "sgd", "muon"] = option("muon serves the weight matrices, with AdamW for the rest")
@@ -213,6 +225,8 @@ def _is_group(hint: Any) -> bool:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, Duration):
+        return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -232,6 +246,8 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         )
     if hint == Size:
         return _coerce_size(name, value)
+    if hint is Duration:
+        return _coerce_duration(name, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, Path):
@@ -252,3 +268,22 @@ def _coerce_size(name: str, value: object) -> Size:
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise UserError(f"'{name}' must be a size like 224 or 192x256, but it is {value!r}.")
     return sides[0], sides[-1]
+
+
+def _coerce_duration(name: str, value: object) -> Duration:
+    """90s, 10m, 1h30m and 1.5h are durations; so is a `Duration`."""
+    if isinstance(value, Duration):
+        return value
+    parts = (
+        re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", value.strip().lower())
+        if isinstance(value, str)
+        else None
+    )
+    try:
+        hours, minutes, seconds = (float(part or 0) for part in parts.groups()) if parts else (0.0, 0.0, 0.0)
+    except ValueError:  # two decimal points
+        hours = minutes = seconds = 0.0
+    total = 3600 * hours + 60 * minutes + seconds
+    if total < 1:
+        raise UserError(f"'{name}' must be a time of a second or more like 90s, 10m or 1h30m, but it is {value!r}.")
+    return Duration(total)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vitrail.config import flat
+from vitrail.config import Duration, flat
 from vitrail.data import ArraySplit, Data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
@@ -79,6 +79,7 @@ def test_nothing_is_left_unresolved(recipe, images):
         "data_dir",
         "image_column",
         "label_column",
+        "time_budget",
     }
     assert config.recipe == recipe
     assert config.optim.warmup_epochs < config.optim.epochs
@@ -92,6 +93,7 @@ def test_the_images_decide_the_channels():
 
 
 ASKED = {
+    "time_budget": Duration(600),
     "model": "vit_ti8",
     "img_size": (40, 24),
     "channels": 1,

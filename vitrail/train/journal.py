@@ -15,11 +15,12 @@ from types import TracebackType
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from vitrail.config import OptimConfig
+from vitrail.config import Duration
 from vitrail.errors import UserError
 from vitrail.evaluate import figures
 from vitrail.progress import log
 from vitrail.train.run import Progress
+from vitrail.train.schedule import Schedule
 from vitrail.weights.files import replacing, write_text
 
 _LINE_EVERY = 30.0  # seconds between log lines within an epoch where there is no terminal
@@ -47,11 +48,11 @@ class Journal:
         log.removeHandler(self._file)
         self._file.close()
 
-    def steps(self, progress: Progress, per_epoch: int, optim: OptimConfig) -> Iterator[int]:
+    def steps(self, progress: Progress, schedule: Schedule) -> Iterator[int]:
         """The numbers of the steps that are left of this epoch, with bars or lines that show how it goes."""
+        optim, per_epoch, total = schedule.optim, schedule.per_epoch, schedule.steps
         epoch, done = divmod(progress.step, per_epoch)
         images = optim.batch_size * optim.grad_accum_steps
-        total = per_epoch * optim.epochs
         quiet = not self._terminal
         with (
             tqdm(total=total, initial=progress.step, desc="run", unit="step", leave=False, disable=quiet) as whole,
@@ -76,18 +77,19 @@ class Journal:
                 whole.update()
                 if quiet and time.monotonic() - self._spoke > _LINE_EVERY:
                     self._spoke = time.monotonic()
-                    left = progress.seconds / (step + 1) * (total - step - 1)
-                    log.info(f"epoch {epoch + 1}  step {step + 1}/{total}  {status}  {_duration(left)} left")
+                    left = Duration(schedule.seconds_left(progress))
+                    log.info(f"epoch {epoch + 1}  step {step + 1}/{total}  {status}  {left} left")
 
-    def epoch(self, rows: Sequence[dict[str, float]], epochs: int) -> None:
-        """Writes down all epochs so far; the last one is new."""
+    def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, over: bool) -> None:
+        """Writes down all epochs so far; the last one is new, and the end of the run if that is `over`."""
+        epochs = schedule.optim.epochs
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
         write_text(self._run / "metrics.csv", text.getvalue())
         row = rows[-1]
-        if row["epoch"] == epochs or time.monotonic() - self._drew > _DRAW_EVERY:
+        if over or time.monotonic() - self._drew > _DRAW_EVERY:
             with replacing(self._run / "curves.png") as path:
                 figures.save(figures.curves(rows), path)
             self._drew = time.monotonic()
@@ -100,10 +102,5 @@ class Journal:
         log.info(
             f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}  "
             f"val loss {row['val_loss']:.3f}  top1 {row['val_top1']:.2%}  top5 {row['val_top5']:.2%}  "
-            f"{_duration(row['seconds'])}"
+            f"{Duration(row['seconds'])}"
         )
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"

@@ -28,7 +28,7 @@ from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, s
 from vitrail.train.journal import Journal
 from vitrail.train.memory import recompute_activations
 from vitrail.train.objectives import Supervised
-from vitrail.train.optim import Ema, build_optimizers, lr_at, set_lr
+from vitrail.train.optim import Ema, build_optimizers, set_lr
 from vitrail.train.recipe import model_config, resolve
 from vitrail.train.run import (
     Interruption,
@@ -40,6 +40,7 @@ from vitrail.train.run import (
     reopen,
     split_settings,
 )
+from vitrail.train.schedule import Schedule, images_per_second
 from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
 
 
@@ -55,7 +56,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
         model, notes = prepare(config, data)
     elif source is not None:
         data = open_data(source, **split_settings(asked))
-        config = resolve(full_name(source), data, asked)
+        config = plan(full_name(source), data, asked)
         model, notes = prepare(config, data)  # whatever can be refused is refused before there is a folder
         run = create_run(config, overwrite)
     else:
@@ -71,6 +72,18 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
             log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
         log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
     return run
+
+
+def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
+    """The complete configuration. The epochs that fit into a time budget are estimated, as recipes depend on them."""
+    config = resolve(source, data, asked)
+    if config.optim.time_budget is None:
+        return config
+    if "epochs" in asked:
+        raise UserError("Both --epochs and --time-budget say how long to train. Give one of them.")
+    rate = images_per_second(prepare(config, data)[0], config.optim.batch_size, config.run.device)
+    epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
+    return resolve(source, data, asked | {"epochs": epochs})
 
 
 def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
@@ -105,7 +118,8 @@ def optimise(
         config.input.workers,
     )
     per_epoch = len(loader) // accumulate
-    steps, warmup = per_epoch * optim.epochs, round(per_epoch * optim.warmup_epochs)
+    validation = len(data.splits["val"]) / (optim.batch_size * accumulate)
+    schedule = Schedule(optim, per_epoch, validation)
 
     # Model and objective
     model.to(device)
@@ -129,7 +143,7 @@ def optimise(
     progress = Progress()
     if (state := load_checkpoint(run, device)) is not None:
         progress = Progress.restore(restore_parts(run, state, parts), data)
-        log.info(f"Going on from step {progress.step} of {steps}.")
+        log.info(f"Going on after step {progress.step}.")
 
     def checkpoint() -> None:
         save_checkpoint(run, progress.state(data) | {name: part.state_dict() for name, part in parts.items()})
@@ -137,7 +151,8 @@ def optimise(
     # Loop
     while True:
         epoch, first = divmod(progress.step, per_epoch)
-        if len(progress.rows) < epoch:
+        over = schedule.over(progress)
+        if progress.count and (over or not first):
             logits, truth = predict_split(
                 kept,
                 data.splits["val"],
@@ -146,23 +161,22 @@ def optimise(
                 device=device,
                 title="validating",
             )
-            lr = lr_at(progress.step - 1, steps, warmup, optim)
             if not np.isfinite(logits).all():
-                raise UserError(diverged(run, progress.step - 1, lr, progress.mean("loss"), math.nan))
+                raise UserError(diverged(run, progress.step - 1, progress.lr, progress.mean("loss"), math.nan))
             metrics = measure(logits, truth, data.classes)
-            progress.close_epoch(metrics, lr)
+            progress.close_epoch(metrics)
             if metrics.top1 >= progress.best:
                 progress.best = metrics.top1
-                save(run / WEIGHTS_FILE, kept, card.measured(metrics.summary() | {"epoch": epoch}))
-            journal.epoch(progress.rows, optim.epochs)
+                save(run / WEIGHTS_FILE, kept, card.measured(metrics.summary() | {"epoch": len(progress.rows)}))
+            journal.epoch(progress.rows, schedule, over)
             checkpoint()
-        if progress.step == steps:
+        if over:
             return
 
         batches = loader.epoch(epoch, first * accumulate)
-        for step in journal.steps(progress, per_epoch, optim):
-            lr = lr_at(step, steps, warmup, optim)
-            set_lr(optimizers, lr)
+        for step in journal.steps(progress, schedule):
+            progress.lr = schedule.lr(progress)
+            set_lr(optimizers, progress.lr)
             torch.manual_seed(derive(seed, step, 0))  # dropout and stochastic depth
             generator = torch.Generator().manual_seed(derive(seed, step, 1))  # augmentation
             sums = {"loss": 0.0, "top1": 0.0}
@@ -184,7 +198,7 @@ def optimise(
                 scaler.unscale_(optimizer)
             norm = clip_grad_norm_(model.parameters(), optim.clip_grad or math.inf).item()
             if not math.isfinite(sums["loss"]) or not (math.isfinite(norm) or scaler.is_enabled()):
-                raise UserError(diverged(run, step, lr, sums["loss"], norm))
+                raise UserError(diverged(run, step, progress.lr, sums["loss"], norm))
             for optimizer in optimizers:
                 scaler.step(optimizer)
                 optimizer.zero_grad(set_to_none=True)
@@ -194,7 +208,9 @@ def optimise(
             progress.add(sums)
             if interruption.requested or progress.minutes_unsaved() >= config.run.save_minutes:
                 if not all(p.isfinite().all() for p in model.parameters()):
-                    raise UserError(diverged(run, step, lr, sums["loss"], norm))
+                    raise UserError(diverged(run, step, progress.lr, sums["loss"], norm))
                 checkpoint()
             if interruption.requested:
                 raise KeyboardInterrupt
+            if schedule.over(progress):
+                break

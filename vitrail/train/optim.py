@@ -64,7 +64,7 @@ def set_lr(optimizers: Iterable[Optimizer], lr: float) -> None:
             group["lr"] = lr * group["scale"]
 
 
-def lr_at(step: int, steps: int, warmup: int, config: OptimConfig) -> float:
+def lr_at(step: float, steps: int, warmup: int, config: OptimConfig) -> float:
     """The learning rate of optimiser step `step` of `steps`: linear warm-up, then the decay of `sched`."""
     if step < warmup:
         return config.lr * (step + 1) / warmup

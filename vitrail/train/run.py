@@ -100,12 +100,13 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     """What is about to be trained on what, in a few lines."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
+    length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, at most {o.epochs} epochs"
     lines = [
         f"data      {config.data}: {counts}; {len(data.classes)} classes",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
         f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.length} tokens, "
         f"{parameters(model):,} parameters",
-        f"recipe    {config.recipe}: {o.epochs} epochs, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
+        f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
         f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",
         f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
     ]
@@ -127,6 +128,7 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
+    lr: float = 0.0  # of the last step
     best: float = 0.0
     count: int = 0
     sums: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "top1": 0.0})
@@ -155,14 +157,14 @@ class Progress:
     def mean(self, name: str) -> float:
         return self.sums[name] / max(self.count, 1)
 
-    def close_epoch(self, metrics: Metrics, lr: float) -> None:
+    def close_epoch(self, metrics: Metrics) -> None:
         """Adds the row of a finished epoch and begins the next one's sums."""
         self.tick()
         self.rows.append(
             {
                 "epoch": len(self.rows) + 1,
                 "step": self.step,
-                "lr": lr,
+                "lr": self.lr,
                 "train_loss": self.mean("loss"),
                 "train_top1": self.mean("top1"),
                 "val_loss": metrics.loss,

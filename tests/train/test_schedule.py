@@ -1,0 +1,92 @@
+"""When a run ends: after its steps, or with a time budget after its seconds, annealed either way."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+import vitrail
+from vitrail.config import Duration, OptimConfig, TrainConfig, coerce, load_yaml
+from vitrail.errors import UserError
+from vitrail.train.run import Progress
+from vitrail.train.schedule import Schedule
+
+OPTIM = OptimConfig(
+    epochs=2, batch_size=10, opt="muon", lr=1.0, weight_decay=0, sched="linear", warmup_epochs=0.2
+)  # two epochs of 50 steps, 10 of them warm-up
+STEPS = Schedule(OPTIM, per_epoch=50, validation=0)
+TIME = replace(STEPS, optim=replace(OPTIM, time_budget=Duration(200)))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("2H", 7200), ("1h1s", 3601)]
+)
+def test_reads_times_as_people_write_them(text, seconds):
+    assert coerce(TrainConfig, "time_budget", text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "1.2.3m", "ten minutes", "0s", "-5m", 600, True])
+def test_refuses_what_is_no_time(text):
+    with pytest.raises(UserError, match=r"'time_budget' must be a time .* like 90s, 10m or 1h30m"):
+        coerce(TrainConfig, "time_budget", text)
+
+
+@pytest.mark.parametrize("text", ["45s", "10m", "1h30m", "2h1s"])
+def test_writes_times_as_it_reads_them(text):
+    assert str(coerce(TrainConfig, "time_budget", text)) == text
+
+
+def test_by_steps_the_clock_does_not_matter():
+    for seconds in (0, 1e6):
+        assert STEPS.lr(Progress(step=55, seconds=seconds)) == pytest.approx(0.5)
+        assert not STEPS.over(Progress(step=99, seconds=seconds))
+        assert STEPS.over(Progress(step=100, seconds=seconds))
+
+
+def test_by_time_the_number_of_steps_does_not_matter():
+    for step in (1, 10_000):
+        assert TIME.lr(Progress(step=step, seconds=110)) == pytest.approx(0.5)
+        assert TIME.lr(Progress(step=step, seconds=200)) == pytest.approx(0)
+        assert not TIME.over(Progress(step=step, seconds=199))
+        assert TIME.over(Progress(step=step, seconds=200))
+
+
+def test_keeps_time_free_for_the_last_validation():
+    slow = replace(TIME, validation=30.0)  # a third as long as 30 steps
+    assert not slow.over(Progress(step=90, seconds=179))
+    assert slow.over(Progress(step=90, seconds=180))
+    assert slow.lr(Progress(step=90, seconds=180)) == pytest.approx(0)
+
+
+def test_there_is_one_step_even_if_there_is_no_time_for_it():
+    assert not TIME.over(Progress(step=0, seconds=1e6))
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory, tiny):
+    settings = {name: value for name, value in tiny.items() if name != "epochs"}
+    return vitrail.train("digits", time_budget="2s", out=tmp_path_factory.mktemp("timed"), **settings)
+
+
+def test_a_run_by_time_ends_annealed_and_measured(timed):
+    with (timed / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    config = load_yaml(TrainConfig, timed / "config.yaml")
+    assert config.optim.time_budget == 2
+    assert float(rows[-1]["lr"]) < 0.3 * config.optim.lr  # whatever the machine does, a step is a small part of 2 s
+    assert int(rows[-1]["step"]) > 0
+    assert (timed / "model.safetensors").exists()
+
+
+def test_a_run_by_time_that_is_over_does_not_go_on(timed):
+    before = (timed / "metrics.csv").read_text()
+    vitrail.train(resume=timed)
+    assert (timed / "metrics.csv").read_text() == before
+
+
+def test_epochs_and_time_together_are_refused(tmp_path, tiny):
+    with pytest.raises(UserError, match="Both --epochs and --time-budget"):
+        vitrail.train("digits", time_budget="2s", out=tmp_path, **tiny)
+    assert not any(tmp_path.iterdir())
