@@ -10,7 +10,7 @@ figure given is the test accuracy at the end of the time, never the best on the 
 
 timm's side has timm's own parts with the settings that its documentation gives for a ViT: AdamW, weight decay 0.05,
 warm-up, cosine decay, RandAugment `rand-m9-mstd0.5-inc1`, random resized crops, mixup 0.8, label smoothing 0.1. It is
-spared what would cost it the budget: its loader runs beside the training and its threads give way to it (GOMP_SPINCOUNT,
+spared what would cost it the budget: its loader runs beside the training and its threads give way (GOMP_SPINCOUNT,
 as in vitrail), its schedule too ends with the time, and its learning rate is the best of three.
 """
 
