@@ -30,6 +30,28 @@ _AHEAD = 4  # batches that are read before they are asked for
 _CHUNK = 16  # images that a thread reads at a time, so that threads share a batch at little cost for each image
 
 
+@dataclass(frozen=True, eq=False)
+class ReadySplit:
+    """A split whose pixels were made ready once: (N, C, h, w) uint8, as `preprocess` makes them."""
+
+    split: Split
+    preprocess: Preprocess
+    pixels: Pixels
+
+    @property
+    def targets(self) -> Numbers:
+        return self.split.targets
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def image(self, i: int) -> Pixels:
+        return self.split.image(i)
+
+    def name(self, i: int) -> str:
+        return self.split.name(i)
+
+
 def batches(
     split: Split,
     preprocess: Preprocess,
@@ -94,6 +116,15 @@ def _cut(order: Numbers, size: int) -> list[Numbers]:
     return [order[at : at + size] for at in range(0, len(order), size)]
 
 
+def _ready(split: Split, preprocess: Preprocess) -> Pixels | None:
+    """The pixels of every image, (N, C, h, w), if nothing has to be done to them."""
+    if isinstance(split, ReadySplit) and split.preprocess == preprocess:
+        return split.pixels
+    if isinstance(split, ArraySplit) and preprocess.keeps(split.pixels.shape[1:]):
+        return split.pixels.transpose(0, 3, 1, 2)
+    return None
+
+
 def _read(
     split: Split,
     preprocess: Preprocess,
@@ -101,10 +132,9 @@ def _read(
     workers: int,
     crop: Callable[[int, int, int], Box] | None = None,
 ) -> Iterator[Batch]:
-    if crop is None and isinstance(split, ArraySplit) and preprocess.keeps(split.pixels.shape[1:]):
+    if crop is None and (ready := _ready(split, preprocess)) is not None:
         for numbers in chosen:
-            pixels = np.ascontiguousarray(split.pixels[numbers].transpose(0, 3, 1, 2))
-            yield torch.from_numpy(pixels), torch.from_numpy(split.targets[numbers])
+            yield torch.from_numpy(np.ascontiguousarray(ready[numbers])), torch.from_numpy(split.targets[numbers])
         return
 
     def fill(out: Pixels, numbers: Numbers) -> None:

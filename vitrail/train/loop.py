@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from vitrail.config import TrainConfig, coerce, flat
 from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment
+from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
@@ -109,8 +110,11 @@ def optimise(
 
     # Data
     preprocess = Preprocess(config.input.img_size, config.input.channels, config.input.crop)
+    train_split, val_split = data.splits["train"], once(data.splits["val"], preprocess, config.input.workers)
+    if config.augment.crop_scale == 1:
+        train_split = once(train_split, preprocess, config.input.workers)
     loader = TrainBatches(
-        data.splits["train"],
+        train_split,
         preprocess,
         optim.batch_size,
         seed,
@@ -155,7 +159,7 @@ def optimise(
         if progress.count and (over or not first):
             logits, truth = predict_split(
                 kept,
-                data.splits["val"],
+                val_split,
                 preprocess,
                 workers=config.input.workers,
                 device=device,
