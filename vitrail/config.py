@@ -68,7 +68,8 @@ class OptimConfig:
     time_budget: Duration | None = option("train for so long instead, as 10m or 1h30m: the decay ends then", None)
     batch_size: int = option("images per forward pass", alias="-b")
     grad_accum_steps: int = option("forward passes per optimiser step", 1)
-    opt: Literal["adamw", "sgd", "muon"] = option("muon serves the weight matrices, with AdamW for the rest")
+    opt: Literal["adamw", "sgd", "muon", "lamb"] = option("muon serves the weight matrices, with AdamW for the rest")
+    loss: Literal["ce", "bce"] = option("cross-entropy over the classes, or binary of each class by itself", "ce")
     lr: float = option("peak learning rate; taken as it is, never scaled by the batch size")
     weight_decay: float = option("decoupled weight decay, not on norms, biases, tokens and positions", alias="--wd")
     sched: Literal["cosine", "linear", "constant"] = option("shape of the decay; constant decays over --cooldown")
@@ -88,6 +89,8 @@ class AugmentConfig:
     hflip: float = option("probability of a mirror image", 0.0)
     randaug: int = option("RandAugment operations per image", 0)
     magnitude: float = option("strength of RandAugment, 0 to 10", 9.0)
+    three_augment: float = option("probability of 3-Augment: each image turns grey, solarized or blurred", 0.0)
+    color_jitter: float = option("largest change of brightness, contrast and saturation, as a share", 0.0)
     reprob: float = option("probability of erasing a random rectangle", 0.0)
     mixup: float = option("alpha of mixup (0 = off)", 0.0)
     cutmix: float = option("alpha of CutMix (0 = off)", 0.0)
@@ -112,7 +115,7 @@ class TrainConfig:
     """Everything that determines a training run."""
 
     data: str = option("folder, .npz, CSV/TSV/Parquet table, or a built-in name")
-    recipe: str = option("small (from scratch) or finetune (from --weights): chooses what is not given")
+    recipe: str = option("chooses what is not given: `vitrail recipes` lists them; small, or finetune with --weights")
     model: str = option("name of the model: `vitrail models` lists them")
     weights: str | None = option("run or file whose weights training starts from", None)
     input: InputConfig
@@ -187,10 +190,19 @@ def flat(config: Any) -> dict[str, Any]:
     return found
 
 
+def to_plain(config: Any) -> dict[str, Any]:
+    """The inverse of `from_plain`: dictionaries, lists and plain values, sizes as `[height, width]`."""
+    return dataclasses.asdict(config, dict_factory=lambda items: {k: _plain(v) for k, v in items})
+
+
+def to_yaml(config: Any) -> str:
+    """A configuration as the text of its `config.yaml`."""
+    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+
+
 def save_yaml(config: Any, path: Path) -> None:
-    """Writes a configuration as YAML, sizes as `[height, width]`."""
-    document = dataclasses.asdict(config, dict_factory=lambda items: {k: _plain(v) for k, v in items})
-    path.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    """Writes a configuration as YAML."""
+    path.write_text(to_yaml(config), encoding="utf-8")
 
 
 def load_yaml(cls: type[C], path: Path) -> C:

@@ -5,15 +5,24 @@ import math
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
 from vitrail.config import AugmentConfig
-from vitrail.data.augment import COLOUR, OPERATIONS, augment, matrices, randaugment, recolour, warp
+from vitrail.data.augment import COLOUR, OPERATIONS, augment, blur, matrices, randaugment, recolour, warp
 
 CLASSES = 10
 EVERYTHING = AugmentConfig(
-    shift=2, hflip=0.5, randaug=2, reprob=0.5, mixup=0.8, cutmix=1.0, mix_prob=0.9, smoothing=0.1
+    shift=2,
+    hflip=0.5,
+    randaug=2,
+    three_augment=0.8,
+    color_jitter=0.3,
+    reprob=0.5,
+    mixup=0.8,
+    cutmix=1.0,
+    mix_prob=0.9,
+    smoothing=0.1,
 )
 
 
@@ -118,6 +127,7 @@ def test_another_device_gets_its_numbers_without_being_waited_for() -> None:
         AugmentConfig(hflip=0.5),
         AugmentConfig(randaug=1),
         AugmentConfig(reprob=1.0),
+        AugmentConfig(color_jitter=0.3),
     ],
 )
 def test_copies_of_an_image_in_a_batch_come_out_different(config: AugmentConfig) -> None:
@@ -285,6 +295,46 @@ def test_each_operation_is_drawn_equally_often_and_changes_only_its_own_images()
     assert len(possible) == 5 + 9 * 2
     assert counts.min() > count / 28 * 0.6
     assert counts.max() < count / 14 * 1.4
+
+
+# 3-Augment and colour jitter
+
+
+def test_three_augment_makes_an_image_grey_solarized_or_blurred_as_often_as_asked() -> None:
+    photo = smooth_photo(224, 224)
+    images, _ = run(photo.repeat(60, 1, 1, 1), AugmentConfig(three_augment=0.75))
+    images = ((images + 0.5) * 255).round().to(torch.uint8)
+    grey = from_pil(ImageOps.grayscale(to_pil(photo[0])).convert("RGB"))
+    solarized = from_pil(ImageOps.solarize(to_pil(photo[0])))
+    kinds = []
+    for image in images:
+        kind = "blurred"
+        if torch.equal(image, photo[0]):
+            kind = "left"
+        elif largest_difference(image, grey) <= 1:
+            kind = "grey"
+        elif torch.equal(image, solarized):
+            kind = "solarized"
+        else:
+            assert image.float().mean((1, 2)) == pytest.approx(photo[0].float().mean((1, 2)), abs=1)
+        kinds.append(kind)
+    assert all(5 <= kinds.count(kind) <= 25 for kind in ("left", "grey", "solarized", "blurred")), kinds
+
+
+def test_blur_agrees_with_pillow() -> None:
+    pixels = torch.cat([smooth_photo(224, 256), noise(1, 3, 224, 256)])
+    blurred = blur(pixels, torch.tensor([2.0, 1.0]))
+    for image, ours, radius in zip(pixels, blurred, (2.0, 1.0), strict=True):
+        theirs = from_pil(to_pil(image).filter(ImageFilter.GaussianBlur(radius)))
+        assert (ours.float() - theirs.float()).abs().mean() < 2  # Pillow's is three box blurs, about a Gaussian
+
+
+def test_jitter_changes_each_image_within_its_bounds() -> None:
+    pixels = torch.full((500, 1, 4, 4), 100, dtype=torch.uint8)  # plain and grey: brightness alone changes it
+    images, _ = run(pixels, AugmentConfig(color_jitter=0.3))
+    values = (images[:, 0, 0, 0] + 0.5) * 255
+    assert values.min() == pytest.approx(70, abs=2)
+    assert values.max() == pytest.approx(130, abs=2)
 
 
 # Erasing

@@ -64,11 +64,23 @@ def test_digits_are_learnt(train):
     assert vitrail.evaluate(run).top1 >= 0.95
 
 
-@pytest.mark.parametrize("opt", ["sgd", "adamw", "muon"])
+@pytest.mark.parametrize("opt", ["sgd", "adamw", "muon", "lamb"])
 def test_every_optimiser_learns(train, small, opt):
-    learnt = rows(train(**{**small, "epochs": 2}, opt=opt, lr={"sgd": 0.1}.get(opt, 0.005)))
+    learnt = rows(train(**{**small, "epochs": 2}, opt=opt, lr={"sgd": 0.1, "lamb": 0.02}.get(opt, 0.005)))
     assert learnt[-1]["train_loss"] < learnt[0]["train_loss"] - 0.05 < math.log(10)
     assert learnt[-1]["val_top1"] > 0.2
+
+
+def test_a_fresh_head_begins_with_the_binary_loss_of_chance(train, tiny):
+    """log(10) + 9 log(10 / 9) for 10 classes; half chances for each, as without the bias, would be 6.9."""
+    first = rows(train(**{**tiny, "batch_size": 2048}, loss="bce", smoothing=0.0, mixup=0.0))[0]
+    assert first["train_loss"] == pytest.approx(math.log(10) + 9 * math.log(10 / 9), rel=0.02)
+
+
+def test_the_binary_loss_learns(train, tiny):
+    learnt = rows(train(**{**tiny, "epochs": 3}, loss="bce", lr=0.005))
+    assert learnt[-1]["train_loss"] < learnt[0]["train_loss"] - 0.05
+    assert learnt[-1]["val_top1"] > 0.3
 
 
 def test_half_precision_learns_about_the_same(train, small):

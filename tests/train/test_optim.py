@@ -6,6 +6,7 @@ import copy
 import math
 from dataclasses import replace
 
+import peers
 import pytest
 import torch
 from torch.optim import SGD, AdamW, Muon
@@ -13,6 +14,7 @@ from torch.optim import SGD, AdamW, Muon
 from vitrail.config import OptimConfig
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.train.lamb import Lamb
 from vitrail.train.optim import Ema, build_optimizers, lr_at, set_lr
 
 OPTIM = OptimConfig(epochs=10, batch_size=8, opt="adamw", lr=0.1, weight_decay=0.05, sched="cosine", warmup_epochs=1.0)
@@ -26,7 +28,7 @@ MODELS = {
     "convolutional stem": replace(SMALL, stem="conv", pool="gap"),
 }
 every_model = pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-every_optimiser = pytest.mark.parametrize("opt", ["adamw", "sgd", "muon"])
+every_optimiser = pytest.mark.parametrize("opt", ["adamw", "sgd", "muon", "lamb"])
 
 
 def groups_of(model, optimizers):
@@ -76,6 +78,30 @@ def test_one_optimiser_serves_all_without_muon():
     model = build(SMALL)
     assert [type(optimizer) for optimizer in build_optimizers(model, OPTIM, False)] == [AdamW]
     assert [type(optimizer) for optimizer in build_optimizers(model, replace(OPTIM, opt="sgd"), False)] == [SGD]
+
+
+def test_lamb_takes_the_steps_of_timm():
+    """Over decayed and undecayed parameters, the zero matrix of a fresh head, and a parameter without a gradient."""
+    torch.manual_seed(0)
+    model = build(SMALL)
+    theirs = copy.deepcopy(model)
+    optimizers = build_optimizers(model, replace(OPTIM, opt="lamb", lr=0.01), False)
+    assert [type(optimizer) for optimizer in optimizers] == [Lamb]
+    names = {p: name for name, p in model.named_parameters()}
+    copies = dict(theirs.named_parameters())
+    groups = [{**group, "params": [copies[names[p]] for p in group["params"]]} for group in optimizers[0].param_groups]
+    reference = peers.timm("timm.optim.lamb").Lamb(groups, lr=0.01, max_grad_norm=None)
+    set_lr(optimizers, 0.01)
+    for step in range(5):
+        for name, p in model.named_parameters():
+            if name != "cls_token":
+                p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+                copies[name].grad = p.grad.clone()
+        optimizers[0].step()
+        reference.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p, copies[name], rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+    assert model.head.weight.abs().max() > 0
 
 
 def test_frozen_parameters_are_left_out():

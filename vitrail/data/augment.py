@@ -8,7 +8,8 @@ Where an image is moved away from an edge, its mirror image fills the gap. Black
 no real image has, and blot out whole patches of a small one; where the background is plain, as around a
 digit, so is its mirror image.
 
-RandAugment: https://arxiv.org/abs/1909.13719. Random erasing: https://arxiv.org/abs/1708.04896.
+RandAugment: https://arxiv.org/abs/1909.13719. 3-Augment: https://arxiv.org/abs/2204.07118.
+Random erasing: https://arxiv.org/abs/1708.04896.
 Mixup: https://arxiv.org/abs/1710.09412. CutMix: https://arxiv.org/abs/1905.04899.
 
 Legend: B batch, C channels, H height, W width, K classes, S RandAugment operations per image.
@@ -47,6 +48,10 @@ def augment(
         pixels = shift_and_flip(pixels, config.shift, config.hflip, generator)
     if config.randaug:
         pixels = randaugment(pixels, config.randaug, config.magnitude, generator)
+    if config.three_augment:
+        pixels = three_augment(pixels, config.three_augment, generator)
+    if config.color_jitter:
+        pixels = jitter(pixels, config.color_jitter, generator)
     images = preprocess_normalise(pixels)
     if config.reprob:
         images = erase(images, config.reprob, generator)
@@ -206,6 +211,53 @@ def warp(pixels: Tensor, maps: Tensor) -> Tensor:
     grid = source.permute(0, 2, 3, 1) * source.new_tensor([2 / w, 2 / h])
     images = F.grid_sample(pixels.float(), grid, padding_mode="reflection", align_corners=False)
     return images.round().to(torch.uint8)
+
+
+# 3-Augment and colour jitter ------------------------------------------------------------------------------
+
+BLUR = (0.1 / 224, 2 / 224)  # smallest and largest standard deviation, in shares of the shorter side
+
+
+def three_augment(pixels: Tensor, probability: float, generator: torch.Generator) -> Tensor:
+    """Makes some images grey, solarized or blurred, with equal chances, as DeiT III does to every one."""
+    b = len(pixels)
+    kinds = torch.randint(3, (b,), generator=generator)
+    left, strength = torch.rand(2, b, generator=generator)
+    deviations = (BLUR[0] + strength * (BLUR[1] - BLUR[0])) * min(pixels.shape[2:])
+    kinds[left >= probability] = 3
+    pixels = pixels.clone()
+    for kind in range(3):
+        chosen = (kinds == kind).nonzero().flatten()
+        if len(chosen):
+            index = chosen.to(pixels.device)
+            images = pixels[index]
+            if kind == 0:
+                pixels[index] = _grey(images.float()).round().to(torch.uint8).expand_as(images)
+            elif kind == 1:
+                pixels[index] = recolour(images, "solarize", torch.full((len(chosen),), 0.5))
+            else:
+                pixels[index] = blur(images, deviations[chosen])
+    return pixels
+
+
+def blur(pixels: Tensor, deviations: Tensor) -> Tensor:
+    """A Gaussian blur of uint8 images, each by its own standard deviation; the edge is continued outwards."""
+    b, c, h, w = pixels.shape
+    reach = max(math.ceil(3 * BLUR[1] * min(h, w)), 1)
+    places = torch.arange(-reach, reach + 1)
+    kernels = (-0.5 * (places / deviations[:, None]) ** 2).softmax(1).to(pixels.device).repeat_interleave(c, 0)
+    images = F.pad(pixels.float().view(1, b * c, h, w), (reach, reach, reach, reach), mode="replicate")
+    images = F.conv2d(images, kernels[:, None, :, None], groups=b * c)
+    images = F.conv2d(images, kernels[:, None, None, :], groups=b * c)
+    return images.view(b, c, h, w).round().clamp(0, 255).to(torch.uint8)
+
+
+def jitter(pixels: Tensor, largest: float, generator: torch.Generator) -> Tensor:
+    """Changes brightness, then contrast, then saturation of each image by a factor of its own around 1."""
+    for name in ("brightness", "contrast", "saturation"):
+        change = largest * (2 * torch.rand(len(pixels), generator=generator) - 1)
+        pixels = recolour(pixels, name, change / 0.9)  # of which a level is 0.9
+    return pixels
 
 
 # On normalised images -------------------------------------------------------------------------------------

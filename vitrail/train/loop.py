@@ -92,6 +92,9 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     torch.manual_seed(config.run.seed)
     model = build(model_config(config, len(data.classes)))
     notes = [] if config.weights is None else start_from(config.weights, model, data.classes)
+    if config.optim.loss == "bce" and config.weights is None:
+        # A fresh head takes every class for as rare as it is, or the first steps are spent on learning that.
+        torch.nn.init.constant_(model.head.bias, -math.log(len(data.classes)))
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     if batches < config.optim.grad_accum_steps:
         raise UserError(
@@ -133,7 +136,7 @@ def optimise(
         recompute_activations(model)
     if config.run.compile:
         model.compile()
-    objective = Supervised(model)
+    objective = Supervised(model, optim.loss)
     card = Card(model=config.model, config=model.config, classes=data.classes, preprocess=preprocess)
 
     # Optimiser

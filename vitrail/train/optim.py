@@ -14,6 +14,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from vitrail.config import OptimConfig
 from vitrail.models import Model
+from vitrail.train.lamb import Lamb
 
 
 def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> list[Optimizer]:
@@ -26,6 +27,8 @@ def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> lis
         return [SGD(matrices + others, lr=config.lr, momentum=0.9)]
     if config.opt == "adamw":
         return [AdamW(matrices + others, lr=config.lr)]
+    if config.opt == "lamb":
+        return [Lamb(matrices + others, lr=config.lr)]
     muon = Muon(matrices, lr=config.lr, adjust_lr_fn="match_rms_adamw")
     return [muon, AdamW(others, lr=config.lr)]
 

@@ -127,8 +127,12 @@ def check(config: TrainConfig) -> TrainConfig:
         ("channels", config.input.channels, config.input.channels in (1, 3), "1 or 3"),
         ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
         ("crop_scale", a.crop_scale, 0 < a.crop_scale <= 1, "above 0 and at most 1"),
+        ("color_jitter", a.color_jitter, 0 <= a.color_jitter <= 1, "between 0 and 1, a share"),
         ("smoothing", a.smoothing, 0 <= a.smoothing < 1, "at least 0 and below 1"),
-        *((n, getattr(a, n), 0 <= getattr(a, n) <= 1, "a probability") for n in ("hflip", "reprob", "mix_prob")),
+        *(
+            (n, getattr(a, n), 0 <= getattr(a, n) <= 1, "a probability")
+            for n in ("hflip", "three_augment", "reprob", "mix_prob")
+        ),
         *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
     ]
     for name, value, fine, rule in rules:
