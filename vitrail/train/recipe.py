@@ -16,7 +16,7 @@ from vitrail.data import Data
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import ModelConfig, canonical
-from vitrail.train.recipes import RECIPES, Facts
+from vitrail.train.recipes import RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
 
 
@@ -27,7 +27,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     name = given.get("recipe", "finetune" if weights else "small")
     if name not in RECIPES:
         raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)} There are {', '.join(RECIPES)}.")
-    model, architecture = _choose_model(data, given)
+    model, architecture = _choose_model(data, given, RECIPES[name])
     facts = Facts(
         source=source,
         name=data.name,
@@ -37,8 +37,10 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         device=choose_device(given.get("device")),
         epochs=given.get("epochs"),
         weights=weights,
+        batch_size=given.get("batch_size"),
+        grad_accum_steps=given.get("grad_accum_steps"),
     )
-    config = override(RECIPES[name](facts), given | {"model": model})
+    config = override(RECIPES[name].make(facts), given | {"model": model})
     if "name" not in given:
         config = override(config, {"name": _free_name(config.run)})
     return check(config)
@@ -60,30 +62,31 @@ def _free_name(run: RunConfig) -> str:
     return name
 
 
-def _choose_model(data: Data, given: Mapping[str, Any]) -> tuple[str, ModelConfig]:
-    """The model and image size: as asked, as the weights have it, or to fit the images."""
+def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple[str, ModelConfig]:
+    """The model and image size: as asked, as the weights have it, as the recipe is meant, or to fit the images."""
+    typical = _typical(data, recipe)
     if given.get("weights"):
         card = open_card(given["weights"])
         name, config = card.model, card.config
         if "model" in given and canonical(given["model"])[0] != name:
             raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
+        resize = recipe.resize if recipe.resize and max(config.img_size) > SMALL_IMAGE else None
+        size = _fit((resize, resize), config.patch) if resize else config.img_size
     else:
         least = 4 if choose_device(given.get("device")) == "cpu" else 7
-        name, config = canonical(
-            given.get("model") or f"vit_nano{_patch(given.get('img_size') or _typical(data), least)}"
-        )
-    size = given.get("img_size") or (config.img_size if given.get("weights") else _fit(_typical(data), config.patch))
+        meant = recipe.model if max(given.get("img_size") or data.size) > SMALL_IMAGE else None
+        fitting = f"vit_nano{_patch(given.get('img_size') or typical, least)}"
+        name, config = canonical(given.get("model") or meant or fitting)
+        size = _fit(typical, config.patch)
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     channels = given.get("channels", data.channels)
+    size = given.get("img_size") or size
     return name, replace(config, img_size=size, channels=channels, classes=len(data.classes), **arch)
 
 
-_PHOTO = 128  # side at which photographs are trained from scratch unless asked otherwise
-
-
-def _typical(data: Data) -> Size:
-    """Small images keep their size and shape; photographs become squares of a size that trains in minutes."""
-    return data.size if max(data.size) <= 96 else (_PHOTO, _PHOTO)
+def _typical(data: Data, recipe: Recipe) -> Size:
+    """Small images keep their size and shape; photographs become squares of the size that the recipe is meant for."""
+    return data.size if max(data.size) <= SMALL_IMAGE else (recipe.photo, recipe.photo)
 
 
 def _patch(size: Size, least: int) -> int:
