@@ -53,14 +53,20 @@ def small(facts: Facts) -> TrainConfig:
     `vitrail train digits --epochs 30`: 98.05 % of 359 held-out digits at the best epoch, 58 s on the same cores.
     """
     epochs = facts.epochs or min(max(round(600_000 / facts.images), 10), 60)
-    few = facts.images < 10_000  # so few that the model learns them by heart unless it is hindered
+    often = epochs >= 20  # seen so often that the model learns the images by heart unless it is hindered
+    photo = min(facts.config.img_size) >= 64
+    augment = _augment(facts.config)
+    if photo:
+        augment = replace(augment, shift=0, crop_scale=0.35)
+    if often:
+        augment = replace(augment, mixup=0.8, cutmix=1.0) if photo else replace(augment, mixup=0.2)
     return TrainConfig(
         data=facts.source,
         recipe="small",
         model=facts.model,
         weights=facts.weights,
         input=_input(facts.config),
-        arch=replace(_arch(facts.config), drop_path=0.1 if few else 0.0),
+        arch=replace(_arch(facts.config), drop_path=0.1 if often else 0.0),
         optim=OptimConfig(
             epochs=epochs,
             batch_size=_batch(facts.images),
@@ -70,7 +76,7 @@ def small(facts: Facts) -> TrainConfig:
             sched="linear",
             warmup_epochs=round(0.1 * epochs, 2),
         ),
-        augment=replace(_augment(facts.config), mixup=0.2 if few else 0.0),
+        augment=augment,
         run=_run(facts),
     )
 
