@@ -106,6 +106,7 @@ def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):
         "data": "photos",
         "resume": None,
         "overwrite": True,
+        "find_lr": False,
         "img_size": "192x256",
         "batch_size": 4,
         "lr": 0.0,

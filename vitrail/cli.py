@@ -177,6 +177,7 @@ def train(
     *,
     resume: Annotated[str | None, arg(metavar="RUN", help_behavior_hint="")] = None,
     overwrite: Annotated[bool, arg(help_behavior_hint="")] = False,
+    find_lr: Annotated[bool, arg(help_behavior_hint="")] = False,
     what: OmitArgPrefixes[_flags("")],  # type: ignore[valid-type]  # made when the module is
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
@@ -190,6 +191,7 @@ def train(
         data: folder, .npz, CSV/TSV/Parquet table, or a built-in name
         resume: run folder to go on with, exactly
         overwrite: replace an older run of the same name
+        find_lr: find a good learning rate by a short run of growing ones, draw its curve, and stop
     """
     from vitrail.train import train
 
@@ -197,7 +199,7 @@ def train(
         name: value for group in (what, input, arch, optim, augment, run) for name, value in vars(group).items()
     }
     given = {name: value for name, value in settings.items() if value is not None and value is not False}
-    train(data, resume=resume, overwrite=overwrite, **given)
+    train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
     return 0
 
 
