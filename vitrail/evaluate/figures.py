@@ -205,14 +205,20 @@ def lr_range(lrs: Sequence[float], losses: Sequence[float], smoothed: Sequence[f
     axes.axvline(suggestion, color=ORANGE, linewidth=1, linestyle="--")
     axes.plot([suggestion], [height], "o", color=ORANGE, markersize=6)
     axes.annotate(
-        f"falls fastest at {suggestion:g}", (suggestion, height), (8, 6), textcoords="offset points", color=ORANGE
+        f"falls fastest at {suggestion:g}",
+        (suggestion, 1),
+        (8, -2),
+        xycoords=axes.get_xaxis_transform(),
+        textcoords="offset points",
+        va="top",
+        color=ORANGE,
     )
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")
     span = max(smoothed) - min(smoothed)
     axes.set_ylim(min(smoothed) - 0.1 * span, max(smoothed) + 0.1 * span)  # a last step may be far off
-    axes.legend(loc="lower left")
+    axes.legend(loc="best")
     _title(axes, "Learning-rate range test", f"{len(losses)} steps, lowest loss at {lrs[int(np.argmin(smoothed))]:.2g}")
     return figure
 

@@ -6,7 +6,6 @@ https://arxiv.org/abs/1506.01186. It is training like any other, with another sc
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,12 +55,17 @@ class RangeTest(Schedule):
         curve = smooth(self.losses)
         slopes = np.gradient(curve)
         steepest = int(slopes[: int(np.argmin(curve)) + 1].argmin())
-        if not slopes[steepest] < 0 or not math.isfinite(curve[steepest]):
+        if slopes[steepest] >= 0:
             raise UserError(
                 "The loss came down at no learning rate, so there is none to suggest. "
                 "Look at the data with `vitrail check`, or take a larger --batch-size."
             )
         return float(f"{self.rates()[steepest]:.2g}")
+
+    def fall(self) -> float:
+        """By how much the loss came down at best, as a share of what it was."""
+        curve = smooth(self.losses)
+        return 1 - min(curve) / curve[0]
 
     def save(self, folder: Path) -> Path:
         """Makes a folder that holds the curve, lr.png, and its numbers, lr.json."""
@@ -77,8 +81,12 @@ class RangeTest(Schedule):
 
 
 def smooth(losses: list[float]) -> list[float]:
-    """Each loss averaged with those of the steps around it, which unlike a running mean is not late."""
+    """Each loss averaged with those of the steps around it, which unlike a running mean is not late.
+
+    One that explodes counts as twice what the loss was at first, or it would outweigh all around it.
+    """
+    limit = 2 * float(np.median(losses[:_TRUSTED]))
     places = np.arange(len(losses))
     weights = np.exp(-0.5 * ((places[:, None] - places) / _WIDTH) ** 2)
-    averaged: list[float] = (weights @ np.asarray(losses) / weights.sum(1)).tolist()
+    averaged: list[float] = (weights @ np.minimum(losses, limit) / weights.sum(1)).tolist()
     return averaged

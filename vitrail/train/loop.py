@@ -122,6 +122,8 @@ def find_rate(config: TrainConfig, data: Data, model: Model) -> Path:
         optimise(Path(scratch), config, data, model, journal, Interruption(Path(scratch)), test)
     lr = test.suggestion()
     folder = test.save(Path(config.run.out) / free_name(config.run))
+    if (fall := test.fall()) < 0.05:
+        log.warning(f"The loss came down by {fall:.1%} only, so the suggestion means little. Look at the curve.")
     log.info(f"The loss falls fastest at a learning rate of {lr:g}; the recipe's is {config.optim.lr:g}.")
     log.info(f"The curve is {folder / 'lr.png'}. Next: vitrail train {config.data} … --lr {lr:g}")
     return folder
