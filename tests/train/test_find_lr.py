@@ -93,7 +93,7 @@ def test_training_finds_a_rate_and_leaves_nothing_but_the_curve(settings, small,
 
 def test_a_loss_that_is_suddenly_not_finite_is_the_end_and_no_error(small, tmp_path, monkeypatch):
     """From a rate that learns to the largest, which ends it within a step."""
-    monkeypatch.setattr(RangeTest, "lr", lambda self, progress: 0.1 if progress.step < 20 else 1e30)
+    monkeypatch.setattr(RangeTest, "lr", lambda _self, progress: 0.1 if progress.step < 20 else 1e30)
     folder = vitrail.train("digits", **small, opt="adamw", find_lr=True, out=tmp_path)
     numbers = json.loads((folder / "lr.json").read_text())
     assert len(numbers["loss"]) == 21
