@@ -17,13 +17,15 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.config import options
+from vitrail.config import TrainConfig, from_plain, load_yaml, options
 from vitrail.errors import UserError
 from vitrail.evaluate.predict import predict
 from vitrail.evaluate.verbs import evaluate
 from vitrail.models import table
 from vitrail.train import train
 from vitrail.train.checkpoint import checkpoint_path
+from vitrail.train.recipes import RECIPES
+from vitrail.train.verbs import recipes
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +82,7 @@ def parameters(function):
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [(cli.evaluate, evaluate), (cli.predict, predict), (cli.models, table), (cli.train, train)],
+    [(cli.evaluate, evaluate), (cli.predict, predict), (cli.models, table), (cli.train, train), (cli.recipes, recipes)],
 )
 def test_a_verb_has_the_names_and_defaults_of_its_function(command, function):
     assert parameters(command) == parameters(function)
@@ -106,6 +108,7 @@ def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):
         "data": "photos",
         "resume": None,
         "overwrite": True,
+        "find_lr": False,
         "img_size": "192x256",
         "batch_size": 4,
         "lr": 0.0,
@@ -190,6 +193,28 @@ def test_predict_goes_on_after_a_bad_file_and_exits_1(vitrail_says, trained, dig
     assert code == 1
     assert [line["file"] for line in lines] == [str(good), "bad.png", str(good)]
     assert [bool(line["error"]) for line in lines] == [False, True, False]
+
+
+def test_recipes_as_a_list_and_one_with_all_its_values(vitrail_says):
+    code, out, _ = vitrail_says("recipes")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(RECIPES)
+    code, out, _ = vitrail_says("recipes", "--json")
+    assert json.loads(out) == recipes()
+
+    code, out, _ = vitrail_says("recipes", "deit", "--model", "ViT-S/16", "--epochs", 40)
+    assert code == 0
+    assert "no data was given" in out
+    Path("config.yaml").write_text(out)
+    config = load_yaml(TrainConfig, Path("config.yaml"))
+    assert config == recipes("deit", model="vit_s16", epochs=40)
+    assert (config.model, config.optim.epochs, config.optim.warmup_epochs) == ("vit_s16", 40, 5.0)
+
+    code, out, _ = vitrail_says("recipes", "small", "digits", "--json")
+    assert code == 0
+    assert from_plain(TrainConfig, json.loads(out)) == recipes("small", "digits")
+    assert json.loads(out)["input"]["img_size"] == [8, 8]
+    assert sorted(Path.cwd().iterdir()) == [Path.cwd() / "config.yaml"]
 
 
 # Mistakes
@@ -295,6 +320,9 @@ def test_a_corrupt_checkpoint_and_corrupt_weights(refuses, trained):
         (["predict", "nowhere", "image.png"], "nowhere is neither a run folder nor a weights file"),
         (["predict", "RUN", "image.png", "--top", "0"], "top"),
         (["models", "resnet"], "No model has 'resnet' in its name."),
+        (["recipes", "diet"], "There is no recipe 'diet'. Did you mean 'deit'?"),
+        (["recipes", "deit", "nowhere"], "There is no data 'nowhere'"),
+        (["recipes", "deit", "--epochs", "0"], "'epochs' must be at least 1"),
     ],
     ids=str,
 )

@@ -9,6 +9,8 @@ import pytest
 
 from vitrail.cli import VERBS
 from vitrail.models import table
+from vitrail.train.recipes import RECIPES
+from vitrail.train.verbs import recipes
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
@@ -23,6 +25,30 @@ def test_the_table_of_models_is_that_of_the_command():
         for r in table()
     ]
     assert rows == expected
+
+
+def test_the_table_of_recipes_is_what_they_resolve_to():
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", (DOCS / "recipes.md").read_text(), re.M)
+    values = {name: tuple(cells.split(" | ")) for name, cells in rows if cells.count(" | ") == 7}
+    expected = {}
+    for name in RECIPES:
+        config = recipes(name)
+        o, a = config.optim, config.augment
+        mixing = [f"{kind} {value:g}" for kind, value in (("mixup", a.mixup), ("CutMix", a.cutmix)) if value]
+        colour = [f"RandAugment {a.randaug}, {a.magnitude:g}"] if a.randaug else ["3-Augment"] * (a.three_augment > 0)
+        expected[name] = (
+            f"{config.model}, {config.input.img_size[0]}",
+            f"{o.epochs}",
+            f"{o.batch_size * o.grad_accum_steps}",
+            {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB", "muon": "Muon"}[o.opt],
+            f"{o.lr:g}",
+            f"{o.weight_decay:g}",
+            f"{o.sched}, {o.warmup_epochs:g}",
+            ", ".join(colour + mixing) or "-",
+        )
+    published = {name: row for name, row in expected.items() if name not in ("small", "finetune")}
+    assert values == published, "\n".join(f"| `{name}` | {' | '.join(row)} |" for name, row in published.items())
+    assert all(f"`{name}`" in (DOCS / "recipes.md").read_text() for name in RECIPES)
 
 
 @pytest.mark.parametrize("verb", VERBS)

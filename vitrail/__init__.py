@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from vitrail.evaluate.verbs import evaluate
     from vitrail.models import create
     from vitrail.train import train
+    from vitrail.train.verbs import recipes
     from vitrail.weights import load
 
-__all__ = ["UserError", "__version__", "check", "create", "evaluate", "load", "predict", "train"]
+__all__ = ["UserError", "__version__", "check", "create", "evaluate", "load", "predict", "recipes", "train"]
 
 _HOME = {
     "check": "vitrail.evaluate.check",
     "create": "vitrail.models",
     "load": "vitrail.weights",
     "predict": "vitrail.evaluate.predict",
+    "recipes": "vitrail.train.verbs",
 }
 _PACKAGES = ("data", "evaluate", "models", "train", "weights")
 

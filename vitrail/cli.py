@@ -149,11 +149,11 @@ def predict(
     return 1 if write(predictions, format, sys.stdout) else 0
 
 
-def _flags(group: str) -> type[Any]:
+def _flags(group: str, *without: str) -> type[Any]:
     """A dataclass for the parser with the settings of one group of `TrainConfig`, each None unless it is given."""
     fields: list[Any] = []
     for option in options(TrainConfig).values():
-        if option.group != group or option.name == "data":
+        if option.group != group or option.name in ("data", *without):
             continue
         default = "by recipe" if option.default is dataclasses.MISSING else f"default: {option.default}"
         text = option.help if option.default in (None, False) else f"{option.help} ({default})"
@@ -177,6 +177,7 @@ def train(
     *,
     resume: Annotated[str | None, arg(metavar="RUN", help_behavior_hint="")] = None,
     overwrite: Annotated[bool, arg(help_behavior_hint="")] = False,
+    find_lr: Annotated[bool, arg(help_behavior_hint="")] = False,
     what: OmitArgPrefixes[_flags("")],  # type: ignore[valid-type]  # made when the module is
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
@@ -190,15 +191,54 @@ def train(
         data: folder, .npz, CSV/TSV/Parquet table, or a built-in name
         resume: run folder to go on with, exactly
         overwrite: replace an older run of the same name
+        find_lr: find a good learning rate by a short run of growing ones, draw its curve, and stop
     """
     from vitrail.train import train
 
-    settings = {
-        name: value for group in (what, input, arch, optim, augment, run) for name, value in vars(group).items()
-    }
-    given = {name: value for name, value in settings.items() if value is not None and value is not False}
-    train(data, resume=resume, overwrite=overwrite, **given)
+    given = _given(what, input, arch, optim, augment, run)
+    train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
     return 0
+
+
+def recipes(
+    name: Positional[Annotated[str | None, arg(metavar="[NAME]", help_behavior_hint="")]] = None,
+    data: Positional[Annotated[str | None, arg(metavar="[DATA]", help_behavior_hint="")]] = None,
+    *,
+    json_: Annotated[bool, arg(name="json")] = False,
+    what: OmitArgPrefixes[_flags("", "recipe")],  # type: ignore[valid-type]
+    input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
+    arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
+    optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
+    augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
+    run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
+) -> int:
+    """List the training recipes, or print every value that one of them chooses, as the config.yaml of a run.
+
+    Args:
+        name: recipe to resolve (default: list them all)
+        data: data set to resolve it for (default: a stand-in of the size of ImageNet-1k)
+        json_: print JSON
+    """
+    from vitrail.config import to_plain, to_yaml
+    from vitrail.train.verbs import recipes
+
+    lines = recipes()
+    if name is None:
+        print(json.dumps(lines, indent=2) if json_ else "\n".join(f"{name:<16}{line}" for name, line in lines.items()))
+        return 0
+    config = recipes(name, data, **_given(what, input, arch, optim, augment, run))
+    if json_:
+        print(json.dumps(to_plain(config), indent=2))
+    else:
+        stand_in = "" if data else ": no data was given, so these are the values for data of its size"
+        print(f"# {lines[config.recipe]}\n# For {config.data}{stand_in}.\n{to_yaml(config)}", end="")
+    return 0
+
+
+def _given(*groups: Any) -> dict[str, Any]:
+    """The settings that were given, of all groups of flags."""
+    settings = {name: value for group in groups for name, value in vars(group).items()}
+    return {name: value for name, value in settings.items() if value is not None and value is not False}
 
 
 VERBS: dict[str, Callable[..., int]] = {
@@ -207,6 +247,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "recipes": recipes,
 }
 
 

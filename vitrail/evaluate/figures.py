@@ -194,6 +194,35 @@ def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
     return figure
 
 
+@_styled
+def lr_range(lrs: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float) -> Figure:
+    """The loss while the learning rate grows, and where it falls fastest."""
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    height = float(np.interp(math.log(suggestion), np.log(lrs), smoothed))
+    axes.plot(lrs, losses, color=SKY, linewidth=0.8, alpha=0.8, label="every step")
+    axes.plot(lrs, smoothed, color=BLUE, label="smoothed")
+    axes.axvline(suggestion, color=ORANGE, linewidth=1, linestyle="--")
+    axes.plot([suggestion], [height], "o", color=ORANGE, markersize=6)
+    axes.annotate(
+        f"falls fastest at {suggestion:g}",
+        (suggestion, 1),
+        (8, -2),
+        xycoords=axes.get_xaxis_transform(),
+        textcoords="offset points",
+        va="top",
+        color=ORANGE,
+    )
+    axes.set_xscale("log")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("training loss")
+    span = max(smoothed) - min(smoothed)
+    axes.set_ylim(min(smoothed) - 0.1 * span, max(smoothed) + 0.1 * span)  # a last step may be far off
+    axes.legend(loc="best")
+    _title(axes, "Learning-rate range test", f"{len(losses)} steps, lowest loss at {lrs[int(np.argmin(smoothed))]:.2g}")
+    return figure
+
+
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure as PNG, trimmed to what is drawn."""
     with warnings.catch_warnings():

@@ -7,6 +7,8 @@ A run is a pure function of its configuration. Every batch, augmentation and dro
 from __future__ import annotations
 
 import math
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from vitrail.config import TrainConfig, coerce, flat
+from vitrail.config import TrainConfig, coerce, flat, override
 from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment
 from vitrail.data.cache import once
@@ -26,12 +28,14 @@ from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import Model, build
 from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
+from vitrail.train.find_lr import RangeTest
 from vitrail.train.journal import Journal
 from vitrail.train.memory import recompute_activations
 from vitrail.train.objectives import Supervised
 from vitrail.train.optim import Ema, build_optimizers, set_lr
-from vitrail.train.recipe import model_config, resolve
+from vitrail.train.recipe import free_name, model_config, resolve
 from vitrail.train.run import (
+    Diverged,
     Interruption,
     Progress,
     create_run,
@@ -45,9 +49,11 @@ from vitrail.train.schedule import Schedule, images_per_second
 from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
 
 
-def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
+def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
     """Trains and evaluates; `vitrail.train` is this with keywords."""
     speak()
+    if find_lr and (resume is not None or overwrite):
+        raise UserError("--find-lr makes a folder of its own and begins anew: leave out --resume and --overwrite.")
     asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
     if asked.get("weights") is not None:
         asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
@@ -59,6 +65,8 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
         data = open_data(source, **split_settings(asked))
         config = plan(full_name(source), data, asked)
         model, notes = prepare(config, data)  # whatever can be refused is refused before there is a folder
+        if find_lr:
+            return find_rate(config, data, model)
         run = create_run(config, overwrite)
     else:
         raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
@@ -104,10 +112,33 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     return model, [f"From {config.weights}: {note}." for note in notes]
 
 
+def find_rate(config: TrainConfig, data: Data, model: Model) -> Path:
+    """Finds a learning rate instead of training; returns the folder with the curve. Stopped, it leaves nothing."""
+    batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
+    test = RangeTest(config.optim, batches // config.optim.grad_accum_steps, 0)
+    config = override(config, {"model_ema": 0.0, "save_minutes": math.inf, "name": f"{config.run.name}-find-lr"})
+    log.info(describe(config, data, model.config))
+    with tempfile.TemporaryDirectory() as scratch, Journal(Path(scratch)) as journal, suppress(Diverged):
+        optimise(Path(scratch), config, data, model, journal, Interruption(Path(scratch)), test)
+    lr = test.suggestion()
+    folder = test.save(Path(config.run.out) / free_name(config.run))
+    if (fall := test.fall()) < 0.05:
+        log.warning(f"The loss came down by {fall:.1%} only, so the suggestion means little. Look at the curve.")
+    log.info(f"The loss falls fastest at a learning rate of {lr:g}; the recipe's is {config.optim.lr:g}.")
+    log.info(f"The curve is {folder / 'lr.png'}. Next: vitrail train {config.data} … --lr {lr:g}")
+    return folder
+
+
 def optimise(
-    run: Path, config: TrainConfig, data: Data, model: Model, journal: Journal, interruption: Interruption
+    run: Path,
+    config: TrainConfig,
+    data: Data,
+    model: Model,
+    journal: Journal,
+    interruption: Interruption,
+    test: RangeTest | None = None,
 ) -> None:
-    """The loop itself, in a run folder that exists."""
+    """The loop itself, in a run folder that exists; a range test has its own schedule and no validation."""
     device, seed, optim = config.run.device, config.run.seed, config.optim
     accumulate, classes = optim.grad_accum_steps, len(data.classes)
 
@@ -126,7 +157,7 @@ def optimise(
     )
     per_epoch = len(loader) // accumulate
     validation = len(data.splits["val"]) / (optim.batch_size * accumulate)
-    schedule = Schedule(optim, per_epoch, validation)
+    schedule = test or Schedule(optim, per_epoch, validation)
 
     # Model and objective
     model.to(device)
@@ -159,7 +190,7 @@ def optimise(
     while True:
         epoch, first = divmod(progress.step, per_epoch)
         over = schedule.over(progress)
-        if progress.count and (over or not first):
+        if progress.count and (over or not first) and test is None:
             logits, truth = predict_split(
                 kept,
                 val_split,
@@ -169,7 +200,7 @@ def optimise(
                 title="validating",
             )
             if not np.isfinite(logits).all():
-                raise UserError(diverged(run, progress.step - 1, progress.lr, progress.mean("loss"), math.nan))
+                raise diverged(run, progress.step - 1, progress.lr, progress.mean("loss"), math.nan)
             metrics = measure(logits, truth, data.classes)
             progress.close_epoch(metrics)
             if metrics.top1 >= progress.best:
@@ -205,7 +236,7 @@ def optimise(
                 scaler.unscale_(optimizer)
             norm = clip_grad_norm_(model.parameters(), optim.clip_grad or math.inf).item()
             if not math.isfinite(sums["loss"]) or not (math.isfinite(norm) or scaler.is_enabled()):
-                raise UserError(diverged(run, step, progress.lr, sums["loss"], norm))
+                raise diverged(run, step, progress.lr, sums["loss"], norm)
             for optimizer in optimizers:
                 scaler.step(optimizer)
                 optimizer.zero_grad(set_to_none=True)
@@ -215,7 +246,7 @@ def optimise(
             progress.add(sums)
             if interruption.requested or progress.minutes_unsaved() >= config.run.save_minutes:
                 if not all(p.isfinite().all() for p in model.parameters()):
-                    raise UserError(diverged(run, step, progress.lr, sums["loss"], norm))
+                    raise diverged(run, step, progress.lr, sums["loss"], norm)
                 checkpoint()
             if interruption.requested:
                 raise KeyboardInterrupt

@@ -42,7 +42,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     )
     config = override(RECIPES[name].make(facts), given | {"model": model})
     if "name" not in given:
-        config = override(config, {"name": _free_name(config.run)})
+        config = override(config, {"name": free_name(config.run)})
     return check(config)
 
 
@@ -53,7 +53,7 @@ def model_config(config: TrainConfig, classes: int) -> ModelConfig:
     return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
 
 
-def _free_name(run: RunConfig) -> str:
+def free_name(run: RunConfig) -> str:
     """The name of the run, with the first number behind it for which there is no run yet."""
     name, number = run.name, 1
     while (Path(run.out) / name).exists():

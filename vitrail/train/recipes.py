@@ -166,7 +166,6 @@ def paper_finetune(facts: Facts) -> TrainConfig:
             "sched": "cosine",
             "warmup_steps": 100 if steps == 500 else 500,
             "clip_grad": 1.0,
-            "body_lr": 1.0,
         },
         augment=AugmentConfig(crop_scale=0.05, hflip=_flip(facts.config)),
     )
@@ -398,6 +397,7 @@ def _optim(
         grad_accum_steps=passes,
         lr=float(f"{lr * (share if scaling == 'linear' else math.sqrt(share)):.4g}"),
         warmup_epochs=round(min(warmup, epochs / 8), 2),
+        body_lr=1.0,
         **rest,
     )
 

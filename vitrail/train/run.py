@@ -113,10 +113,14 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     return "\n".join(lines)
 
 
-def diverged(run: Path, step: int, lr: float, loss: float, norm: float) -> str:
+class Diverged(UserError):
+    """The loss, the gradient or the weights are not finite any more."""
+
+
+def diverged(run: Path, step: int, lr: float, loss: float, norm: float) -> Diverged:
     path = checkpoint_path(run)
     kept = f"The last good checkpoint is {path}." if path.exists() else "There was no checkpoint yet."
-    return (
+    return Diverged(
         f"Training diverged at step {step} with learning rate {lr:.3g}: the loss is {loss}, the gradient {norm}. "
         f"{kept} Start again with a lower --lr, a longer --warmup-epochs or a --clip-grad of 1."
     )
