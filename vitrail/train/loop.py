@@ -97,11 +97,10 @@ def optimise(
 
     # Data
     preprocess = Preprocess(config.input.img_size, config.input.channels, config.input.crop)
-    train_split, val_split = data.splits["train"], once(data.splits["val"], preprocess, config.input.workers)
-    if config.augment.crop_scale == 1:
-        train_split = once(train_split, preprocess, config.input.workers)
+    keep = config.input.cache_gb, config.input.workers
+    val_split = once(data.splits["val"], preprocess, False, *keep)
     loader = TrainBatches(
-        train_split,
+        once(data.splits["train"], preprocess, config.augment.crop_scale < 1, *keep),
         preprocess,
         optim.batch_size,
         seed,

@@ -28,7 +28,7 @@ from vitrail.train.recipe import check
 CONFIG_FILE = "config.yaml"
 
 # Settings that say how a run is carried out, not what it computes: they may change when it goes on.
-_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir"}
+_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
 
 
 def create_run(config: TrainConfig, overwrite: bool) -> Path:
