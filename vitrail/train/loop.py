@@ -170,7 +170,8 @@ def optimise(
             generator = torch.Generator().manual_seed(derive(seed, step, 1))  # augmentation
             sums = {"loss": 0.0, "top1": 0.0}
             for _ in range(accumulate):
-                pixels, labels = next(batches)
+                with progress.waiting():
+                    pixels, labels = next(batches)
                 images, targets = augment(
                     pixels.to(device),
                     labels.to(device),
