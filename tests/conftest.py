@@ -8,6 +8,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # There is a worker per core already. Set before torch is imported; child processes inherit it.
     os.environ["OMP_NUM_THREADS"] = "1"
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ import pytest
 
 # The least that trains: 4 tokens an image.
 TINY: dict[str, Any] = {"model": "vit_nano4", "img_size": 8, "stem": "patch", "epochs": 1, "batch_size": 64}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing of the user's cache is read or changed, by this process or its children."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,7 @@ class InputConfig:
     image_column: str | None = option("column of a table that holds the paths of the images (else found)", None)
     label_column: str | None = option("column of a table that holds the labels (else found)", None)
     workers: int = option("threads that read images", 2, alias="-j")
+    cache_gb: float = option("GiB of disk for decoded images, so that they are decoded once (0 = off)", 10.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -295,3 +295,82 @@ def test_files_are_closed(tmp_path):
 def test_the_usual_extensions_count_as_images():
     assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"} <= EXTENSIONS
     assert not {".txt", ".eps", ".pdf", ".mp4", ""} & EXTENSIONS
+
+
+# The faster decoder, and images read in small
+
+
+@pytest.fixture(params=["simplejpeg", "pillow"])
+def decoder(request, monkeypatch):
+    """Every test with it runs with the faster decoder and without."""
+    if request.param == "pillow":
+        monkeypatch.setattr("vitrail.data.images.simplejpeg", None)
+    else:
+        pytest.importorskip("simplejpeg")
+    return request.param
+
+
+def photo(h: int = 150, w: int = 201) -> Image.Image:
+    """Textured and smooth parts, as photographs have."""
+    from sklearn.datasets import load_sample_image
+
+    return Image.fromarray(load_sample_image("china.jpg")).crop((100, 100, 400, 324)).resize((w, h))
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("channels", [None, 1, 3])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"subsampling": 0, "quality": 95}, {"progressive": True}, *({"exif": turned(k)} for k in (3, 5, 6, 8))],
+)
+def test_both_decoders_give_the_same_pixels(tmp_path, monkeypatch, mode, options, channels):
+    pytest.importorskip("simplejpeg")
+    path = saved(photo().convert(mode), tmp_path / "photo.jpg", **options)
+    for least in (None, 30, 60):
+        with monkeypatch.context() as patch:
+            fast = read_image(path, channels, least)
+            patch.setattr("vitrail.data.images.simplejpeg", None)
+            slow = read_image(path, channels, least)
+        assert fast.shape == slow.shape
+        # The same library decodes for both; another build of it may round otherwise.
+        assert np.abs(fast.astype(int) - slow).max() <= 2
+
+
+def test_a_jpeg_cut_anywhere_is_as_unreadable_for_one_decoder_as_for_the_other(tmp_path, decoder):
+    whole = saved(picture(48, 64), tmp_path / "whole.jpg").read_bytes()
+    path = tmp_path / "cut.jpg"
+    for end in range(1, len(whole), 37):
+        path.write_bytes(whole[:end])
+        assert reason(path) in ("truncated", "not an image", "damaged (broken JPEG file)"), (decoder, end)
+
+
+@pytest.mark.parametrize(("least", "factor"), [(None, 1), (200, 1), (76, 1), (75, 2), (38, 2), (37, 4), (1, 8)])
+@pytest.mark.parametrize("name", ["photo.jpg", "photo.png", "cmyk.jpg"])
+def test_an_image_is_read_in_small_as_long_as_its_shorter_side_suffices(tmp_path, decoder, name, least, factor):
+    path = saved(photo().convert("CMYK" if name == "cmyk.jpg" else "RGB"), tmp_path / name)
+    assert read_image(path, least=least).shape == (-(-150 // factor), -(-201 // factor), 3), decoder
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "photo.png"])
+def test_an_image_in_small_of_twice_the_size_needed_gives_nearly_the_same(tmp_path, decoder, name):
+    from sklearn.datasets import load_sample_image
+
+    path = saved(Image.fromarray(load_sample_image("flower.jpg")), tmp_path / name)
+    full = Image.fromarray(read_image(path))
+    for side in (106, 53):
+        size = side * 640 // 427, side
+        small = Image.fromarray(read_image(path, least=2 * side))
+        assert small.height < full.height, decoder
+        images = [np.asarray(image.resize(size, Image.Resampling.BICUBIC)).astype(int) for image in (small, full)]
+        assert np.abs(images[0] - images[1]).mean() < 2
+
+
+def test_a_turned_image_is_turned_in_small_too(tmp_path, decoder):
+    path = saved(photo(), tmp_path / "turned.jpg", exif=turned(6))
+    assert read_image(path, least=75).shape == (101, 75, 3), decoder

@@ -51,7 +51,9 @@ def test_pixels_are_those_of_resizing_the_short_side_and_cropping_the_centre(siz
     assert found.shape == (channels, 64, 64)
     assert found.dtype == np.uint8
     assert found.flags.c_contiguous
-    assert np.abs(found.astype(int) - expected).max() <= 1
+    difference = np.abs(found.astype(int) - expected)
+    assert difference.max() <= 2
+    assert difference.mean() < 0.05
 
 
 def test_a_rectangle_is_covered_from_either_side():

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shutil
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -20,7 +21,9 @@ from torch._dynamo.utils import counters
 import vitrail
 from vitrail.config import TrainConfig, load_yaml, override, save_yaml
 from vitrail.errors import UserError
+from vitrail.evaluate.metrics import measure
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
+from vitrail.train.run import Progress
 from vitrail.weights import load
 
 # Nothing random but the order of the images.
@@ -43,7 +46,7 @@ def rows(run):
 
 
 def timeless(run):
-    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows(run)]
+    return [{name: value for name, value in row.items() if name not in ("seconds", "wait")} for row in rows(run)]
 
 
 def last(run):
@@ -234,6 +237,21 @@ def test_a_run_folder_holds_all_that_is_known(train, small):
     log = (run / "train.log").read_text()
     assert all(f"epoch {epoch}/3" in log for epoch in (1, 2, 3))
     assert "899 train, 898 val; 10 classes" in log
+    assert log.count("waited for data") == 3
+    assert all(0 <= row["wait"] < 1 for row in rows(run))
+
+
+def test_the_share_of_time_without_data_is_that_of_the_epoch_across_a_pause():
+    progress = Progress(trained=0.5, waited=0.1)
+    with progress.waiting():
+        time.sleep(0.1)
+    progress = Progress(**asdict(progress))  # as a checkpoint keeps it
+    progress.trained += 0.5
+    metrics = measure(np.eye(3, dtype=np.float32), np.arange(3), ("a", "b", "c"))
+    progress.close_epoch(metrics, 0.1)
+    progress.close_epoch(metrics, 0.1)
+    assert 0.2 <= progress.rows[0]["wait"] < 0.5
+    assert progress.rows[1]["wait"] == 0
 
 
 def test_the_model_can_be_read_without_vitrail(train, small):

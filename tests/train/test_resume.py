@@ -91,10 +91,13 @@ def stop(words, environment, run, checkpoints, number):
     return child.returncode, said
 
 
+TIMES = ("seconds", "trained", "waited", "wait")
+
+
 def metrics(run):
-    """metrics.csv without the column that tells the time."""
+    """metrics.csv without the columns that tell the time."""
     with (run / "metrics.csv").open(newline="") as file:
-        return [{name: value for name, value in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+        return [{name: value for name, value in row.items() if name not in TIMES} for row in csv.DictReader(file)]
 
 
 def timeless(state):
@@ -106,7 +109,7 @@ def timeless(state):
     else:
         return {"": state}
     return {
-        f"/{name}{rest}": value for name, part in pairs if name != "seconds" for rest, value in timeless(part).items()
+        f"/{name}{rest}": value for name, part in pairs if name not in TIMES for rest, value in timeless(part).items()
     }
 
 

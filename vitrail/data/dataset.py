@@ -39,12 +39,13 @@ class FileSplit:
     paths: Sequence[Path]
     targets: Numbers
     channels: int
+    least: int | None = None  # as in `read_image`
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def image(self, i: int) -> Pixels:
-        return read_image(self.paths[i], self.channels)
+        return read_image(self.paths[i], self.channels, self.least)
 
     def name(self, i: int) -> str:
         return str(self.paths[i])

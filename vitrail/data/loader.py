@@ -1,6 +1,6 @@
 """Batches of pixels, in order for evaluation and shuffled for training.
 
-There is no `DataLoader`: Pillow releases the interpreter's lock while it decodes and resizes, so threads
+There is no `DataLoader`: decoders and torch release the interpreter's lock while they work, so threads
 suffice; they start at once and nothing has to be pickled. Whatever is random depends on the seed, the epoch
 and the number of the image alone, so a run that resumes in the middle of an epoch sees the batches that it
 would have seen.
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -62,6 +63,14 @@ def batches(
     """All images of a split, or those numbered `indices`, in order; the last batch may be smaller."""
     order = np.arange(len(split)) if indices is None else np.asarray(indices, dtype=np.int64)
     return _read(split, preprocess, _cut(order, batch_size), workers)
+
+
+def images(split: Split, workers: int = 2, indices: Sequence[int] | None = None) -> Iterator[Pixels]:
+    """All images of a split, or those numbered `indices`, as they are stored, in order."""
+    order = range(len(split)) if indices is None else indices
+    with ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read") as pool:
+        for at in range(0, len(order), _AHEAD * _CHUNK):
+            yield from pool.map(partial(_image, split), order[at : at + _AHEAD * _CHUNK])
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,13 @@ def _cut(order: Numbers, size: int) -> list[Numbers]:
     return [order[at : at + size] for at in range(0, len(order), size)]
 
 
+def _image(split: Split, i: int) -> Pixels:
+    try:
+        return split.image(i)
+    except UnreadableImage as error:
+        raise UserError(f"{split.name(i)} was checked before but cannot be read now: {error}.") from error
+
+
 def _ready(split: Split, preprocess: Preprocess) -> Pixels | None:
     """The pixels of every image, (N, C, h, w), if nothing has to be done to them."""
     if isinstance(split, ReadySplit) and split.preprocess == preprocess:
@@ -139,10 +155,7 @@ def _read(
 
     def fill(out: Pixels, numbers: Numbers) -> None:
         for row, i in zip(out, numbers.tolist(), strict=True):
-            try:
-                image = split.image(i)
-            except UnreadableImage as error:
-                raise UserError(f"{split.name(i)} was checked before but cannot be read now: {error}.") from error
+            image = _image(split, i)
             if crop is None:
                 row[:] = preprocess.pixels(image)
             else:

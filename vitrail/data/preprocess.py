@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
-from PIL import Image
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.config import Size, coerce, unknown_setting
@@ -39,26 +39,19 @@ class Preprocess:
             raise UserError(f"'std' must be above 0, but it is {self.std}.")
 
     def pixels(self, image: Pixels) -> Pixels:
-        """An image (H, W, C) of any size as (C, h, w) of the model's: resized to cover, then centre-cropped.
+        """Images (..., H, W, C) of any size as (..., C, h, w) of the model's: resized to cover, then centre-cropped.
 
-        The sizes are those of torchvision's `Resize` and `CenterCrop`. Only what is kept is computed, so that
-        a very long image costs no more than another.
+        The sizes are those of torchvision's `Resize` and `CenterCrop`.
         """
-        height, width = image.shape[:2]
-        (h, w), (y, x) = self._cover(height, width)
-        rows, columns = height / h, width / w  # of the image, for one of the resized image
-        return self.crop_pixels(image, (y * rows, x * columns, self.img_size[0] * rows, self.img_size[1] * columns))
+        image = self._trim(image)
+        (h, w), (y, x) = self._cover(*image.shape[-3:-1])
+        resized = self._resize(image, (h, w))
+        return np.ascontiguousarray(resized[..., y : y + self.img_size[0], x : x + self.img_size[1]])
 
-    def crop_pixels(self, image: Pixels, box: tuple[float, float, float, float]) -> Pixels:
-        """A box (y, x, height, width) of an image (H, W, C), resized to (C, h, w)."""
-        height, width = image.shape[:2]
+    def crop_pixels(self, image: Pixels, box: tuple[int, int, int, int]) -> Pixels:
+        """A box (y, x, height, width) of images (..., H, W, C), resized to (..., C, h, w)."""
         y, x, h, w = box
-        picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-        picture = picture.convert("L" if self.channels == 1 else "RGB")
-        # Rounding must not carry the box over the edge.
-        edges = x, y, min(x + w, width), min(y + h, height)
-        resized = np.array(picture.resize(self.img_size[::-1], Image.Resampling.BICUBIC, edges))
-        return resized[None] if self.channels == 1 else np.ascontiguousarray(resized.transpose(2, 0, 1))
+        return np.ascontiguousarray(self._resize(image[..., y : y + h, x : x + w, :], self.img_size))
 
     def keeps(self, shape: tuple[int, ...]) -> bool:
         """Whether images of this shape, (H, W, C), come out of `pixels` as they are, only transposed."""
@@ -89,6 +82,27 @@ class Preprocess:
             mean=_numbers("mean", document["mean"]),
             std=_numbers("std", document["std"]),
         )
+
+    def _resize(self, image: Pixels, size: Size) -> Pixels:
+        """Bicubic and antialiased as Pillow's, in a fraction of its time; (..., H, W, C) as (..., C, h, w)."""
+        if image.shape[-1] == 3 and self.channels == 1:  # luma, with Pillow's rounding
+            image = (((image @ np.array([19595, 38470, 7471])) + 0x8000) >> 16).astype(np.uint8)[..., None]
+        if not image.flags.writeable or min(image.strides) < 0:
+            image = image.copy()  # what torch cannot share
+        images = torch.from_numpy(image).movedim(-1, -3)
+        batch = images.reshape(-1, *images.shape[-3:])
+        if size != batch.shape[-2:]:
+            batch = F.interpolate(batch, size, mode="bicubic", antialias=True)
+        return batch.expand(-1, self.channels, -1, -1).view(*images.shape[:-3], self.channels, *size).numpy()
+
+    def _trim(self, image: Pixels) -> Pixels:
+        """Cuts the far ends off very long images, of which the centre crop keeps nothing, before they are enlarged."""
+        height, width = image.shape[-3:-1]
+        h, w = self.img_size
+        rows = max(8 * h * width // w, 1)
+        columns = max(8 * w * height // h, 1)
+        y, x = max(height - rows, 0) // 2, max(width - columns, 0) // 2
+        return image[..., y : height - y, x : width - x, :]
 
     def _cover(self, height: int, width: int) -> tuple[Size, Size]:
         """The size to which an image is resized, and the corner of the centre crop in it."""

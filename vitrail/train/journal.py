@@ -69,6 +69,7 @@ class Journal:
             for step in range(progress.step, (epoch + 1) * per_epoch):
                 yield step
                 seconds = progress.tick()
+                progress.trained += seconds
                 status = (
                     f"loss {progress.mean('loss'):.3f}  top1 {progress.mean('top1'):.1%}  {images / seconds:,.0f} img/s"
                 )
@@ -102,5 +103,5 @@ class Journal:
         log.info(
             f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}  "
             f"val loss {row['val_loss']:.3f}  top1 {row['val_top1']:.2%}  top5 {row['val_top5']:.2%}  "
-            f"{Duration(row['seconds'])}"
+            f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}"
         )

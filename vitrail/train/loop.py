@@ -144,11 +144,10 @@ def optimise(
 
     # Data
     preprocess = Preprocess(config.input.img_size, config.input.channels, config.input.crop)
-    train_split, val_split = data.splits["train"], once(data.splits["val"], preprocess, config.input.workers)
-    if config.augment.crop_scale == 1:
-        train_split = once(train_split, preprocess, config.input.workers)
+    keep = config.input.cache_gb, config.input.workers
+    val_split = once(data.splits["val"], preprocess, False, *keep)
     loader = TrainBatches(
-        train_split,
+        once(data.splits["train"], preprocess, config.augment.crop_scale < 1, *keep),
         preprocess,
         optim.batch_size,
         seed,
@@ -219,7 +218,8 @@ def optimise(
             generator = torch.Generator().manual_seed(derive(seed, step, 1))  # augmentation
             sums = {"loss": 0.0, "top1": 0.0}
             for _ in range(accumulate):
-                pixels, labels = next(batches)
+                with progress.waiting():
+                    pixels, labels = next(batches)
                 images, targets = augment(
                     pixels.to(device),
                     labels.to(device),

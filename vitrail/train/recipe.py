@@ -129,6 +129,7 @@ def check(config: TrainConfig) -> TrainConfig:
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
         ("channels", config.input.channels, config.input.channels in (1, 3), "1 or 3"),
         ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
+        ("cache_gb", config.input.cache_gb, config.input.cache_gb >= 0, "at least 0"),
         ("crop_scale", a.crop_scale, 0 < a.crop_scale <= 1, "above 0 and at most 1"),
         ("color_jitter", a.color_jitter, 0 <= a.color_jitter <= 1, "between 0 and 1, a share"),
         ("smoothing", a.smoothing, 0 <= a.smoothing < 1, "at least 0 and below 1"),

@@ -7,7 +7,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -28,7 +29,7 @@ from vitrail.train.recipe import check
 CONFIG_FILE = "config.yaml"
 
 # Settings that say how a run is carried out, not what it computes: they may change when it goes on.
-_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir"}
+_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
 
 
 def create_run(config: TrainConfig, overwrite: bool) -> Path:
@@ -133,6 +134,8 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     lr: float = 0.0  # of the last step
+    trained: float = 0.0  # seconds of this epoch's steps
+    waited: float = 0.0  # and those of them without data
     best: float = 0.0
     count: int = 0
     sums: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "top1": 0.0})
@@ -147,6 +150,13 @@ class Progress:
         passed, self._clock = now - self._clock, now
         self.seconds += passed
         return passed
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts what happens inside as waiting for data."""
+        start = time.monotonic()
+        yield
+        self.waited += time.monotonic() - start
 
     def minutes_unsaved(self) -> float:
         return (time.monotonic() - self._saved) / 60
@@ -175,8 +185,10 @@ class Progress:
                 "val_top1": metrics.top1,
                 "val_top5": metrics.top5,
                 "seconds": round(self.seconds, 2),
+                "wait": round(self.waited / self.trained, 4) if self.trained else 0.0,  # share of the steps' time
             }
         )
+        self.trained = self.waited = 0.0
         self.count, self.sums = 0, dict.fromkeys(self.sums, 0.0)
 
     def state(self, data: Data) -> dict[str, Any]:
