@@ -101,7 +101,7 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     """What is about to be trained on what, in a few lines."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
-    length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, at most {o.epochs} epochs"
+    length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs} epochs"
     lines = [
         f"data      {config.data}: {counts}; {len(data.classes)} classes",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
