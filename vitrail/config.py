@@ -18,6 +18,8 @@ import yaml
 from vitrail.errors import UserError, nearest
 
 Size = tuple[int, int]
+Names = tuple[str, ...]
+Task = Literal["multiclass", "multilabel", "regression"]
 
 
 def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> Any:
@@ -33,7 +35,8 @@ class InputConfig:
     val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
     image_column: str | None = option("column of a table that holds the paths of the images (else found)", None)
-    label_column: str | None = option("column of a table that holds the labels (else found)", None)
+    label_column: Names | None = option("column of a table that holds the labels, or several: x,y (else found)", None)
+    task: Task | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
     workers: int = option("threads that read images", 2, alias="-j")
 
 
@@ -232,6 +235,8 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         )
     if hint == Size:
         return _coerce_size(name, value)
+    if hint == Names:
+        return coerce_names(name, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, Path):
@@ -252,3 +257,11 @@ def _coerce_size(name: str, value: object) -> Size:
     if len(sides) not in (1, 2) or min(sides) < 1:
         raise UserError(f"'{name}' must be a size like 224 or 192x256, but it is {value!r}.")
     return sides[0], sides[-1]
+
+
+def coerce_names(name: str, value: object) -> Names:
+    """ "x", "x,y" and ["x", "y"] are names."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
+        raise UserError(f"'{name}' must be a name, or several as in x,y, but it is {value!r}.")
+    return tuple(n.strip() for n in names)

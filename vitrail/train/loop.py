@@ -20,14 +20,14 @@ from vitrail.data.augment import augment
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
-from vitrail.evaluate.metrics import measure
+from vitrail.evaluate.metrics import measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import Model, build
 from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.journal import Journal
 from vitrail.train.memory import recompute_activations
-from vitrail.train.objectives import Supervised
+from vitrail.train.objectives import build_objective
 from vitrail.train.optim import Ema, build_optimizers, lr_at, set_lr
 from vitrail.train.recipe import model_config, resolve
 from vitrail.train.run import (
@@ -77,7 +77,7 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     """The model as training begins, fresh or from trained weights, and a sentence on each thing adapted in these."""
     torch.manual_seed(config.run.seed)
     model = build(model_config(config, len(data.classes)))
-    notes = [] if config.weights is None else start_from(config.weights, model, data.classes)
+    notes = [] if config.weights is None else start_from(config.weights, model, data.classes, data.task)
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     if batches < config.optim.grad_accum_steps:
         raise UserError(
@@ -115,8 +115,10 @@ def optimise(
         recompute_activations(model)
     if config.run.compile:
         model.compile()
-    objective = Supervised(model)
-    card = Card(model=config.model, config=model.config, classes=data.classes, preprocess=preprocess)
+    card = Card(
+        model=config.model, config=model.config, classes=data.classes, preprocess=preprocess, task=data.task
+    ).standardising(data.splits["train"].targets)
+    objective = build_objective(model, card, device)
 
     # Optimiser
     optimizers = build_optimizers(model, optim, pretrained=config.weights is not None)
@@ -149,11 +151,11 @@ def optimise(
             lr = lr_at(progress.step - 1, steps, warmup, optim)
             if not np.isfinite(logits).all():
                 raise UserError(diverged(run, progress.step - 1, lr, progress.mean("loss"), math.nan))
-            metrics = measure(logits, truth, data.classes)
+            metrics = measure_model(card, logits, truth)
             progress.close_epoch(metrics, lr)
-            if metrics.top1 >= progress.best:
-                progress.best = metrics.top1
-                save(run / WEIGHTS_FILE, kept, card.measured(metrics.summary() | {"epoch": epoch}))
+            if metrics.main >= progress.best:
+                progress.best = metrics.main
+                save(run / WEIGHTS_FILE, kept, measured(card, metrics, epoch))
             journal.epoch(progress.rows, optim.epochs)
             checkpoint()
         if progress.step == steps:
@@ -165,7 +167,7 @@ def optimise(
             set_lr(optimizers, lr)
             torch.manual_seed(derive(seed, step, 0))  # dropout and stochastic depth
             generator = torch.Generator().manual_seed(derive(seed, step, 1))  # augmentation
-            sums = {"loss": 0.0, "top1": 0.0}
+            sums: dict[str, float] = {}
             for _ in range(accumulate):
                 pixels, labels = next(batches)
                 images, targets = augment(
@@ -179,7 +181,7 @@ def optimise(
                 with torch.autocast(torch.device(device).type, precision, enabled=config.run.amp != "off"):
                     result = objective(images, targets)
                 scaler.scale(result["loss"] / accumulate).backward()
-                sums = {name: total + result[name].item() / accumulate for name, total in sums.items()}
+                sums = {name: sums.get(name, 0.0) + value.item() / accumulate for name, value in result.items()}
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             norm = clip_grad_norm_(model.parameters(), optim.clip_grad or math.inf).item()

@@ -18,6 +18,7 @@ from vitrail.config import (
     OptimConfig,
     RunConfig,
     Size,
+    Task,
     TrainConfig,
     coerce,
     options,
@@ -119,10 +120,18 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         epochs=given.get("epochs"),
         weights=weights,
     )
-    config = override(RECIPES[name](facts), given | {"model": model})
+    config = _for_task(RECIPES[name](facts), data.task)
+    config = override(config, given | {"model": model, "task": data.task})
+    if data.task == "regression" and config.augment.smoothing:
+        raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
     if "name" not in given:
         config = override(config, {"name": _free_name(config.run)})
     return check(config)
+
+
+def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
+    """A recipe's choices where numbers are learnt: what moves, bends or blends a picture may change the numbers."""
+    return replace(config, augment=AugmentConfig()) if task == "regression" else config
 
 
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:
