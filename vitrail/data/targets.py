@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -126,6 +126,18 @@ def _combines(cells: Sequence[str], separator: str) -> bool:
 def _parts(cell: str, separator: str) -> list[str]:
     parts = [cell] if not separator else cell.split() if separator == " " else cell.split(separator)
     return [part.strip() for part in parts if part.strip()]
+
+
+def in_words(task: Task, classes: Sequence[str], targets: Targets) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The label of every image as text, and the classes, labels or numbers that it is an example of."""
+    for target in targets:
+        if task == "multiclass":
+            yield classes[target], (classes[target],)
+        elif task == "multilabel":
+            labels = tuple(classes[k] for k in np.flatnonzero(target))
+            yield "|".join(labels) or "(none)", labels or ("(none)",)
+        else:
+            yield ", ".join(f"{value:g}" for value in target), tuple(classes)
 
 
 # In splits ----------------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ def check(
 
 def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
     """Images that the model is sure to be of another class than their label says, the surest first."""
+    if card.task != "multiclass":
+        raise UserError("Labels are checked by a run that tells classes apart, but this one was trained otherwise.")
     numbers = {name: number for number, name in enumerate(card.classes)}
     known = [item for item in items if item.label in numbers]
     strange = sorted({item.label for item in items} - set(numbers))

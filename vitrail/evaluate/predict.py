@@ -113,18 +113,17 @@ def _outputs(model: Model, preprocess: Preprocess, pixels: list[Pixels], device:
 def _say(file: str, outputs: Tensor, card: Card, top: int | None) -> Prediction:
     """What a model's outputs for an image mean, by its task."""
     if card.task == "regression":
-        values = outputs.double() * torch.tensor(card.target_std) + torch.tensor(card.target_mean)
-        return Prediction(file, card.classes, values=tuple(values.tolist()), task=card.task)
+        scaled = zip(outputs.tolist(), card.target_std, card.target_mean, strict=True)
+        values = tuple(output * std + mean for output, std, mean in scaled)
+        return Prediction(file, card.classes, values=values, task=card.task)
     if card.task == "multilabel":
-        chances = outputs.double().sigmoid()
-        given = chances >= torch.tensor(card.thresholds, dtype=torch.double)
-        ranked = chances.sort(descending=True, stable=True)
-        order = [i for i in ranked.indices.tolist() if given[i]][:top]
+        chances = outputs.double().sigmoid().tolist()
+        given = [i for i, threshold in enumerate(card.thresholds) if chances[i] >= threshold]
     else:
-        chances = outputs.softmax(dim=0)
-        order = chances.sort(descending=True, stable=True).indices.tolist()[: top or _TOP]
-    labels = tuple(card.classes[i] for i in order)
-    return Prediction(file, labels, tuple(chances[order].tolist()), task=card.task)
+        chances = outputs.softmax(dim=0).tolist()
+        given, top = list(range(len(chances))), top or _TOP
+    best = sorted(given, key=lambda i: -chances[i])[:top]
+    return Prediction(file, tuple(card.classes[i] for i in best), tuple(chances[i] for i in best), task=card.task)
 
 
 def _read_ahead(
