@@ -92,12 +92,12 @@ def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Num
 
 
 def hold_out(task: Task, targets: Targets, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
-    """`stratify` for every task; images with a label that no other image would have for training are kept."""
+    """`stratify` for every task; of a label that would be held out altogether, one image is kept."""
     keep, held = stratify(strata(task, targets, fraction), fraction, seed)
     if task == "multilabel":
-        lost = ~targets[keep].any(axis=0)
-        back = targets[held][:, lost].any(axis=1)
-        keep, held = np.sort(np.concatenate([keep, held[back]])), held[~back]
+        lost = np.flatnonzero(targets[held].any(axis=0) & ~targets[keep].any(axis=0))
+        back = np.array([held[targets[held, label] > 0][0] for label in lost], dtype=np.int64)
+        keep, held = np.union1d(keep, back), np.setdiff1d(held, back)
     return keep, held
 
 
