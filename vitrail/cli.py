@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Names, Size, TrainConfig, options
+from vitrail.config import Names, Size, Task, TrainConfig, options
 from vitrail.errors import UserError
 from vitrail.version import VERSION
 
@@ -53,6 +53,9 @@ def check(
     run: Annotated[str | None, arg(metavar="RUN")] = None,
     out: str | None = None,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    task: Task | None = None,
     workers: int = 2,
     device: str | None = None,
     json_: Annotated[bool, arg(name="json")] = False,
@@ -64,13 +67,26 @@ def check(
         run: trained run: labels that its model contradicts are found too
         out: folder for the sheet of pictures, check.png (default: check-<data>)
         data_dir: where built-in data sets lie
+        image_column: column of a table that holds the paths of the images (default: found)
+        label_column: column of a table that holds the labels, or several: x,y (default: found)
+        task: multiclass, multilabel or regression (default: seen from the data)
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
         json_: print JSON
     """
     from vitrail.evaluate.check import check
 
-    audit = check(data, run=run, out=out, data_dir=data_dir, workers=workers, device=device)
+    audit = check(
+        data,
+        run=run,
+        out=out,
+        data_dir=data_dir,
+        image_column=image_column,
+        label_column=label_column,
+        task=task,
+        workers=workers,
+        device=device,
+    )
     print(json.dumps(audit.to_json(), indent=2) if json_ else audit.table())
     return 1 if audit.errors else 0
 

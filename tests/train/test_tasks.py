@@ -163,3 +163,20 @@ def test_labels_and_numbers_are_mixed_as_the_images_are():
 def test_a_smoothed_label_is_a_little_of_both():
     _, smoothed = augmented(torch.eye(4), smoothing=0.1)
     torch.testing.assert_close(smoothed, torch.eye(4) * 0.9 + 0.05)
+
+
+def test_labels_and_numbers_are_checked_before_they_are_learnt(table, labels_run, tmp_path):
+    audit = vitrail.check(table, out=tmp_path)
+    with table.open() as file:
+        labels = [row["labels"] for row in csv.DictReader(file)]
+    assert {name: sum(counts.values()) for name, counts in audit.counts.items()} == {
+        "(none)": sum(not label for label in labels),
+        "even": sum("even" in label for label in labels),
+        "loop": sum("loop" in label for label in labels),
+    }
+    numbers = vitrail.check(table, label_column=["ink", "weight"], out=tmp_path)
+    assert {sum(counts.values()) for counts in numbers.counts.values()} == {len(labels)}
+    assert not audit.errors
+    assert not numbers.errors
+    with pytest.raises(UserError, match="a run that tells classes apart"):
+        vitrail.check(table, run=labels_run, out=tmp_path)

@@ -194,10 +194,18 @@ def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.kind not in harmful, order.index(f.kind), f.severity)))
 
 
-def audit(source: str | Path, data_dir: str | None = None, workers: int = 2) -> Audit:
+def audit(
+    source: str | Path,
+    data_dir: str | None = None,
+    workers: int = 2,
+    *,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    task: Task | None = None,
+) -> Audit:
     """Everything that can be found out about a data set without a model."""
     try:
-        name, root, items, findings, task = _collect(source, data_dir)
+        name, root, items, findings, task = _collect(source, data_dir, image_column, label_column, task)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if not items and not findings:
@@ -244,12 +252,18 @@ def audit(source: str | Path, data_dir: str | None = None, workers: int = 2) -> 
 # What there is ----------------------------------------------------------------------------------------------
 
 
-def _collect(source: str | Path, data_dir: str | None) -> tuple[str, str, list[Item], list[Finding], Task]:
+def _collect(
+    source: str | Path,
+    data_dir: str | None,
+    image_column: str | None,
+    label_column: str | Sequence[str] | None,
+    task: Task | None,
+) -> tuple[str, str, list[Item], list[Finding], Task]:
     """The short name, what all names begin with, every image, what is wrong with the places of files, the task."""
     path = Path(source).expanduser()
     if path.is_dir() and not (isinstance(source, str) and source in BUILT_IN):
         return path.resolve().name, f"{path}/", *_walk(path), "multiclass"
-    data = open_data(source, data_dir=data_dir)
+    data = open_data(source, data_dir=data_dir, image_column=image_column, label_column=label_column, task=task)
     findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in data.unreadable]
     items = []
     for title, split in data.splits.items():
