@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Duration, Size, TrainConfig, options
+from vitrail.config import Duration, Names, Size, Task, TrainConfig, options
 from vitrail.errors import UserError
 from vitrail.version import VERSION
 
@@ -53,6 +53,9 @@ def check(
     run: Annotated[str | None, arg(metavar="RUN")] = None,
     out: str | None = None,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    task: Task | None = None,
     workers: int = 2,
     device: str | None = None,
     json_: Annotated[bool, arg(name="json")] = False,
@@ -64,13 +67,26 @@ def check(
         run: trained run: labels that its model contradicts are found too
         out: folder for the sheet of pictures, check.png (default: check-<data>)
         data_dir: where built-in data sets lie
+        image_column: column of a table that holds the paths of the images (default: found)
+        label_column: column of a table that holds the labels, or several: x,y (default: found)
+        task: multiclass, multilabel or regression (default: seen from the data)
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
         json_: print JSON
     """
     from vitrail.evaluate.check import check
 
-    audit = check(data, run=run, out=out, data_dir=data_dir, workers=workers, device=device)
+    audit = check(
+        data,
+        run=run,
+        out=out,
+        data_dir=data_dir,
+        image_column=image_column,
+        label_column=label_column,
+        task=task,
+        workers=workers,
+        device=device,
+    )
     print(json.dumps(audit.to_json(), indent=2) if json_ else audit.table())
     return 1 if audit.errors else 0
 
@@ -89,7 +105,7 @@ def evaluate(
     out: str | None = None,
     json_: Annotated[bool, arg(name="json")] = False,
 ) -> int:
-    """Measure a run: top-1, top-5, loss, per class, confusion, calibration.
+    """Measure a run: accuracy, confusion and calibration, or mAP and F1, or MAE, RMSE and R², by its task.
 
     Args:
         run: run folder or .safetensors file
@@ -100,7 +116,7 @@ def evaluate(
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
         data_dir: where built-in data sets lie
         image_column: column of a table that holds the paths of the images (default: the run's own, or found)
-        label_column: column of a table that holds the labels (default: the run's own, or found)
+        label_column: column of a table that holds the labels, or several: x,y (default: the run's own, or found)
         out: folder for metrics and figures (default: in the run)
         json_: print JSON
     """
@@ -126,18 +142,18 @@ def predict(
     run: Positional[Run],
     images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGES…", help_behavior_hint="")]],
     *,
-    top: int = 5,
+    top: int | None = None,
     batch_size: int = 32,
     workers: int = 2,
     device: str | None = None,
     format: Literal["table", "csv", "json"] = "table",
 ) -> int:
-    """Label images: files, folders or globs. Exits 1 if any could not be read.
+    """Label or measure images: files, folders or globs. Exits 1 if any could not be read.
 
     Args:
         run: run folder or .safetensors file
         images: files, folders, globs
-        top: labels per image
+        top: labels per image (default: 5, or all above their thresholds if a model gives several)
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
@@ -159,7 +175,7 @@ def _flags(group: str, *without: str) -> type[Any]:
         text = option.help if option.default in (None, False) else f"{option.help} ({default})"
         names = [option.alias] if option.alias else None
         about = arg(help=text, help_behavior_hint="", aliases=names, metavar=_metavar(option.type))
-        kind: Any = str if option.type in (Size, Duration | None) else option.type
+        kind: Any = str if option.type in (Size, Duration | None, Names | None) else option.type
         none: Any = (bool, False) if kind is bool else (kind | None, None)
         fields.append((option.name, Annotated[none[0], about], none[1]))
     return dataclasses.make_dataclass(group or "what", fields)
@@ -167,9 +183,10 @@ def _flags(group: str, *without: str) -> type[Any]:
 
 def _metavar(kind: Any) -> str | None:
     """What stands behind a flag in the help: the choices, or the kind of value."""
+    kind = get_args(kind)[0] if type(None) in get_args(kind) else kind
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
-    return {int: "INT", float: "FLOAT", Size: "H[xW]", Duration | None: "TIME", bool: None}.get(kind, "TEXT")
+    return {int: "INT", float: "FLOAT", Size: "H[xW]", Duration: "TIME", bool: None}.get(kind, "TEXT")
 
 
 def train(

@@ -19,6 +19,8 @@ import yaml
 from vitrail.errors import UserError, nearest
 
 Size = tuple[int, int]
+Names = tuple[str, ...]
+Task = Literal["multiclass", "multilabel", "regression"]
 
 
 class Duration(float):
@@ -44,7 +46,8 @@ class InputConfig:
     val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
     image_column: str | None = option("column of a table that holds the paths of the images (else found)", None)
-    label_column: str | None = option("column of a table that holds the labels (else found)", None)
+    label_column: Names | None = option("column of a table that holds the labels, or several: x,y (else found)", None)
+    task: Task | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
     workers: int = option("threads that read images", 2, alias="-j")
     cache_gb: float = option("GiB of disk for decoded images, so that they are decoded once (0 = off)", 10.0)
 
@@ -261,6 +264,8 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         return _coerce_size(name, value)
     if hint is Duration:
         return _coerce_duration(name, value)
+    if hint == Names:
+        return coerce_names(name, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, Path):
@@ -300,3 +305,11 @@ def _coerce_duration(name: str, value: object) -> Duration:
     if total < 1:
         raise UserError(f"'{name}' must be a time of a second or more like 90s, 10m or 1h30m, but it is {value!r}.")
     return Duration(total)
+
+
+def coerce_names(name: str, value: object) -> Names:
+    """ "x", "x,y" and ["x", "y"] are names."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
+        raise UserError(f"'{name}' must be a name, or several as in x,y, but it is {value!r}.")
+    return tuple(n.strip() for n in names)

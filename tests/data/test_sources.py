@@ -396,7 +396,7 @@ X, Y = pixels(4, 3, 3), np.array([0, 1, 0, 1])
         ({"x_train": X[0], "y_train": Y}, "must have the shape"),
         ({"x_train": pixels(4, 3, 8, 8), "y_train": Y}, r"must have the shape .* it is \(4, 3, 8, 8\)"),
         ({"x_train": X, "y_train": Y - 1}, "labels must be 0 or more, but one is -1"),
-        ({"x_train": X, "y_train": Y * 0.5}, "labels must be whole numbers from 0 or text, but they are float64"),
+        ({"x_train": X, "y_train": Y * 1j}, "labels must be whole numbers from 0 or text, but they are complex128"),
         ({"x_train": np.where(X > 9, np.nan, 0.5), "y_train": Y}, "negative or not a number"),
         ({"x_train": X / 255 - 0.5, "y_train": Y}, "negative or not a number"),
         ({"x_train": X, "y_train": Y, "x_val": X / 255, "y_val": Y}, "numbers of one type"),

@@ -159,9 +159,8 @@ def test_reading_stays_near_what_is_asked_for(model: Model, tmp_path: Path):
             taken += 1
             yield str(tmp_path / "a.png")
 
-    predictions = classify(
-        model, Preprocess((8, 8), 1), CLASSES, endless(), top=1, batch_size=4, workers=2, device="cpu"
-    )
+    card = Card(model="vit_nano2", config=model.config, classes=CLASSES, preprocess=Preprocess((8, 8), 1))
+    predictions = classify(model, card, endless(), top=1, batch_size=4, workers=2, device="cpu")
     for given in range(1, 50):
         assert next(predictions).labels
         assert given <= taken <= given + 3 * 4

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import Array, ArraySplit, Found, Numbers
+from vitrail.data.dataset import Array, ArraySplit, Found, Numbers, Targets, Task
 from vitrail.data.images import Pixels
+from vitrail.data.targets import TITLES, titled
 from vitrail.errors import UserError
 from vitrail.progress import log
 
 
-def open_npz(path: Path) -> Found:
+def open_npz(path: Path, task: Task | None = None) -> Found:
     arrays = _read_npz(path)
     parts = {}
     for split in ("train", "val", "test"):
@@ -37,7 +38,11 @@ def open_npz(path: Path) -> Found:
         names = tuple(_text(arrays["classes"].ravel(), f"{path}: classes must be text").tolist())
         if len(set(names)) < len(names):
             raise UserError(f"{path}: the names in classes must differ from each other.")
-    return from_arrays(path.stem, parts, names, str(path))
+    found = from_arrays(path.stem, parts, names, str(path), task)
+    if task is None and found.task != "multiclass":
+        others = " or ".join(other for other in TITLES if other != found.task)
+        log.info("task: %s; if it is not, say --task %s.", titled(found.task, found.classes), others)
+    return found
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
@@ -58,30 +63,40 @@ def _read_npz(path: Path) -> dict[str, Array]:
 
 
 def from_arrays(
-    name: str, parts: Mapping[str, tuple[Array, Array]], names: tuple[str, ...] | None, where: str
+    name: str,
+    parts: Mapping[str, tuple[Array, Array]],
+    names: tuple[str, ...] | None,
+    where: str,
+    task: Task | None = None,
 ) -> Found:
-    """Checks images and labels of any accepted kind and makes them uint8 N H W C and class numbers."""
+    """Checks images and labels of any accepted kind and makes them uint8 N H W C and targets.
+
+    Labels (N, K) of 0 and 1 are multi-label, other numbers with fractions a regression, unless the task is given.
+    """
     for split, (x, y) in parts.items():
         if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)) or 0 in x.shape[1:]:
             raise UserError(
                 f"{where}: the {split} images must have the shape (N, height, width), or (N, height, width, "
                 f"channels) with 1 or 3 channels, but it is {x.shape}."
             )
-        if y.ndim != 1 or len(y) != len(x):
+        if len(y) != len(x):
             raise UserError(
                 f"{where}: the {split} split must have one label for every image, but it has labels of shape "
                 f"{y.shape} for {len(x)} images."
             )
+    labels = [y for _, y in parts.values()]
+    task = task or _infer(labels)
     pixels = dict(zip(parts, _bytes([x for x, _ in parts.values()], where), strict=True))
-    classes, numbers = _numbers([y for _, y in parts.values()], names, where)
+    classes, targets = _numbers(labels, names, where) if task == "multiclass" else _floats(labels, task, names, where)
     h, w = next(iter(pixels.values())).shape[1:3]
     return Found(
         name=name,
         classes=classes,
-        parts={split: (pixels[split], y) for split, y in zip(parts, numbers, strict=True)},
+        parts={split: (pixels[split], y) for split, y in zip(parts, targets, strict=True)},
         make=lambda split, x, y: ArraySplit(x, y, f"{name}/{split}"),
         size=(h, w),
         channels=max(x.shape[3] for x in pixels.values()),
+        task=task,
     )
 
 
@@ -111,6 +126,12 @@ def _numbers(
     labels: Sequence[Array], names: tuple[str, ...] | None, where: str
 ) -> tuple[tuple[str, ...], list[Numbers]]:
     """The class names, and the labels of every split as numbers of these."""
+    for y in labels:
+        if y.ndim != 1:
+            raise UserError(
+                f"{where}: a class is one label for every image, (N,), but the labels are {y.shape}. Labels (N, K) are "
+                "0 and 1 for each of K labels, or numbers with --task regression."
+            )
     ends = np.cumsum([len(y) for y in labels])[:-1]
     if all(y.dtype.kind in "iu" for y in labels):
         every = np.concatenate([y.astype(np.int64) for y in labels])
@@ -130,6 +151,30 @@ def _numbers(
             return names, np.split(np.array([known[y] for y in every.tolist()], dtype=np.int64), ends)
     found, numbers = np.unique(every, return_inverse=True)
     return tuple(str(label) for label in found.tolist()), np.split(numbers.astype(np.int64), ends)
+
+
+def _infer(labels: Sequence[Array]) -> Task:
+    if all(y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif" and np.isin(y, (0, 1)).all() for y in labels):
+        return "multilabel"
+    return "regression" if all(y.dtype.kind == "f" for y in labels) else "multiclass"
+
+
+def _floats(
+    labels: Sequence[Array], task: Task, names: tuple[str, ...] | None, where: str
+) -> tuple[tuple[str, ...], list[Targets]]:
+    """The names of the labels or numbers, and those of every split as (N, K) float32."""
+    columns = [y[:, None] if y.ndim == 1 else y for y in labels]
+    k = columns[0].shape[1]
+    rule = "0 or 1 for each of K labels" if task == "multilabel" else "K finite numbers"
+    for y in columns:
+        fine = y.ndim == 2 and y.shape[1] == k > 0 and y.dtype.kind in "buif"
+        if not fine or not (np.isin(y, (0, 1)) if task == "multilabel" else np.isfinite(y)).all():
+            raise UserError(f"{where}: labels must be {rule}, (N, K), but some are not: {y.dtype} of shape {y.shape}.")
+    if names is not None and len(names) != k:
+        raise UserError(f"{where}: there are {len(names)} names in classes for {k} {TITLES[task][1]}.")
+    if names is None:
+        names = ("value",) if task == "regression" and k == 1 else tuple(str(i) for i in range(k))
+    return names, [y.astype(np.float32) for y in columns]
 
 
 def _text(values: Array, rule: str) -> Array:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit
+from vitrail.data.dataset import FileSplit, Task
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import (
     THUMBNAIL,
@@ -37,6 +37,7 @@ from vitrail.data.images import (
     thumbnail,
 )
 from vitrail.data.sources import open_data
+from vitrail.data.targets import in_words
 from vitrail.errors import UserError
 from vitrail.progress import track
 
@@ -97,6 +98,11 @@ class Item:
     split: str
     label: str
     source: Path | Pixels
+    labels: tuple[str, ...] | None = None  # several, each of which it counts for
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        return (self.label,) if self.labels is None else self.labels
 
     def read(self) -> Pixels:
         return read_image(self.source) if isinstance(self.source, Path) else self.source
@@ -188,10 +194,18 @@ def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.kind not in harmful, order.index(f.kind), f.severity)))
 
 
-def audit(source: str | Path, data_dir: str | None = None, workers: int = 2) -> Audit:
+def audit(
+    source: str | Path,
+    data_dir: str | None = None,
+    workers: int = 2,
+    *,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    task: Task | None = None,
+) -> Audit:
     """Everything that can be found out about a data set without a model."""
     try:
-        name, root, items, findings = _collect(source, data_dir)
+        name, root, items, findings, task = _collect(source, data_dir, image_column, label_column, task)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if not items and not findings:
@@ -217,10 +231,12 @@ def audit(source: str | Path, data_dir: str | None = None, workers: int = 2) -> 
     findings += _formats(good, surveys)
     findings += _repeated(good, surveys, thumbnails)
     findings += _odd(good, surveys)
-    counts: dict[str, dict[str, int]] = {label: {} for label in sorted({item.label for item in items})}
+    counts: dict[str, dict[str, int]] = {label: {} for label in sorted({label for i in items for label in i.counted})}
     for item in good:
-        counts[item.label][item.split] = counts[item.label].get(item.split, 0) + 1
-    findings += _uneven(counts)
+        for label in item.counted:
+            counts[label][item.split] = counts[label].get(item.split, 0) + 1
+    if task == "multiclass":
+        findings += _uneven(counts)
     return Audit(
         name=name,
         root=root,
@@ -236,22 +252,28 @@ def audit(source: str | Path, data_dir: str | None = None, workers: int = 2) -> 
 # What there is ----------------------------------------------------------------------------------------------
 
 
-def _collect(source: str | Path, data_dir: str | None) -> tuple[str, str, list[Item], list[Finding]]:
-    """The short name, what all names begin with, every image, and what is wrong with the places of files."""
+def _collect(
+    source: str | Path,
+    data_dir: str | None,
+    image_column: str | None,
+    label_column: str | Sequence[str] | None,
+    task: Task | None,
+) -> tuple[str, str, list[Item], list[Finding], Task]:
+    """The short name, what all names begin with, every image, what is wrong with the places of files, the task."""
     path = Path(source).expanduser()
     if path.is_dir() and not (isinstance(source, str) and source in BUILT_IN):
-        return path.resolve().name, f"{path}/", *_walk(path)
-    data = open_data(source, data_dir=data_dir)
+        return path.resolve().name, f"{path}/", *_walk(path), "multiclass"
+    data = open_data(source, data_dir=data_dir, image_column=image_column, label_column=label_column, task=task)
     findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in data.unreadable]
     items = []
     for title, split in data.splits.items():
         if title == "val" and split is data.splits.get("test"):
             continue
-        for i, target in enumerate(split.targets.tolist()):
+        for i, (label, counted) in enumerate(in_words(data.task, data.classes, split.targets)):
             name = split.name(i)
             stored = Path(name) if isinstance(split, FileSplit) else split.image(i)
-            items.append(Item(name, title, data.classes[target], stored))
-    return data.name, "", items, findings
+            items.append(Item(name, title, label, stored, counted))
+    return data.name, "", items, findings, data.task
 
 
 def _walk(root: Path) -> tuple[list[Item], list[Finding]]:

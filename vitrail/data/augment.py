@@ -41,7 +41,8 @@ def augment(
 ) -> tuple[Tensor, Tensor]:
     """uint8 B C H W and class numbers (B,) → normalised float images and target distributions (B, K).
 
-    Pixels stay uint8 up to `preprocess_normalise`, so it sees here what it sees in evaluation.
+    Labels (B, K), of 0 and 1 or of numbers, are targets already. Pixels stay uint8 up to `preprocess_normalise`, so it
+    sees here what it sees in evaluation.
     """
     assert pixels.dtype == torch.uint8, pixels.dtype
     if config.shift or config.hflip:
@@ -55,10 +56,11 @@ def augment(
     images = preprocess_normalise(pixels)
     if config.reprob:
         images = erase(images, config.reprob, generator)
-    targets = F.one_hot(labels, classes).to(images.dtype)
+    targets = (F.one_hot(labels, classes) if labels.ndim == 1 else labels).to(images.dtype)
     if (config.mixup or config.cutmix) and torch.rand((), generator=generator) < config.mix_prob:
         images, targets = mix(images, targets, config.mixup, config.cutmix, generator)
-    return images, targets * (1 - config.smoothing) + config.smoothing / classes
+    choices = classes if labels.ndim == 1 else 2  # a label of several is there or not
+    return images, targets * (1 - config.smoothing) + config.smoothing / choices
 
 
 def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Generator) -> Tensor:

@@ -10,18 +10,24 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from vitrail.config import Task as Task
 from vitrail.data.images import Pixels, read_image
 
 Numbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+Targets = npt.NDArray[Any]  # (N,) class numbers; (N, K) of 0 and 1, or of numbers: see `Split.targets`
 
 
 class Split(Protocol):
     """One split of a data set: images with their targets, by number."""
 
     @property
-    def targets(self) -> Numbers:
-        """The class number of every image, (N,) int64."""
+    def targets(self) -> Targets:
+        """What every image is to be taken for, by the task of the data.
+
+        Class numbers, (N,) int64; for multi-label 0 or 1 for each of the K labels, for regression K numbers, both
+        (N, K) float32.
+        """
 
     def __len__(self) -> int: ...
 
@@ -37,7 +43,7 @@ class FileSplit:
     """Images in files, read when asked for."""
 
     paths: Sequence[Path]
-    targets: Numbers
+    targets: Targets
     channels: int
     least: int | None = None  # as in `read_image`
 
@@ -56,7 +62,7 @@ class ArraySplit:
     """Images of one size in memory: (N, H, W, C) uint8."""
 
     pixels: Pixels
-    targets: Numbers
+    targets: Targets
     title: str
 
     def __len__(self) -> int:
@@ -75,11 +81,12 @@ class Data:
     """A data set, opened and checked."""
 
     name: str  # short, for run folders
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # of a regression, the names of the numbers
     splits: Mapping[str, Split]  # "train", "val", and "test" where there is one
     size: tuple[int, int]  # typical height and width: the array's own, or the medians over the files
     channels: int  # 1 if every image is grey, else 3
     unreadable: tuple[tuple[str, str], ...]  # file, reason: left out
+    task: Task = "multiclass"
 
 
 @dataclass(frozen=True)
@@ -88,8 +95,9 @@ class Found:
 
     name: str
     classes: tuple[str, ...]
-    parts: dict[str, tuple[Array, Numbers]]  # split: paths or pixels, class numbers
-    make: Callable[[str, Array, Numbers], Split]
+    parts: dict[str, tuple[Array, Targets]]  # split: paths or pixels, targets
+    make: Callable[[str, Array, Targets], Split]
     size: tuple[int, int]
     channels: int
     unreadable: tuple[tuple[str, str], ...] = ()
+    task: Task = "multiclass"

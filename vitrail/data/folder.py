@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from vitrail.data.dataset import Array, FileSplit, Found, Numbers
+from vitrail.data.dataset import Array, FileSplit, Found, Targets, Task
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
 from vitrail.errors import UserError, some
 from vitrail.progress import log, track
@@ -34,20 +34,32 @@ def open_folder(root: Path) -> Found:
 
 
 def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path) -> Found:
-    """Proves that the files of every split and class can be read, and leaves out the few that cannot."""
+    """The files of every split and class, proved to be readable."""
     classes = tuple(sorted({label for by_class in files.values() for label in by_class}))
-    every = [path for by_class in files.values() for paths in by_class.values() for path in paths]
-    facts, unreadable = _inspect(every)
-    for label, paths in files.get("train", {}).items():
-        if not any(path in facts for path in paths):
-            raise UserError(
-                f"No image of the class '{label}' in {source} can be read. Repair them, or remove the class."
-            )
-    parts: dict[str, tuple[Array, Numbers]] = {}
+    parts: dict[str, tuple[Array, Targets]] = {}
     for split, by_class in files.items():
-        kept = [[path for path in by_class.get(label, ()) if path in facts] for label in classes]
-        targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in kept])
-        parts[split] = np.array([path for paths in kept for path in paths], dtype=object), targets
+        listed = [by_class.get(label, ()) for label in classes]
+        targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in listed])
+        parts[split] = np.array([path for paths in listed for path in paths], dtype=object), targets
+    found = from_paths(name, classes, parts)
+    if "train" in parts:
+        lost = np.setdiff1d(parts["train"][1], found.parts["train"][1])
+        if len(lost):
+            raise UserError(
+                f"No image of the class '{classes[lost[0]]}' in {source} can be read. Repair them, or remove the class."
+            )
+    return found
+
+
+def from_paths(
+    name: str, classes: tuple[str, ...], listed: Mapping[str, tuple[Array, Targets]], task: Task = "multiclass"
+) -> Found:
+    """Proves that the files of every split can be read, and leaves out the few that cannot."""
+    facts, unreadable = _inspect([path for paths, _ in listed.values() for path in paths])
+    parts = {}
+    for split, (paths, targets) in listed.items():
+        good = np.array([path in facts for path in paths], dtype=bool)
+        parts[split] = paths[good], targets[good]
     h, w = (int(np.median(sides)) for sides in zip(*((fact.h, fact.w) for fact in facts.values()), strict=True))
     channels = 1 if all(fact.grey for fact in facts.values()) else 3
     return Found(
@@ -58,6 +70,7 @@ def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], sou
         size=(h, w),
         channels=channels,
         unreadable=tuple((str(path), reason) for path, reason in unreadable),
+        task=task,
     )
 
 

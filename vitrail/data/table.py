@@ -1,4 +1,4 @@
-"""Tables of images: CSV, TSV or Parquet, a row for every image, with a column of paths and one of labels."""
+"""Tables of images: CSV, TSV or Parquet, a row for every image, with a column of paths and one or more of labels."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vitrail.data.dataset import Found
-from vitrail.data.folder import SPLITS, from_files, is_image
+import numpy as np
+
+from vitrail.config import coerce_names
+from vitrail.data.dataset import Found, Task
+from vitrail.data.folder import SPLITS, from_files, from_paths, is_image
+from vitrail.data.targets import TITLES, are_binary, from_text, infer_task, titled
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 _IMAGE_NAMES = ("image", "image_path", "path", "file", "filename", "filepath", "img")
-_LABEL_NAMES = ("label", "class", "target", "category", "y")
+_LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags")
 
 Rows = dict[int, list[str]]  # the cells of every row, stripped, by the row's number as a spreadsheet shows it
 
 
-def open_table(path: Path, image_column: str | None = None, label_column: str | None = None) -> Found:
+def open_table(
+    path: Path,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    task: Task | None = None,
+    classes: Sequence[str] | None = None,
+) -> Found:
     """The images that a table lists, in the splits of its column `split` if it has one.
 
-    Columns that are not given are found by their names or, that of the images, by its values.
+    Columns that are not given are found by their names or their values; so is the task. `classes` are those of a
+    trained model.
     """
     names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
     if not rows:
@@ -31,43 +42,78 @@ def open_table(path: Path, image_column: str | None = None, label_column: str | 
     if len(columns) < sum(map(bool, names)):
         twice = next(name for name in columns if names.count(name) > 1)
         raise UserError(f"{path} has two columns called '{twice}'. Rename one.")
-    image, label, split = _choose(path, columns, rows, image_column, label_column)
-    log.info("%s: images are in the column '%s', labels in '%s'.", path, image, label)
+    given = () if label_column is None else coerce_names("label_column", label_column)
+    if not given and classes is not None and task != "multiclass" and columns.keys() >= set(classes):
+        given = tuple(classes)
+    image, labels, split = _choose(path, columns, rows, image_column, given)
+    inferred = task is None
+    task = task or infer_task({label: [cells[columns[label]] for cells in rows.values()] for label in labels})
+    if task == "multiclass" and len(labels) > 1:
+        raise UserError(f"{path}: a class is told by one column, but there are {len(labels)}: {', '.join(labels)}.")
+    listed = ", ".join(f"'{label}'" for label in labels)
+    log.info("%s: images are in the column '%s', labels in %s.", path, image, listed)
 
-    files: dict[str, dict[str, list[Path]]] = {}
-    known: dict[Path, tuple[str, str]] = {}
+    known: dict[Path, tuple[list[str], str, int]] = {}
     for number, cells in rows.items():
-        for column in (image, label):
-            if not cells[columns[column]]:
+        file, texts, part = path.parent / cells[columns[image]], [cells[columns[label]] for label in labels], "train"
+        for column, cell in ((image, cells[columns[image]]), *zip(labels, texts, strict=True)):
+            # No labels at all are a list of labels, but no 0 or 1 and no number.
+            if not cell and (column == image or task != "multilabel" or len(labels) > 1):
                 raise UserError(f"{path}: row {number} has no {column}. Fill the cell in, or remove the row.")
-        file, name, part = path.parent / cells[columns[image]], cells[columns[label]], "train"
         if split is not None:
             word = cells[columns[split]]
             if word.lower() not in SPLITS:
                 raise UserError(f"{path}: the split in row {number} must be train, val or test, but it is '{word}'.")
             part = SPLITS[word.lower()]
-        if file not in known:
-            known[file] = name, part
-            files.setdefault(part, {}).setdefault(name, []).append(file)
-        elif known[file][0] != name:
-            raise UserError(f"{path}: {file} has two labels, '{known[file][0]}' and, in row {number}, '{name}'.")
-        elif known[file][1] != part:
-            raise UserError(f"{path}: {file} is in two splits, {known[file][1]} and, in row {number}, {part}.")
+        before, where, _ = known.setdefault(file, (texts, part, number))
+        if before != texts:
+            was, now = ", ".join(before), ", ".join(texts)
+            raise UserError(f"{path}: {file} has two labels, '{was}' and, in row {number}, '{now}'.")
+        if where != part:
+            raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
     if len(known) < len(rows):
         log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
+    found = _by_class(path, known) if task == "multiclass" else _by_row(path, known, labels, task, classes)
+    if inferred:
+        others = " or ".join(other for other in TITLES if other != task)
+        log.info("task: %s, judging by %s; if it is not, say --task %s.", titled(task, found.classes), listed, others)
+    return found
+
+
+def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]]) -> Found:
+    files: dict[str, dict[str, list[Path]]] = {}
+    for file, ((label,), part, _) in known.items():
+        files.setdefault(part, {}).setdefault(label, []).append(file)
     return from_files(path.stem, files, path)
 
 
+def _by_row(
+    path: Path,
+    known: Mapping[Path, tuple[list[str], str, int]],
+    labels: Sequence[str],
+    task: Task,
+    classes: Sequence[str] | None,
+) -> Found:
+    texts, parts, numbers = zip(*known.values(), strict=True)
+    columns = dict(zip(labels, zip(*texts, strict=True), strict=True))
+    names, targets = from_text(columns, task, numbers, str(path), classes)
+    files, where = np.array(list(known), dtype=object), np.array(parts)
+    listed = {part: (files[where == part], targets[where == part]) for part in dict.fromkeys(parts)}
+    return from_paths(path.stem, names, listed, task)
+
+
 def _choose(
-    path: Path, columns: Mapping[str, int], rows: Rows, image: str | None, label: str | None
-) -> tuple[str, str, str | None]:
+    path: Path, columns: Mapping[str, int], rows: Rows, image: str | None, labels: tuple[str, ...]
+) -> tuple[str, tuple[str, ...], str | None]:
     """The columns of the images, the labels and, if there is one, the splits."""
-    for given in (image, label):
+    for given in (image, *labels):
         if given is not None and given not in columns:
             raise UserError(f"{path} has no column '{given}'.{nearest(given, columns)} It has {', '.join(columns)}.")
-    if image is not None and image == label:
+    if image in labels:
         raise UserError(f"{path}: '{image}' cannot be both the image column and the label column.")
-    free = [name for name in columns if name not in (image, label)]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"{path}: a label column is given twice in {', '.join(labels)}.")
+    free = [name for name in columns if name not in (image, *labels)]
     split = _named(free, ["split"])
     free = [name for name in free if name != split]
     if image is None:
@@ -75,11 +121,13 @@ def _choose(
         if image is None:
             raise UserError(f"{path}: which of its columns {', '.join(columns)} has the images? Say --image-column.")
         free.remove(image)
-    if label is None:
-        label = _named(free, _LABEL_NAMES) or (free[0] if len(free) == 1 else None)
-        if label is None:
+    if not labels:
+        named = _named(free, _LABEL_NAMES)
+        binary = bool(free) and all(are_binary(cells[columns[name]] for cells in rows.values()) for name in free)
+        if named is None and len(free) != 1 and not binary:
             raise UserError(f"{path}: which of its columns {', '.join(columns)} has the labels? Say --label-column.")
-    return image, label, split
+        labels = tuple(free) if named is None else (named,)
+    return image, labels, split
 
 
 def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:

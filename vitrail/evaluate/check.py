@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.audit import Audit, Finding, Item, audit, worst_first
-from vitrail.data.dataset import Numbers
+from vitrail.data.dataset import Numbers, Task
 from vitrail.data.images import Pixels
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
@@ -33,6 +33,9 @@ def check(
     run: str | Path | None = None,
     out: str | Path | None = None,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    task: Task | None = None,
     workers: int = 2,
     device: str | None = None,
 ) -> Audit:
@@ -44,7 +47,7 @@ def check(
         raise UserError(f"'workers' must be 1 or more, but it is {workers}.")
     device = choose_device(device)
     opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
-    result = audit(data, data_dir, workers)
+    result = audit(data, data_dir, workers, image_column=image_column, label_column=label_column, task=task)
     if opened is not None:
         doubts = suspicious(*opened, result.items, workers, device)
         result = replace(result, findings=worst_first([*result.findings, *doubts]))
@@ -62,6 +65,8 @@ def check(
 
 def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
     """Images that the model is sure to be of another class than their label says, the surest first."""
+    if card.task != "multiclass":
+        raise UserError("Labels are checked by a run that tells classes apart, but this one was trained otherwise.")
     numbers = {name: number for number, name in enumerate(card.classes)}
     known = [item for item in items if item.label in numbers]
     strange = sorted({item.label for item in items} - set(numbers))

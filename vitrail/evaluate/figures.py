@@ -1,11 +1,11 @@
-"""The figures of a run: confusion matrix, reliability diagram and training curves, in one style."""
+"""The figures of a run: training curves, and those of its task, in one style."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import ParamSpec
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.evaluate.metrics import BINS, Metrics
+from vitrail.evaluate.metrics import BINS, AnyMetrics, LabelMetrics, Metrics, ValueMetrics
 
 P = ParamSpec("P")
 
@@ -76,6 +76,18 @@ def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
             return draw(*args, **kwargs)
 
     return styled
+
+
+def drawings(metrics: AnyMetrics) -> dict[str, Callable[[], Figure]]:
+    """The figures of an evaluation, by the names of their files."""
+    if isinstance(metrics, LabelMetrics):
+        return {
+            "average_precision": partial(average_precision, metrics),
+            "precision_recall": partial(precision_recall, metrics),
+        }
+    if isinstance(metrics, ValueMetrics):
+        return {"predicted": partial(predicted, metrics)}
+    return {"confusion": partial(confusion, metrics), "reliability": partial(reliability, metrics)}
 
 
 @_styled
@@ -163,30 +175,117 @@ def reliability(metrics: Metrics) -> Figure:
 
 
 @_styled
+def average_precision(metrics: LabelMetrics) -> Figure:
+    """Average precision of every label, best first, beside what guessing would reach."""
+    scores = sorted((s for s in metrics.per_label if s.ap is not None), key=lambda s: -(s.ap or 0))
+    worst = f", the {NAMED} lowest" if len(scores) > NAMED else ""
+    scores = scores[-NAMED:]
+    height = max(0.24 * len(scores), 1) + 1.2
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.add_subplot()
+    known = len(metrics.per_label) - len(metrics.unseen)
+    _title(axes, f"Mean average precision {metrics.map:.1%}", f"{known} labels{worst}, {metrics.images:,} images")
+    rows = np.arange(len(scores))
+    axes.barh(rows, [s.ap or 0.0 for s in scores], color=SKY, height=0.72)
+    chance = [s.support / metrics.images for s in scores]  # a random order finds labels as often as they are there
+    axes.plot(chance, rows, "|", color=INK, markersize=9, label="chance")
+    axes.set_yticks(rows, [_short(s.name) for s in scores])
+    axes.tick_params(axis="y", colors=INK)
+    axes.set(xlim=(0, 1), ylim=(len(scores) - 0.4, -0.6), xlabel="average precision")
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8, handletextpad=0.2)
+    return figure
+
+
+@_styled
+def precision_recall(metrics: LabelMetrics) -> Figure:
+    """How many of the labels given are right, against how many are found, as the threshold falls."""
+    from sklearn.metrics import precision_recall_curve
+
+    figure = Figure(figsize=(5.4, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    _title(axes, f"F1 {metrics.macro_f1:.1%}", "mean over labels, each at its threshold: the dots")
+    scores = [(k, s) for k, s in enumerate(metrics.per_label) if s.ap is not None]
+    worst = min(scores, key=lambda score: score[1].ap or 0, default=None)
+    for k, score in scores:
+        precision, recall, _ = precision_recall_curve(metrics.targets[:, k] > 0.5, metrics.probabilities[:, k])
+        last = worst is not None and k == worst[0] and len(scores) > 1
+        style = {"color": ORANGE, "linewidth": 1.8, "zorder": 3} if last else {"color": SKY, "linewidth": 1.0}
+        name = f"{_short(score.name)}, the lowest: {score.ap:.1%}" if last else None
+        axes.plot(recall, precision, drawstyle="steps-post", label=name, **style)  # type: ignore[arg-type]
+        axes.plot(
+            score.recall, score.precision, "o", color=style["color"], markeredgecolor="white", markersize=6, zorder=4
+        )
+    if scores:
+        precision, recall, _ = precision_recall_curve(metrics.targets.ravel() > 0.5, metrics.probabilities.ravel())
+        axes.plot(recall, precision, color=BLUE, linewidth=2.2, zorder=5, label="all labels as one")
+    axes.plot([], [], color=SKY, linewidth=1.0, label="each label")
+    axes.legend(loc="lower left", fontsize=8)
+    axes.set(xlim=(0, 1.02), ylim=(0, 1.02), xlabel="recall", ylabel="precision")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(PercentFormatter(1, decimals=0))
+    return figure
+
+
+@_styled
+def predicted(metrics: ValueMetrics, most: int = 6) -> Figure:
+    """Predicted against true values of each column, and below them how far off they are."""
+    order = sorted(range(len(metrics.per_value)), key=lambda k: metrics.per_value[k].r2)
+    columns = sorted(order[:most])  # if they are too many, those that fit worst
+    figure = Figure(figsize=(3.9 * len(columns), 5.2), layout="constrained")
+    grid = figure.subplots(2, len(columns), sharex="col", height_ratios=[3, 1.4], squeeze=False)
+    size = float(np.clip(1500 / metrics.images, 2, 18))
+    for (upper, lower), k in zip(grid.T, columns, strict=True):
+        score, true, said = metrics.per_value[k], metrics.targets[:, k], metrics.predicted[:, k]
+        _title(upper, f"{_short(score.name)}: R² {score.r2:.3f}", f"MAE {score.mae:.3g}, RMSE {score.rmse:.3g}")
+        points = {"s": size, "color": BLUE, "alpha": 0.5, "linewidths": 0}
+        ends = [float(min(true.min(), said.min())), float(max(true.max(), said.max()))]
+        upper.plot(ends, ends, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        upper.scatter(true, said, **points)
+        lower.axhline(0, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        lower.scatter(true, said - true, **points)
+        upper.set_ylabel("predicted")
+        lower.set(xlabel="true", ylabel="predicted - true")
+        for axes in (upper, lower):
+            axes.yaxis.set_major_locator(MaxNLocator(5 if axes is upper else 4))
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+    return figure
+
+
+_MAIN = {"top1": "Top-1 accuracy", "map": "Mean average precision", "r2": "R²"}  # what a run is best by
+
+
+@_styled
 def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
-    """Loss, top-1 and learning rate over the epochs of a run, from the rows of its metrics.csv."""
+    """Loss, the main metric and learning rate over the epochs of a run, from the rows of its metrics.csv."""
     figure = Figure(figsize=(11, 3.5), layout="constrained")
-    loss, top1, lr = figure.subplots(1, 3, width_ratios=[3, 3, 2], gridspec_kw={"wspace": 0.08})
+    loss, main, lr = figure.subplots(1, 3, width_ratios=[3, 3, 2], gridspec_kw={"wspace": 0.08})
     column = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    epoch, best = column["epoch"], int(np.nanargmax(column["val_top1"]))
+    name = next(name for name in _MAIN if f"val_{name}" in column)
+    scores = column[f"val_{name}"]
+    epoch, best = column["epoch"], int(np.nanargmax(scores))
     marker = "o" if len(rows) < 3 else None  # a point is no line
 
-    for part, name, colour in (("train", "training", ORANGE), ("val", "validation", BLUE)):
-        loss.plot(epoch, column[f"{part}_loss"], color=colour, marker=marker, label=name)
-        top1.plot(epoch, column[f"{part}_top1"], color=colour, marker=marker)
-    top1.plot(epoch[best], column["val_top1"][best], "o", color=BLUE, markeredgecolor="white", markersize=8)
+    for part, title, colour in (("train", "training", ORANGE), ("val", "validation", BLUE)):
+        loss.plot(epoch, column[f"{part}_loss"], color=colour, marker=marker, label=title)
+        if f"{part}_{name}" in column:
+            main.plot(epoch, column[f"{part}_{name}"], color=colour, marker=marker)
+    main.plot(epoch[best], scores[best], "o", color=BLUE, markeredgecolor="white", markersize=8)
     lr.plot(epoch, column["lr"], color=GREY, marker=marker)
 
     _title(loss, "Loss", f"validation ends at {column['val_loss'][-1]:.3f}")
-    _title(top1, "Top-1 accuracy", f"validation is best in epoch {epoch[best]:g}: {column['val_top1'][best]:.1%}")
+    shown = f"{scores[best]:.3f}" if name == "r2" else f"{scores[best]:.1%}"
+    _title(main, _MAIN[name], f"validation is best in epoch {epoch[best]:g}: {shown}")
     _title(lr, "Learning rate", f"highest {column['lr'].max():.3g}")
     loss.legend()
     loss.set_ylim(bottom=0)
     lr.set_ylim(bottom=0)
     lr.yaxis.set_major_locator(MaxNLocator(4))
     lr.yaxis.set_major_formatter("{x:g}")
-    top1.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
-    for axes in (loss, top1, lr):
+    if name != "r2":
+        main.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
+    for axes in (loss, main, lr):
         axes.set_xlabel("epoch")
         axes.set_xlim(0, 1.03 * epoch[-1])
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))

@@ -1,4 +1,4 @@
-"""Labels for image files: read ahead by threads, predicted in batches, written as they come.
+"""Labels or numbers for image files: read ahead by threads, predicted in batches, written as they come.
 
 However many files there are, the pixels of three batches are the most that is in memory.
 """
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, TextIO
@@ -20,7 +20,9 @@ from typing import Literal, TextIO
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from vitrail.config import Task
 from vitrail.data.folder import images_below, is_image
 from vitrail.data.images import UnreadableImage, read_image
 from vitrail.data.preprocess import Preprocess
@@ -28,37 +30,45 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.models import Model
 from vitrail.progress import log
-from vitrail.weights import open_run
+from vitrail.weights import Card, open_run
 
 Format = Literal["table", "csv", "json"]
 Pixels = NDArray[np.uint8]
 
+_TOP = 5  # classes that are told unless asked otherwise
+
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of a file, best first; a file that could not be read has an error instead."""
+    """What a model says of a file; one that could not be read has an error instead.
+
+    The likeliest classes, or all labels above their thresholds, best first; or the names of numbers with `values`.
+    """
 
     file: str
     labels: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     error: str | None = None
+    values: tuple[float, ...] = ()  # of a regression, in the units of the data
+    task: Task = "multiclass"
 
 
 def predict(
     run: str | Path,
     images: Sequence[str | Path],
     *,
-    top: int = 5,
+    top: int | None = None,
     batch_size: int = 32,
     workers: int = 2,
     device: str | None = None,
 ) -> Iterator[Prediction]:
-    """The `top` likeliest classes of every image in the given files, folders and globs, in their order.
+    """The likeliest classes, the labels or the numbers of every image in files, folders and globs, in their order.
 
+    At most `top` labels: by default 5 classes, or all labels above their thresholds if an image can have several.
     A path or glob without any image is a UserError, before anything is predicted; a file that is damaged is a
     Prediction with an error, and the rest goes on.
     """
-    if min(top, batch_size, workers) < 1:
+    if min(_TOP if top is None else top, batch_size, workers) < 1:
         raise UserError(
             f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
         )
@@ -71,40 +81,49 @@ def predict(
     device = choose_device(device)
     model, card = open_run(run, device)
     files = chain.from_iterable(map(find, sources))
-    return classify(model, card.preprocess, card.classes, files, top, batch_size, workers, device)
+    return classify(model, card, files, top, batch_size, workers, device)
 
 
 def classify(
     model: Model,
-    preprocess: Preprocess,
-    classes: Sequence[str],
+    card: Card,
     files: Iterable[str],
-    top: int,
+    top: int | None,
     batch_size: int,
     workers: int,
     device: str,
 ) -> Iterator[Prediction]:
     """What `predict` does once the model is open: `files` is consumed only as far as it is needed."""
-    with closing(_read_ahead(files, preprocess, workers, ahead=2 * batch_size)) as read:
+    with closing(_read_ahead(files, card.preprocess, workers, ahead=2 * batch_size)) as read:
         while batch := list(islice(read, batch_size)):
             good = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImage)]
-            ranked = iter(_rank(model, preprocess, good, device) if good else ())
+            outputs = iter(_outputs(model, card.preprocess, good, device) if good else ())
             for file, pixels in batch:
                 if isinstance(pixels, UnreadableImage):
-                    yield Prediction(file, error=str(pixels))
+                    yield Prediction(file, error=str(pixels), task=card.task)
                 else:
-                    probabilities, order = next(ranked)
-                    yield Prediction(file, tuple(classes[i] for i in order[:top]), tuple(probabilities[:top]))
+                    yield _say(file, next(outputs), card, top)
 
 
-def _rank(
-    model: Model, preprocess: Preprocess, pixels: list[Pixels], device: str
-) -> Iterator[tuple[list[float], list[int]]]:
-    """Probabilities and class numbers of each image, likeliest first."""
+def _outputs(model: Model, preprocess: Preprocess, pixels: list[Pixels], device: str) -> Tensor:
     with torch.inference_mode():
-        images = preprocess.normalise(torch.from_numpy(np.stack(pixels)).to(device))
-        ranked = model(images).float().softmax(dim=1).sort(dim=1, descending=True, stable=True)
-    return zip(ranked.values.tolist(), ranked.indices.tolist(), strict=True)
+        return model(preprocess.normalise(torch.from_numpy(np.stack(pixels)).to(device))).float().cpu()
+
+
+def _say(file: str, outputs: Tensor, card: Card, top: int | None) -> Prediction:
+    """What a model's outputs for an image mean, by its task."""
+    if card.task == "regression":
+        scaled = zip(outputs.tolist(), card.target_std, card.target_mean, strict=True)
+        values = tuple(output * std + mean for output, std, mean in scaled)
+        return Prediction(file, card.classes, values=values, task=card.task)
+    if card.task == "multilabel":
+        chances = outputs.double().sigmoid().tolist()
+        given = [i for i, threshold in enumerate(card.thresholds) if chances[i] >= threshold]
+    else:
+        chances = outputs.softmax(dim=0).tolist()
+        given, top = list(range(len(chances))), top or _TOP
+    best = sorted(given, key=lambda i: -chances[i])[:top]
+    return Prediction(file, tuple(card.classes[i] for i in best), tuple(chances[i] for i in best), task=card.task)
 
 
 def _read_ahead(
@@ -184,29 +203,52 @@ def _write_table(predictions: Iterator[Prediction], stream: TextIO, block: int =
             file = p.file.ljust(widths[0])
             if p.error is not None:
                 stream.write(f"{file}  — unreadable: {p.error}\n")
-                continue
-            pairs = zip(p.labels[1:], p.probabilities[1:], strict=True)
-            others = ", ".join(f"{label} {probability:.1%}" for label, probability in pairs)
-            line = f"{file}  {p.labels[0].ljust(widths[1])}  {p.probabilities[0]:6.1%}  {others}"
-            stream.write(line.rstrip() + "\n")
+            elif p.values:
+                pairs = zip(p.labels, p.values, strict=True)
+                stream.write(f"{file}  {'  '.join(f'{name} {value:.6g}' for name, value in pairs)}\n")
+            elif not p.labels:
+                stream.write(f"{file}  (no label)\n")
+            else:
+                shares = zip(p.labels[1:], p.probabilities[1:], strict=True)
+                others = ", ".join(f"{label} {probability:.1%}" for label, probability in shares)
+                line = f"{file}  {p.labels[0].ljust(widths[1])}  {p.probabilities[0]:6.1%}  {others}"
+                stream.write(line.rstrip() + "\n")
 
 
 def _write_csv(predictions: Iterator[Prediction], stream: TextIO) -> None:
-    """The first file that could be read tells the number of columns, so failures before it have to wait."""
+    """The first file that could be read tells the columns, so failures before it have to wait."""
     first: list[Prediction] = []
     for p in predictions:
         first.append(p)
-        if p.labels:
+        if p.error is None:
             break
+    task = first[0].task if first else "multiclass"
     ranks = max([1, *(len(p.labels) for p in first)])
-    writer = csv.writer(stream, lineterminator="\n")
     pairs = [["label", "probability"], *([f"label_{i}", f"probability_{i}"] for i in range(2, ranks + 1))]
-    writer.writerow(["file", *chain(*pairs), "error"])
+    columns = {
+        "multiclass": [*chain(*pairs)],
+        "multilabel": ["labels", "probabilities"],
+        "regression": list(first[-1].labels) if first else [],
+    }[task]
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["file", *columns, "error"])
     for p in chain(first, predictions):
-        cells = [*chain(*zip(p.labels, (f"{share:.6f}" for share in p.probabilities), strict=True))]
-        writer.writerow([p.file, *cells, *[""] * (2 * ranks - len(cells)), p.error or ""])
+        shares = [f"{share:.6f}" for share in p.probabilities]
+        if p.error is not None:
+            cells = []
+        elif task == "multilabel":  # as a table that can be trained on has them
+            cells = ["|".join(p.labels), "|".join(shares)]
+        elif task == "regression":
+            cells = [f"{value:.8g}" for value in p.values]
+        else:
+            cells = [*chain(*zip(p.labels, shares, strict=True))]
+        writer.writerow([p.file, *cells, *[""] * (len(columns) - len(cells)), p.error or ""])
 
 
 def _write_json(predictions: Iterator[Prediction], stream: TextIO) -> None:
-    for prediction in predictions:
-        stream.write(json.dumps(asdict(prediction)) + "\n")
+    for p in predictions:
+        if p.task == "regression":
+            said: dict[str, object] = {"values": dict(zip(p.labels, p.values, strict=True))}
+        else:
+            said = {"labels": p.labels, "probabilities": p.probabilities}
+        stream.write(json.dumps({"file": p.file, **said, "error": p.error}) + "\n")

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from vitrail.config import Duration
 from vitrail.errors import UserError
 from vitrail.evaluate import figures
+from vitrail.evaluate.metrics import shown
 from vitrail.progress import log
 from vitrail.train.run import Progress
 from vitrail.train.schedule import Schedule
@@ -70,9 +71,8 @@ class Journal:
                 yield step
                 seconds = progress.tick()
                 progress.trained += seconds
-                status = (
-                    f"loss {progress.mean('loss'):.3f}  top1 {progress.mean('top1'):.1%}  {images / seconds:,.0f} img/s"
-                )
+                top1 = f"  top1 {progress.mean('top1'):.1%}" if "top1" in progress.sums else ""
+                status = f"loss {progress.mean('loss'):.3f}{top1}  {images / seconds:,.0f} img/s"
                 bar.set_postfix_str(status, refresh=False)
                 bar.update()
                 whole.update()
@@ -100,8 +100,10 @@ class Journal:
             for name, value in row.items():
                 if name not in ("epoch", "step"):
                     events.add_scalar(name, value, int(row["epoch"]))
+        scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
+        loss = scores.pop("loss")
         log.info(
             f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}  "
-            f"val loss {row['val_loss']:.3f}  top1 {row['val_top1']:.2%}  top5 {row['val_top5']:.2%}  "
+            f"val loss {loss:.3f}  {'  '.join(f'{name} {shown(name, value)}' for name, value in scores.items())}  "
             f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}"
         )

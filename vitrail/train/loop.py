@@ -23,7 +23,7 @@ from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
-from vitrail.evaluate.metrics import measure
+from vitrail.evaluate.metrics import measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import Model, build
 from vitrail.progress import log, speak
@@ -31,7 +31,7 @@ from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, s
 from vitrail.train.find_lr import RangeTest
 from vitrail.train.journal import Journal
 from vitrail.train.memory import recompute_activations
-from vitrail.train.objectives import Supervised
+from vitrail.train.objectives import build_objective
 from vitrail.train.optim import Ema, build_optimizers, set_lr
 from vitrail.train.recipe import free_name, model_config, resolve
 from vitrail.train.run import (
@@ -99,7 +99,7 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     """The model as training begins, fresh or from trained weights, and a sentence on each thing adapted in these."""
     torch.manual_seed(config.run.seed)
     model = build(model_config(config, len(data.classes)))
-    notes = [] if config.weights is None else start_from(config.weights, model, data.classes)
+    notes = [] if config.weights is None else start_from(config.weights, model, data.classes, data.task)
     if config.optim.loss == "bce" and config.weights is None:
         # A fresh head takes every class for as rare as it is, or the first steps are spent on learning that.
         torch.nn.init.constant_(model.head.bias, -math.log(len(data.classes)))
@@ -166,8 +166,10 @@ def optimise(
         recompute_activations(model)
     if config.run.compile:
         model.compile()
-    objective = Supervised(model, optim.loss)
-    card = Card(model=config.model, config=model.config, classes=data.classes, preprocess=preprocess)
+    card = Card(
+        model=config.model, config=model.config, classes=data.classes, preprocess=preprocess, task=data.task
+    ).standardising(data.splits["train"].targets)
+    objective = build_objective(model, card, optim.loss, device)
 
     # Optimiser
     optimizers = build_optimizers(model, optim, pretrained=config.weights is not None)
@@ -200,11 +202,11 @@ def optimise(
             )
             if not np.isfinite(logits).all():
                 raise diverged(run, progress.step - 1, progress.lr, progress.mean("loss"), math.nan)
-            metrics = measure(logits, truth, data.classes)
+            metrics = measure_model(card, logits, truth)
             progress.close_epoch(metrics)
-            if metrics.top1 >= progress.best:
-                progress.best = metrics.top1
-                save(run / WEIGHTS_FILE, kept, card.measured(metrics.summary() | {"epoch": len(progress.rows)}))
+            if metrics.main >= progress.best:
+                progress.best = metrics.main
+                save(run / WEIGHTS_FILE, kept, measured(card, metrics, len(progress.rows)))
             journal.epoch(progress.rows, schedule, over)
             checkpoint()
         if over:
@@ -216,7 +218,7 @@ def optimise(
             set_lr(optimizers, progress.lr)
             torch.manual_seed(derive(seed, step, 0))  # dropout and stochastic depth
             generator = torch.Generator().manual_seed(derive(seed, step, 1))  # augmentation
-            sums = {"loss": 0.0, "top1": 0.0}
+            sums: dict[str, float] = {}
             for _ in range(accumulate):
                 with progress.waiting():
                     pixels, labels = next(batches)
@@ -231,7 +233,7 @@ def optimise(
                 with torch.autocast(torch.device(device).type, precision, enabled=config.run.amp != "off"):
                     result = objective(images, targets)
                 scaler.scale(result["loss"] / accumulate).backward()
-                sums = {name: total + result[name].item() / accumulate for name, total in sums.items()}
+                sums = {name: sums.get(name, 0.0) + value.item() / accumulate for name, value in result.items()}
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
             norm = clip_grad_norm_(model.parameters(), optim.clip_grad or math.inf).item()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import ArchConfig, RunConfig, Size, TrainConfig, coerce, options, override
+from vitrail.config import ArchConfig, AugmentConfig, RunConfig, Size, Task, TrainConfig, coerce, options, override
 from vitrail.data import Data
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
@@ -40,10 +40,18 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
     )
-    config = override(RECIPES[name].make(facts), given | {"model": model})
+    config = _for_task(RECIPES[name].make(facts), data.task)
+    config = override(config, given | {"model": model, "task": data.task})
+    if data.task == "regression" and config.augment.smoothing:
+        raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
     if "name" not in given:
         config = override(config, {"name": free_name(config.run)})
     return check(config)
+
+
+def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
+    """A recipe's choices where numbers are learnt: what moves, bends or blends a picture may change the numbers."""
+    return replace(config, augment=AugmentConfig()) if task == "regression" else config
 
 
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import signal
 import threading
@@ -18,9 +19,10 @@ import numpy as np
 
 from vitrail.config import TrainConfig, coerce, flat, load_yaml, override, save_yaml
 from vitrail.data import Data, full_name
+from vitrail.data.targets import titled
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import Metrics
+from vitrail.evaluate.metrics import AnyMetrics
 from vitrail.models import ModelConfig, canonical, parameters
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
@@ -88,7 +90,7 @@ def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[
 
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides which images are in which split."""
-    names = ("val_fraction", "seed", "data_dir", "image_column", "label_column")
+    names = ("val_fraction", "seed", "data_dir", "image_column", "label_column", "task")
     return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
@@ -103,7 +105,7 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     c, o = config.input, config.optim
     length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs} epochs"
     lines = [
-        f"data      {config.data}: {counts}; {len(data.classes)} classes",
+        f"data      {config.data}: {counts}; {titled(data.task, data.classes)}",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
         f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.length} tokens, "
         f"{parameters(model):,} parameters",
@@ -136,9 +138,9 @@ class Progress:
     lr: float = 0.0  # of the last step
     trained: float = 0.0  # seconds of this epoch's steps
     waited: float = 0.0  # and those of them without data
-    best: float = 0.0
+    best: float = -math.inf
     count: int = 0
-    sums: dict[str, float] = field(default_factory=lambda: {"loss": 0.0, "top1": 0.0})
+    sums: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -166,12 +168,12 @@ class Progress:
         self.step += 1
         self.count += 1
         for name, value in values.items():
-            self.sums[name] += value
+            self.sums[name] = self.sums.get(name, 0.0) + value
 
     def mean(self, name: str) -> float:
-        return self.sums[name] / max(self.count, 1)
+        return self.sums.get(name, 0.0) / max(self.count, 1)
 
-    def close_epoch(self, metrics: Metrics) -> None:
+    def close_epoch(self, metrics: AnyMetrics) -> None:
         """Adds the row of a finished epoch and begins the next one's sums."""
         self.tick()
         self.rows.append(
@@ -179,11 +181,8 @@ class Progress:
                 "epoch": len(self.rows) + 1,
                 "step": self.step,
                 "lr": self.lr,
-                "train_loss": self.mean("loss"),
-                "train_top1": self.mean("top1"),
-                "val_loss": metrics.loss,
-                "val_top1": metrics.top1,
-                "val_top5": metrics.top5,
+                **{f"train_{name}": self.mean(name) for name in self.sums},
+                **{f"val_{name}": value for name, value in metrics.row().items()},
                 "seconds": round(self.seconds, 2),
                 "wait": round(self.waited / self.trained, 4) if self.trained else 0.0,  # share of the steps' time
             }

@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitrail.config import from_plain
+from vitrail.config import Task, from_plain
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.targets import TITLES
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.models import Model, ModelConfig, build
@@ -30,6 +33,13 @@ from vitrail.version import VERSION
 from vitrail.weights.files import replacing, write_text
 
 WEIGHTS_FILE = "model.safetensors"
+
+# What a card must hold beside the classes to tell what the outputs mean.
+_NUMBERS: dict[Task, tuple[str, ...]] = {
+    "multiclass": (),
+    "multilabel": ("thresholds",),
+    "regression": ("target_mean", "target_std"),
+}
 
 
 def versions() -> dict[str, str]:
@@ -43,14 +53,26 @@ class Card:
 
     model: str
     config: ModelConfig
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # of a regression, the names of the numbers
     preprocess: Preprocess
+    task: Task = "multiclass"
+    thresholds: tuple[float, ...] = ()  # multi-label: the probability from which on an image has each label
+    target_mean: tuple[float, ...] = ()  # regression: outputs times std plus mean are in the units of the data
+    target_std: tuple[float, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
 
     def measured(self, metrics: dict[str, float]) -> Card:
         """The card of the same model after it was measured."""
         return dataclasses.replace(self, metrics=metrics)
+
+    def standardising(self, targets: NDArray[Any]) -> Card:
+        """The card of a model that is trained on these targets: of numbers, it keeps their mean and spread."""
+        if self.task != "regression":
+            return self
+        numbers = targets.astype(np.float64)
+        mean, std = numbers.mean(axis=0).tolist(), numbers.std(axis=0).tolist()
+        return dataclasses.replace(self, target_mean=tuple(mean), target_std=tuple(std))
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -64,11 +86,20 @@ class Card:
             raise UserError(
                 f"{len(classes)} classes are named, but the model tells {document['config']['classes']} apart."
             )
+        task = document.get("task", "multiclass")  # older files do not say it
+        if task not in _NUMBERS:
+            raise UserError(f"'task' must be one of {', '.join(_NUMBERS)}, but it is {task!r}.")
+        numbers = _NUMBERS[task]
+        for name in numbers:
+            if len(document[name]) != len(classes):
+                raise UserError(f"'{name}' must have a number for each of {len(classes)} {TITLES[task][1]}.")
         return cls(
             model=document["model"],
             config=from_plain(ModelConfig, document["config"]),
             classes=tuple(classes),
             preprocess=Preprocess.from_json(document["preprocess"]),
+            task=task,
+            **{name: tuple(map(float, document[name])) for name in numbers},
             metrics=document["metrics"],
             versions=document["versions"],
         )
@@ -118,7 +149,7 @@ def locate(source: str | Path) -> Path:
     return path
 
 
-def start_from(source: str | Path, model: Model, classes: tuple[str, ...]) -> list[str]:
+def start_from(source: str | Path, model: Model, classes: tuple[str, ...], task: Task = "multiclass") -> list[str]:
     """Loads trained weights into a fresh model that may differ in size, channels and classes.
 
     Returns one sentence for everything that was adapted. Another body is a UserError: nothing is left out silently.
@@ -136,10 +167,11 @@ def start_from(source: str | Path, model: Model, classes: tuple[str, ...]) -> li
         name = "patch_embed.proj.weight" if "patch_embed.convs.0.weight" not in state else "patch_embed.convs.0.weight"
         state[name] = _fit_channels(state[name], new.channels)
         notes.append(f"patch filters changed from {old.channels} to {new.channels} channels")
-    if card.classes != classes:
+    if card.classes != classes or card.task != task:
         fresh = model.state_dict()
         state |= {name: fresh[name] for name in ("head.weight", "head.bias")}
-        notes.append(f"new head for {len(classes)} classes")
+        things = TITLES[task][1] if card.task == task else f"{TITLES[task][1]} instead of {TITLES[card.task][1]}"
+        notes.append(f"new head for {len(classes)} {things}")
     wrong = _mismatch(state, model.state_dict())
     if wrong:
         raise UserError(

@@ -1,0 +1,31 @@
+"""The examples run as they stand, small, and what they make has learnt something."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(name: str, folder: Path, *words: object) -> str:
+    command = [sys.executable, EXAMPLES / name, "--out", folder, *map(str, words)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_multilabel(tmp_path):
+    said = run("multilabel.py", tmp_path, "--images", 240, "--epochs", 3)
+    assert float(re.search(r"^mAP ([\d.]+)%", said).group(1)) > 75  # by chance 50
+    assert len(re.findall(r"average precision", said)) == 4
+    assert len(re.findall(r"\.png (nothing|\w+)", said)) == 5
+
+
+def test_regression(tmp_path):
+    said = run("regression.py", tmp_path, "--images", 240, "--epochs", 4)
+    assert float(re.search(r"^mean R2 ([-\d.]+)", said).group(1)) > 0.5  # the mean alone reaches 0
+    assert len(re.findall(r"off by", said)) == 3
+    assert len(re.findall(r"\.png x [\d.-]+, y [\d.-]+, diameter [\d.-]+", said)) == 5
