@@ -66,6 +66,8 @@ class OptimConfig:
     clip_grad: float = option("largest norm of the whole gradient (0 = any)", 1.0)
     layer_decay: float = option("factor on the learning rate for each stage further from the head", 1.0)
     body_lr: float = option("factor on the learning rate of everything but the head, with --weights", 0.1)
+    class_weights: bool = option("weigh the loss of every class by the inverse of its frequency", False)
+    balanced_sampling: bool = option("show every class equally often", False)
     model_ema: float = option("decay of the moving average of the weights that is evaluated and kept (0 = off)", 0.0)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from vitrail.data.balance import LOPSIDED, imbalance
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import FileSplit
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
@@ -46,7 +47,6 @@ NEAR = 0.97  # cosine of two signatures from which on they are one picture
 TOLD_APART = 32  # pixels of the shorter side, under which two different pictures of like things can be as near
 BLANK = 2.0  # standard deviation in grey levels under which a picture shows nothing
 FEW = 5  # images, fewer of which are few for a class
-UNEVEN, LOPSIDED = 3, 20  # largest class over smallest: worth a note, and harmful
 _FREQUENCIES = 8
 _SHOWN = 5  # findings of a kind on screen
 _ROWS = 24  # classes up to which every one has its line
@@ -61,7 +61,10 @@ KINDS = {
         "They are left out in training, or stop it if they are many. Repair or remove them.",
     ),
     "class": ("classes that cannot be learned", "Add images of them to train, or remove them."),
-    "imbalance": ("uneven classes", "Collect more of the small classes: the model will favour the large ones."),
+    "imbalance": (
+        "uneven classes",
+        "The model will favour the large ones. Collect more of the small, or train with --balanced-sampling.",
+    ),
     "suspicious": (
         "labels that the run contradicts",
         "Look at them. What the run was trained on it may have learned by heart, wrong labels too.",
@@ -410,15 +413,8 @@ def _uneven(counts: dict[str, dict[str, int]]) -> Iterator[Finding]:
     learned = {label: count for label, count in train.items() if count}
     if len(learned) == 1:
         yield Finding("class", "error", f"'{next(iter(learned))}' is the only class in train: a classifier needs two")
-    elif learned:
-        most, least = max(learned, key=learned.__getitem__), min(learned, key=learned.__getitem__)
-        ratio = learned[most] / learned[least]
-        if ratio > UNEVEN:
-            yield Finding(
-                "imbalance",
-                "error" if ratio > LOPSIDED else "note",
-                f"'{most}' has {ratio:.0f} times the images of '{least}' ({learned[most]:,} and {learned[least]:,})",
-            )
+    elif found := imbalance(learned):
+        yield Finding("imbalance", "error" if found.ratio > LOPSIDED else "note", str(found))
 
 
 # In words ---------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from vitrail.config import TrainConfig, coerce, flat
 from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment
+from vitrail.data.balance import class_weights
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
@@ -39,6 +40,7 @@ from vitrail.train.run import (
     diverged,
     reopen,
     split_settings,
+    uneven,
 )
 from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
 
@@ -63,6 +65,8 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
     with Journal(run) as journal, Interruption(run) as interruption:
         for line in (describe(config, data, model.config), *notes):
             log.info(line)
+        if warning := uneven(config, data):
+            log.warning(warning)
         optimise(run, config, data, model, journal, interruption)
         metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.input.workers)
         log.info(metrics.table())
@@ -103,6 +107,7 @@ def optimise(
         seed,
         config.augment.crop_scale,
         config.input.workers,
+        optim.balanced_sampling,
     )
     per_epoch = len(loader) // accumulate
     steps, warmup = per_epoch * optim.epochs, round(per_epoch * optim.warmup_epochs)
@@ -115,7 +120,10 @@ def optimise(
         recompute_activations(model)
     if config.run.compile:
         model.compile()
-    objective = Supervised(model)
+    weights = None
+    if optim.class_weights:
+        weights = torch.from_numpy(class_weights(data.splits["train"].targets, classes)).to(device)
+    objective = Supervised(model, weights, config.augment.smoothing)
     card = Card(model=config.model, config=model.config, classes=data.classes, preprocess=preprocess)
 
     # Optimiser

@@ -241,4 +241,9 @@ def check(config: TrainConfig) -> TrainConfig:
     for name, value, fine, rule in rules:
         if not fine:
             raise UserError(f"'{name}' must be {rule}, but it is {value}.")
+    if o.class_weights and o.balanced_sampling:
+        raise UserError(
+            "--class-weights and --balanced-sampling each make all classes count alike: with both, the rare ones would "
+            "count too much. Choose one."
+        )
     return config

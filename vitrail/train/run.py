@@ -17,6 +17,7 @@ import numpy as np
 
 from vitrail.config import TrainConfig, coerce, flat, load_yaml, override, save_yaml
 from vitrail.data import Data, full_name
+from vitrail.data.balance import class_counts, imbalance
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import Metrics
@@ -110,6 +111,15 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
         f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
     ]
     return "\n".join(lines)
+
+
+def uneven(config: TrainConfig, data: Data) -> str | None:
+    """A warning if some classes have far fewer images than others and nothing makes up for it."""
+    counts = class_counts(data.splits["train"].targets, len(data.classes)).tolist()
+    found = imbalance(dict(zip(data.classes, counts, strict=True)))
+    if found is None or config.optim.class_weights or config.optim.balanced_sampling:
+        return None
+    return f"{found}: try --balanced-sampling, or --class-weights."
 
 
 def diverged(run: Path, step: int, lr: float, loss: float, norm: float) -> str:
