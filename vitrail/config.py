@@ -31,6 +31,8 @@ class InputConfig:
     channels: int = option("colour channels that the model sees")
     crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
     val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
+    folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
+    fold: int = option("the one of the --folds to train, from 1 (0 = all, one after the other)", 0)
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
     image_column: str | None = option("column of a table that holds the paths of the images (else found)", None)
     label_column: str | None = option("column of a table that holds the labels (else found)", None)

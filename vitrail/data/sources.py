@@ -25,6 +25,8 @@ def open_data(
     source: str | Path,
     *,
     val_fraction: float = 0.2,
+    folds: int = 0,
+    fold: int = 0,
     seed: int = 0,
     data_dir: str | None = None,
     image_column: str | None = None,
@@ -33,12 +35,15 @@ def open_data(
 ) -> Data:
     """Opens a folder, a table, an `.npz` file or a built-in data set, and proves that every image can be read.
 
-    Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. The two columns are
+    Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. With `folds`, the
+    images of train and val are cut anew, and those of the fold numbered `fold` are held out. The two columns are
     those of a table. `classes` are those of a trained model, in its order: the data may then lack some of them,
     and a train split; nothing is held out then, and data without splits is one, "all".
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"'val_fraction' must lie between 0 and 1, but it is {val_fraction}.")
+    if folds and not (folds >= 2 and 1 <= fold <= folds):
+        raise UserError(f"There must be 2 folds or more, and 'fold' one of them, but it is {fold} of {folds}.")
     if seed < 0:
         raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
     try:
@@ -55,6 +60,8 @@ def open_data(
         parts = _reorder(found, classes, source)
         if parts.keys() == {"train"}:  # nobody trains on it, so nothing is held out
             parts = {"all": parts["train"]}
+    if folds:
+        parts = _hold_out_fold(parts, folds, fold, seed, found.classes, source)
     return Data(
         name=found.name,
         classes=found.classes if classes is None else tuple(classes),
@@ -83,6 +90,43 @@ def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Num
         count = min(max(round(len(members) * fraction), 1), len(members) - 1)
         held[rng.permutation(members)[:count]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def cut_folds(targets: Array, folds: int, seed: int) -> Numbers:
+    """The number of the fold, from 1, that every image is in.
+
+    Folds differ by one image at most, and so do their images of a class; labels that are no class numbers are dealt
+    as they come.
+    """
+    strata = targets if targets.ndim == 1 else np.zeros(len(targets))
+    shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(targets))
+    by_class = shuffled[np.argsort(strata[shuffled], kind="stable")]
+    numbers = np.empty(len(targets), dtype=np.int64)
+    numbers[by_class] = np.arange(len(targets)) % folds + 1
+    return numbers
+
+
+def _hold_out_fold(
+    parts: dict[str, tuple[Array, Numbers]],
+    folds: int,
+    fold: int,
+    seed: int,
+    classes: Sequence[str],
+    source: str | Path,
+) -> dict[str, tuple[Array, Numbers]]:
+    """The images of train and val together, of which one fold is val; a test split stays as it is."""
+    pool = [parts[split] for split in ("train", "val") if split in parts]
+    items, targets = (np.concatenate(halves) for halves in zip(*pool, strict=True))
+    if len(targets) < folds:
+        raise UserError(f"{source} has {len(targets)} images, too few for {folds} folds.")
+    if targets.ndim == 1 and (single := np.flatnonzero(np.bincount(targets) == 1)).size:
+        raise UserError(
+            f"The class '{classes[single[0]]}' of {source} has one image only: when its fold is held out, none is left "
+            "to train on. Add some, or remove the class."
+        )
+    held = cut_folds(targets, folds, seed) == fold
+    rest = {split: part for split, part in parts.items() if split not in ("train", "val")}
+    return {"train": (items[~held], targets[~held]), "val": (items[held], targets[held])} | rest
 
 
 def _find(source: str | Path, data_dir: str | None, image_column: str | None, label_column: str | None) -> Found:

@@ -18,11 +18,13 @@ def train(
 
     `settings` are those of `vitrail.config.TrainConfig` and its groups, by their flat names (`model`, `epochs`,
     `lr`, `img_size`, …); whatever is not given, the recipe chooses, prints and saves. With `resume` a run goes on
-    exactly where it was; with `overwrite` an older run of the same name is replaced.
+    exactly where it was; with `overwrite` an older run of the same name is replaced. With `folds` the folder holds
+    one run for each, and their mean and standard deviation.
     """
-    from vitrail.train import loop
+    from vitrail.train import folds, loop
 
-    return loop.train(None if data is None else str(data), None if resume is None else str(resume), overwrite, settings)
+    begin = folds.train if folds.wanted(resume, settings) else loop.train
+    return begin(None if data is None else str(data), None if resume is None else str(resume), overwrite, settings)
 
 
 callable_package(__name__, train)

@@ -21,7 +21,7 @@ from vitrail.data.balance import class_weights
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
-from vitrail.evaluate.metrics import measure
+from vitrail.evaluate.metrics import Metrics, measure
 from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import Model, build
 from vitrail.progress import log, speak
@@ -48,9 +48,7 @@ from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
 def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
     """Trains and evaluates; `vitrail.train` is this with keywords."""
     speak()
-    asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
-    if asked.get("weights") is not None:
-        asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
+    asked = given(asked)
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
         data = open_data(config.data, **split_settings(flat(config)))
@@ -62,6 +60,20 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
         run = create_run(config, overwrite)
     else:
         raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
+    complete(run, config, data, model, notes)
+    return run
+
+
+def given(asked: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for, in the types of the configuration."""
+    asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    if asked.get("weights") is not None:
+        asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
+    return asked
+
+
+def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, Metrics]:
+    """Trains a run in its folder to its end, from wherever it is, and evaluates it; returns what was measured."""
     with Journal(run) as journal, Interruption(run) as interruption:
         for line in (describe(config, data, model.config), *notes):
             log.info(line)
@@ -70,11 +82,14 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
         optimise(run, config, data, model, journal, interruption)
         metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.input.workers)
         log.info(metrics.table())
+        measured = {"val": metrics}
+        if config.input.fold and "test" in data.splits:  # by the same images, folds can be compared
+            measured["test"] = evaluate_on(run, data, "test", device=config.run.device, workers=config.input.workers)
         if data.unreadable:
             names = [f"{file} ({reason})" for file, reason in data.unreadable]
             log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
         log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
-    return run
+    return measured
 
 
 def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:

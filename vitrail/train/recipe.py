@@ -230,6 +230,13 @@ def check(config: TrainConfig) -> TrainConfig:
         ),
         ("model_ema", o.model_ema, 0 <= o.model_ema < 1, "at least 0 and below 1"),
         ("layer_decay", o.layer_decay, 0 < o.layer_decay <= 1, "above 0 and at most 1"),
+        ("folds", config.input.folds, config.input.folds == 0 or config.input.folds >= 2, "0, or 2 and more"),
+        (
+            "fold",
+            config.input.fold,
+            0 <= config.input.fold <= config.input.folds,
+            "between 0 and the number of folds",
+        ),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
         ("channels", config.input.channels, config.input.channels in (1, 3), "1 or 3"),
         ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
