@@ -53,6 +53,8 @@ def check(
     run: Annotated[str | None, arg(metavar="RUN")] = None,
     out: str | None = None,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     workers: int = 2,
     device: str | None = None,
     json_: Annotated[bool, arg(name="json")] = False,
@@ -60,17 +62,28 @@ def check(
     """Find what is wrong with a data set. Exits 1 if something would hurt a training run.
 
     Args:
-        data: folder, .npz file or built-in data set
+        data: folder, .npz, CSV/TSV/Parquet table, or a built-in name
         run: trained run: labels that its model contradicts are found too
         out: folder for the sheet of pictures, check.png (default: check-<data>)
         data_dir: where built-in data sets lie
+        image_column: column of a table that holds the paths of the images (else found)
+        label_column: column of a table that holds the labels (else found)
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
         json_: print JSON
     """
     from vitrail.evaluate.check import check
 
-    audit = check(data, run=run, out=out, data_dir=data_dir, workers=workers, device=device)
+    audit = check(
+        data,
+        run=run,
+        out=out,
+        data_dir=data_dir,
+        image_column=image_column,
+        label_column=label_column,
+        workers=workers,
+        device=device,
+    )
     print(json.dumps(audit.to_json(), indent=2) if json_ else audit.table())
     return 1 if audit.errors else 0
 

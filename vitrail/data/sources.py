@@ -47,7 +47,7 @@ def open_data(
     if seed < 0:
         raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
     try:
-        found = _find(source, data_dir, image_column, label_column)
+        found = find(source, data_dir, image_column, label_column)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     parts = found.parts
@@ -129,10 +129,17 @@ def _hold_out_fold(
     return {"train": (items[~held], targets[~held]), "val": (items[held], targets[held])} | rest
 
 
-def _find(source: str | Path, data_dir: str | None, image_column: str | None, label_column: str | None) -> Found:
+def find(
+    source: str | Path,
+    data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    prove: bool = True,
+) -> Found:
+    """What a source holds, as it lies there; without `prove`, the files of a table are taken as readable."""
     path = Path(source).expanduser()
     if path.suffix.lower() in SUFFIXES and path.is_file():
-        return open_table(path, image_column, label_column)
+        return open_table(path, image_column, label_column, prove)
     if image_column is not None or label_column is not None:
         raise UserError(f"Image and label columns are those of a table ({', '.join(SUFFIXES)}), but {source} is none.")
     if isinstance(source, str) and source in BUILT_IN:

@@ -19,7 +19,9 @@ _LABEL_NAMES = ("label", "class", "target", "category", "y")
 Rows = dict[int, list[str]]  # the cells of every row, stripped, by the row's number as a spreadsheet shows it
 
 
-def open_table(path: Path, image_column: str | None = None, label_column: str | None = None) -> Found:
+def open_table(
+    path: Path, image_column: str | None = None, label_column: str | None = None, prove: bool = True
+) -> Found:
     """The images that a table lists, in the splits of its column `split` if it has one.
 
     Columns that are not given are found by their names or, that of the images, by its values.
@@ -55,7 +57,7 @@ def open_table(path: Path, image_column: str | None = None, label_column: str | 
             raise UserError(f"{path}: {file} is in two splits, {known[file][1]} and, in row {number}, {part}.")
     if len(known) < len(rows):
         log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
-    return from_files(path.stem, files, path)
+    return from_files(path.stem, files, path, prove)
 
 
 def _choose(

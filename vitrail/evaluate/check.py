@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.audit import Audit, Finding, Item, audit, worst_first
+from vitrail.data.audit import audit
 from vitrail.data.dataset import Numbers
+from vitrail.data.findings import Audit, Finding, Item, worst_first
 from vitrail.data.images import Pixels
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
@@ -33,6 +34,8 @@ def check(
     run: str | Path | None = None,
     out: str | Path | None = None,
     data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     workers: int = 2,
     device: str | None = None,
 ) -> Audit:
@@ -44,7 +47,7 @@ def check(
         raise UserError(f"'workers' must be 1 or more, but it is {workers}.")
     device = choose_device(device)
     opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
-    result = audit(data, data_dir, workers)
+    result = audit(data, data_dir, workers, image_column, label_column)
     if opened is not None:
         doubts = suspicious(*opened, result.items, workers, device)
         result = replace(result, findings=worst_first([*result.findings, *doubts]))
@@ -61,10 +64,13 @@ def check(
 
 
 def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
-    """Images that the model is sure to be of another class than their label says, the surest first."""
+    """Images that the model is sure to be of another class than their label says, the surest first.
+
+    Of images with several labels, or none, nothing is said.
+    """
     numbers = {name: number for number, name in enumerate(card.classes)}
-    known = [item for item in items if item.label in numbers]
-    strange = sorted({item.label for item in items} - set(numbers))
+    known = [item for item in items if len(item.labels) == 1 and item.labels[0] in numbers]
+    strange = sorted({label for item in items for label in item.labels} - set(numbers))
     if not known:
         raise UserError(
             f"The run knows none of the classes of the data, {some(strange, 5)}: its classes are "
@@ -72,7 +78,7 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
         )
     if strange:
         log.warning("The run does not know %s: the labels of these images are not checked.", some(strange, 5))
-    split = _Items(known, np.array([numbers[item.label] for item in known], dtype=np.int64))
+    split = _Items(known, np.array([numbers[item.labels[0]] for item in known], dtype=np.int64))
     logits, labels = predict_split(
         model, split, card.preprocess, workers=workers, device=device, title="checking labels"
     )
@@ -84,15 +90,12 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
     doubted = doubted[np.argsort(given[doubted] / own[doubted], kind="stable")]
     if len(doubted) > _MOST:
         log.info("The run contradicts %d labels; the %d of which it is surest are listed.", len(doubted), _MOST)
-    return [
-        Finding(
-            "suspicious",
-            "note",
-            f"labelled '{known[i].label}' ({given[i]:.1%}), the model says '{card.classes[said[i]]}' ({own[i]:.1%})",
-            (known[i].name,),
-        )
-        for i in doubted[:_MOST].tolist()
-    ]
+    findings = []
+    for i in doubted[:_MOST].tolist():
+        label, other = card.classes[labels[i]], card.classes[said[i]]
+        detail = f"labelled '{label}' ({given[i]:.1%}), the model says '{other}' ({own[i]:.1%})"
+        findings.append(Finding("suspicious", "note", detail, (known[i].name,)))
+    return findings
 
 
 @dataclass(frozen=True, eq=False)
