@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitrail.data.audit import audit, closest
+from vitrail.data.audit import audit
+from vitrail.data.similar import closest
 
 GOAL = 100_000
 

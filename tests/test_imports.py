@@ -18,6 +18,7 @@ PACKAGE = Path(vitrail.__file__).parent
 # A package may import only those to its right, and what is below all of them.
 ORDER = (
     "cli",
+    "mistakes",
     "studies",
     "serve",
     "report",

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from functools import partial, wraps
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
@@ -18,6 +20,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from vitrail.config import Duration, Names, Size, Task, TrainConfig, options
 from vitrail.errors import UserError
+from vitrail.mistakes import explain
 from vitrail.version import VERSION
 
 Run = Annotated[str, arg(metavar="RUN", help_behavior_hint="")]
@@ -63,7 +66,7 @@ def check(
     """Find what is wrong with a data set. Exits 1 if something would hurt a training run.
 
     Args:
-        data: folder, .npz file or built-in data set
+        data: folder, .npz, CSV/TSV/Parquet table, or a built-in name
         run: trained run: labels that its model contradicts are found too
         out: folder for the sheet of pictures, check.png (default: check-<data>)
         data_dir: where built-in data sets lie
@@ -268,6 +271,29 @@ VERBS: dict[str, Callable[..., int]] = {
 }
 
 
+def _parse(words: Sequence[str]) -> Callable[[], int]:
+    """The verb that is asked for, ready to be called; prints the help if that is."""
+
+    def later(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+        return wraps(verb)(lambda *args, **settings: partial(verb, *args, **settings))
+
+    try:
+        with redirect_stderr(io.StringIO()):  # what the parser says of a mistake fills a box
+            return tyro.extras.subcommand_cli_from_dict(
+                {name: later(verb) for name, verb in VERBS.items()},
+                prog="vitrail",
+                description="The Vision Transformer as real software. --debug shows where an error comes from.",
+                config=(FlagCreatePairsOff,),
+                args=words,
+            )
+    except SystemExit as error:
+        if error.code:
+            raise UserError(explain(words, VERBS)) from None
+        raise
+    finally:
+        sys.stdout.flush()
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a verb. Exits 0, 1 if something in it failed, 2 for what the user can change, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -278,17 +304,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     # times slower beside other busy programs. It is read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be no text
     try:
+        call = _parse(words)
         try:
-            code = tyro.extras.subcommand_cli_from_dict(
-                VERBS,
-                prog="vitrail",
-                description="The Vision Transformer as real software. --debug shows where an error comes from.",
-                config=(FlagCreatePairsOff,),
-                args=[word for word in words if word != "--debug"],
-            )
+            code = call()
         finally:
             sys.stdout.flush()  # here, where a closed pipe is expected
         sys.exit(code)

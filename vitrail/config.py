@@ -44,6 +44,8 @@ class InputConfig:
     channels: int = option("colour channels that the model sees")
     crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
     val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
+    folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
+    fold: int = option("the one of the --folds to train, from 1 (0 = all, one after the other)", 0)
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
     image_column: str | None = option("column of a table that holds the paths of the images (else found)", None)
     label_column: Names | None = option("column of a table that holds the labels, or several: x,y (else found)", None)
@@ -83,6 +85,8 @@ class OptimConfig:
     clip_grad: float = option("largest norm of the whole gradient (0 = any)", 1.0)
     layer_decay: float = option("factor on the learning rate for each stage further from the head", 1.0)
     body_lr: float = option("factor on the learning rate of everything but the head, with --weights", 0.1)
+    class_weights: bool = option("weigh the loss of every class by the inverse of its frequency", False)
+    balanced_sampling: bool = option("show every class equally often", False)
     model_ema: float = option("decay of the moving average of the weights that is evaluated and kept (0 = off)", 0.0)
 
 

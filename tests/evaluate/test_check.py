@@ -14,10 +14,12 @@ from PIL import Image, ImageEnhance
 
 import vitrail
 from vitrail import cli
-from vitrail.data.audit import Audit, closest, signatures
+from vitrail.data.findings import Audit
 from vitrail.data.images import survey_image
+from vitrail.data.similar import closest, signatures
 from vitrail.errors import UserError
 from vitrail.evaluate.check import check
+from vitrail.evaluate.sheet import wrap
 
 
 def scene(seed: int, size: tuple[int, int] = (96, 120)) -> Image.Image:
@@ -55,6 +57,17 @@ def _elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def folder() -> Path:
     return clean(Path("photos"))
+
+
+@pytest.fixture
+def vitrail_says(capsys):
+    def run(*words):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return caught.value.code, out, err
+
+    return run
 
 
 def found(audit: Audit, kind: str) -> list[tuple[str, ...]]:
@@ -218,6 +231,48 @@ def test_arrays_are_checked_as_files_are(tmp_path):
     assert audit.counts == {"0": {"train": 10, "val": 2}, "1": {"train": 10, "val": 2}}
 
 
+def test_copies_in_arrays_without_splits_are_in_no_two_splits(tmp_path):
+    x = np.stack([np.asarray(scene(i % 19, (16, 16))) for i in range(38)])
+    np.savez(tmp_path / "set.npz", images=x, labels=np.arange(38) % 19 % 2)
+    audit = check(tmp_path / "set.npz")
+    assert len(found(audit, "duplicate")) == 19
+    assert kinds(audit) == {"duplicate": "note"}
+    assert audit.splits == ("train",)
+
+
+def test_a_table_is_checked_as_a_folder_is(folder, vitrail_says):
+    shutil.copy(folder / "train/cat/1.jpg", folder / "val/cat/again.jpg")
+    (folder / "train/dog/2.jpg").write_bytes(b"")
+    files = sorted(folder.rglob("*.jpg"))
+    rows = [f"{path.relative_to(folder)};{path.parent.name};{path.parent.parent.name};x" for path in files]
+    (folder / "list.csv").write_text("\n".join(["shot;animal;split;note", *rows, "train/dog/lost.jpg;dog;train;x"]))
+    columns = {"image_column": "shot", "label_column": "animal"}
+    audit = check(folder / "list.csv", **columns)
+    assert audit.counts == check(folder).counts
+    assert found(audit, "leak") == [("train/cat/1.jpg", "val/cat/again.jpg")]
+    assert sorted(found(audit, "unreadable")) == [("train/dog/2.jpg",), ("train/dog/lost.jpg",)]
+    assert kinds(audit) == {"leak": "error", "unreadable": "error"}
+
+    code, out, _ = vitrail_says("check", folder / "list.csv", "--image-column", "shot", "--label-column", "animal")
+    assert code == 1
+    assert "train/dog/lost.jpg: no such file or directory" in out
+    code, _, err = vitrail_says("check", folder, "--image-column", "shot")
+    assert code == 2
+    assert "columns are those of a table" in err
+
+
+def test_captions_are_broken_between_words_and_are_no_wider_than_a_picture():
+    path = "val/cat/a rather long name of a picture, from_the_summer-holidays.jpg"
+    lines = wrap(path, 4, keep_end=True)
+    assert len(lines) == 3
+    assert " ".join(lines).replace("/ ", "/").replace("_ ", "_").replace("- ", "-") == path
+    assert wrap(path, 2, keep_end=True)[-1] == lines[-1]
+    assert wrap(path, 2, keep_end=True)[0].startswith("…")
+    assert wrap("one two three four five six seven eight nine ten", 1)[0].endswith("…")
+    (line,) = wrap("W" * 50, 2)
+    assert 8 < len(line) < 30
+
+
 def test_nothing_to_check(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no images"):
@@ -270,17 +325,6 @@ def test_a_run_for_other_classes(folder, judge):
 
 
 # The command
-
-
-@pytest.fixture
-def vitrail_says(capsys):
-    def run(*words):
-        with pytest.raises(SystemExit) as caught:
-            cli.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return caught.value.code, out, err
-
-    return run
 
 
 def test_the_command_has_the_names_and_defaults_of_the_function():

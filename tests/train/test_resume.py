@@ -39,6 +39,7 @@ SETTINGS = {
     "randaug": 1,
     "reprob": 0.2,
     "crop_scale": 0.8,
+    "balanced_sampling": True,
     "save_minutes": 0.0,  # a checkpoint after every step
 }
 STEPS = 15
@@ -49,7 +50,11 @@ def command(*words: object) -> list[str]:
 
 
 def begin(run: Path) -> list[str]:
-    flags = [word for name, value in SETTINGS.items() for word in (f"--{name.replace('_', '-')}", value)]
+    flags = [
+        word
+        for name, value in SETTINGS.items()
+        for word in ([f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value])
+    ]
     return command("digits", "--out", run.parent, "--name", run.name, *flags)
 
 

@@ -33,7 +33,7 @@ def open_folder(root: Path) -> Found:
     return from_files(root.resolve().name, files, root)
 
 
-def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path) -> Found:
+def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path, prove: bool = True) -> Found:
     """The files of every split and class, proved to be readable."""
     classes = tuple(sorted({label for by_class in files.values() for label in by_class}))
     parts: dict[str, tuple[Array, Targets]] = {}
@@ -41,7 +41,7 @@ def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], sou
         listed = [by_class.get(label, ()) for label in classes]
         targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in listed])
         parts[split] = np.array([path for paths in listed for path in paths], dtype=object), targets
-    found = from_paths(name, classes, parts)
+    found = from_paths(name, classes, parts, prove=prove)
     if "train" in parts:
         lost = np.setdiff1d(parts["train"][1], found.parts["train"][1])
         if len(lost):
@@ -52,10 +52,18 @@ def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], sou
 
 
 def from_paths(
-    name: str, classes: tuple[str, ...], listed: Mapping[str, tuple[Array, Targets]], task: Task = "multiclass"
+    name: str,
+    classes: tuple[str, ...],
+    listed: Mapping[str, tuple[Array, Targets]],
+    task: Task = "multiclass",
+    prove: bool = True,
 ) -> Found:
-    """Proves that the files of every split can be read, and leaves out the few that cannot."""
-    facts, unreadable = _inspect([path for paths, _ in listed.values() for path in paths])
+    """Proves that the files of every split can be read, and leaves out the few that cannot.
+
+    Without `prove` all are kept, unopened, and nothing is known of their sizes.
+    """
+    every = [path for paths, _ in listed.values() for path in paths]
+    facts, unreadable = _inspect(every) if prove else (dict.fromkeys(every, ImageFacts(1, 1, False)), [])
     parts = {}
     for split, (paths, targets) in listed.items():
         good = np.array([path in facts for path in paths], dtype=bool)

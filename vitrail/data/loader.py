@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.balance import balanced_order
 from vitrail.data.dataset import ArraySplit, Numbers, Split
 from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
@@ -83,6 +84,7 @@ class TrainBatches:
     seed: int
     crop_scale: float = 1.0  # smallest share of the area that a random crop keeps; 1 = no random crop
     workers: int = 2
+    balanced: bool = False  # every class equally often, in as many batches
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -96,7 +98,10 @@ class TrainBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch `start` on; none before it is read."""
-        order = np.random.Generator(np.random.PCG64([self.seed, number])).permutation(len(self.split))
+        if self.balanced:
+            order = balanced_order(self.split.targets, self.seed, number)
+        else:
+            order = np.random.Generator(np.random.PCG64([self.seed, number])).permutation(len(self.split))
         chosen = _cut(order, self.batch_size)[start : len(self)]
 
         def crop(i: int, height: int, width: int) -> Box:
@@ -148,18 +153,20 @@ def _read(
     workers: int,
     crop: Callable[[int, int, int], Box] | None = None,
 ) -> Iterator[Batch]:
+    """Batches of images; number `i + r * N` is image `i` once more, with a crop of its own."""
     if crop is None and (ready := _ready(split, preprocess)) is not None:
         for numbers in chosen:
-            yield torch.from_numpy(np.ascontiguousarray(ready[numbers])), torch.from_numpy(split.targets[numbers])
+            which = numbers % len(split)
+            yield torch.from_numpy(np.ascontiguousarray(ready[which])), torch.from_numpy(split.targets[which])
         return
 
     def fill(out: Pixels, numbers: Numbers) -> None:
-        for row, i in zip(out, numbers.tolist(), strict=True):
-            image = _image(split, i)
+        for row, number in zip(out, numbers.tolist(), strict=True):
+            image = _image(split, number % len(split))
             if crop is None:
                 row[:] = preprocess.pixels(image)
             else:
-                row[:] = preprocess.crop_pixels(image, crop(i, *image.shape[:2]))
+                row[:] = preprocess.crop_pixels(image, crop(number, *image.shape[:2]))
 
     pool = ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read")
 
@@ -176,6 +183,6 @@ def _read(
                 task.result()
             if k + _AHEAD < len(chosen):
                 reading.append(begin(chosen[k + _AHEAD]))
-            yield torch.from_numpy(out), torch.from_numpy(split.targets[numbers])
+            yield torch.from_numpy(out), torch.from_numpy(split.targets[numbers % len(split)])
     finally:
         pool.shutdown(cancel_futures=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.arrays import open_npz
+from vitrail.data.balance import class_counts
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets, Task
 from vitrail.data.folder import open_folder
@@ -26,6 +27,8 @@ def open_data(
     source: str | Path,
     *,
     val_fraction: float = 0.2,
+    folds: int = 0,
+    fold: int = 0,
     seed: int = 0,
     data_dir: str | None = None,
     image_column: str | None = None,
@@ -35,17 +38,20 @@ def open_data(
 ) -> Data:
     """Opens a folder, a table, an `.npz` file or a built-in data set, and proves that every image can be read.
 
-    Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. The columns are
+    Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. With `folds`, the
+    images of train and val are cut anew, and those of the fold numbered `fold` are held out. The columns are
     those of a table. The `task` is seen from the data unless it is given. `classes` are those of a trained model, in
     its order: the data may then lack some of them, and a train split; nothing is held out then, and data without
     splits is one, "all".
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"'val_fraction' must lie between 0 and 1, but it is {val_fraction}.")
+    if folds and not (folds >= 2 and 1 <= fold <= folds):
+        raise UserError(f"There must be 2 folds or more, and 'fold' one of them, but it is {fold} of {folds}.")
     if seed < 0:
         raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
     try:
-        found = _find(source, data_dir, image_column, label_column, task, classes)
+        found = find(source, data_dir, image_column, label_column, task, classes)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if task is not None and found.task != task:
@@ -60,6 +66,8 @@ def open_data(
         parts = {split: (parts[split][0], targets) for split, targets in reorder(found, classes, source).items()}
         if parts.keys() == {"train"}:  # nobody trains on it, so nothing is held out
             parts = {"all": parts["train"]}
+    if folds:
+        parts = _hold_out_fold(parts, found, folds, fold, seed, source)
     return Data(
         name=found.name,
         classes=found.classes if classes is None else tuple(classes),
@@ -101,17 +109,55 @@ def hold_out(task: Task, targets: Targets, fraction: float, seed: int) -> tuple[
     return keep, held
 
 
-def _find(
+def cut_folds(task: Task, targets: Targets, folds: int, seed: int) -> Numbers:
+    """The number of the fold, from 1, that every image is in.
+
+    Folds differ by one image at most, and so do their images of a class.
+    """
+    alike = strata(task, targets, 1 / folds)
+    shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(targets))
+    by_class = shuffled[np.argsort(alike[shuffled], kind="stable")]
+    numbers = np.empty(len(targets), dtype=np.int64)
+    numbers[by_class] = np.arange(len(targets)) % folds + 1
+    return numbers
+
+
+def _hold_out_fold(
+    parts: dict[str, tuple[Array, Targets]],
+    found: Found,
+    folds: int,
+    fold: int,
+    seed: int,
     source: str | Path,
-    data_dir: str | None,
-    image_column: str | None,
-    label_column: str | Sequence[str] | None,
-    task: Task | None,
-    classes: Sequence[str] | None,
+) -> dict[str, tuple[Array, Targets]]:
+    """The images of train and val together, of which one fold is val; a test split stays as it is."""
+    pool = [parts[split] for split in ("train", "val") if split in parts]
+    items, targets = (np.concatenate(halves) for halves in zip(*pool, strict=True))
+    if len(targets) < folds:
+        raise UserError(f"{source} has {len(targets)} images, too few for {folds} folds.")
+    if found.task != "regression" and (single := np.flatnonzero(class_counts(targets, len(found.classes)) == 1)).size:
+        raise UserError(
+            f"'{found.classes[single[0]]}' has one image only in {source}: when its fold is held out, none is left "
+            "to train on. Add some, or leave it out."
+        )
+    held = cut_folds(found.task, targets, folds, seed) == fold
+    rest = {split: part for split, part in parts.items() if split not in ("train", "val")}
+    return {"train": (items[~held], targets[~held]), "val": (items[held], targets[held])} | rest
+
+
+def find(
+    source: str | Path,
+    data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    task: Task | None = None,
+    classes: Sequence[str] | None = None,
+    prove: bool = True,
 ) -> Found:
+    """What a source holds, as it lies there; without `prove`, the files of a table are taken as readable."""
     path = Path(source).expanduser()
     if path.suffix.lower() in SUFFIXES and path.is_file():
-        return open_table(path, image_column, label_column, task, classes)
+        return open_table(path, image_column, label_column, task, classes, prove)
     if image_column is not None or label_column is not None:
         raise UserError(f"Image and label columns are those of a table ({', '.join(SUFFIXES)}), but {source} is none.")
     if isinstance(source, str) and source in BUILT_IN:

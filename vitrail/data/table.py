@@ -29,6 +29,7 @@ def open_table(
     label_column: str | Sequence[str] | None = None,
     task: Task | None = None,
     classes: Sequence[str] | None = None,
+    prove: bool = True,
 ) -> Found:
     """The images that a table lists, in the splits of its column `split` if it has one.
 
@@ -73,18 +74,21 @@ def open_table(
             raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
     if len(known) < len(rows):
         log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
-    found = _by_class(path, known) if task == "multiclass" else _by_row(path, known, labels, task, classes)
+    if task == "multiclass":
+        found = _by_class(path, known, prove)
+    else:
+        found = _by_row(path, known, labels, task, classes, prove)
     if inferred:
         others = " or ".join(other for other in TITLES if other != task)
         log.info("task: %s, judging by %s; if it is not, say --task %s.", titled(task, found.classes), listed, others)
     return found
 
 
-def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]]) -> Found:
+def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]], prove: bool) -> Found:
     files: dict[str, dict[str, list[Path]]] = {}
     for file, ((label,), part, _) in known.items():
         files.setdefault(part, {}).setdefault(label, []).append(file)
-    return from_files(path.stem, files, path)
+    return from_files(path.stem, files, path, prove)
 
 
 def _by_row(
@@ -93,13 +97,14 @@ def _by_row(
     labels: Sequence[str],
     task: Task,
     classes: Sequence[str] | None,
+    prove: bool,
 ) -> Found:
     texts, parts, numbers = zip(*known.values(), strict=True)
     columns = dict(zip(labels, zip(*texts, strict=True), strict=True))
     names, targets = from_text(columns, task, numbers, str(path), classes)
     files, where = np.array(list(known), dtype=object), np.array(parts)
     listed = {part: (files[where == part], targets[where == part]) for part in dict.fromkeys(parts)}
-    return from_paths(path.stem, names, listed, task)
+    return from_paths(path.stem, names, listed, task, prove)
 
 
 def _choose(

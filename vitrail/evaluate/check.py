@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.audit import Audit, Finding, Item, audit, worst_first
+from vitrail.data.audit import audit
 from vitrail.data.dataset import Numbers, Task
+from vitrail.data.findings import Audit, Finding, Item, worst_first
 from vitrail.data.images import Pixels
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
@@ -47,7 +48,7 @@ def check(
         raise UserError(f"'workers' must be 1 or more, but it is {workers}.")
     device = choose_device(device)
     opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
-    result = audit(data, data_dir, workers, image_column=image_column, label_column=label_column, task=task)
+    result = audit(data, data_dir, workers, image_column, label_column, task)
     if opened is not None:
         doubts = suspicious(*opened, result.items, workers, device)
         result = replace(result, findings=worst_first([*result.findings, *doubts]))
@@ -89,15 +90,12 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
     doubted = doubted[np.argsort(given[doubted] / own[doubted], kind="stable")]
     if len(doubted) > _MOST:
         log.info("The run contradicts %d labels; the %d of which it is surest are listed.", len(doubted), _MOST)
-    return [
-        Finding(
-            "suspicious",
-            "note",
-            f"labelled '{known[i].label}' ({given[i]:.1%}), the model says '{card.classes[said[i]]}' ({own[i]:.1%})",
-            (known[i].name,),
-        )
-        for i in doubted[:_MOST].tolist()
-    ]
+    findings = []
+    for i in doubted[:_MOST].tolist():
+        label, other = card.classes[labels[i]], card.classes[said[i]]
+        detail = f"labelled '{label}' ({given[i]:.1%}), the model says '{other}' ({own[i]:.1%})"
+        findings.append(Finding("suspicious", "note", detail, (known[i].name,)))
+    return findings
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
+import warnings
 from itertools import groupby
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 from PIL import Image
 
-from vitrail.data.audit import KINDS, Audit, Finding, Item
+from vitrail.data.findings import KINDS, Audit, Finding, Item
 from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.evaluate.figures import GREY, INK, ORANGE, PALE, STYLE
 
@@ -18,7 +21,7 @@ _ACROSS = 8  # pictures in a row
 _MOST = 2 * _ACROSS  # pictures of a kind
 _CELL, _GAP = 1.25, 0.15  # inches
 _CAPTION, _HEAD = 0.62, 0.55
-_LETTERS = 22  # that fit under a picture in a line
+_SMALL = 6.5  # points
 
 Section = tuple[str, list[Finding]]
 
@@ -67,15 +70,15 @@ def contact_sheet(audit: Audit) -> Figure:
                     for i, name in enumerate(shown):
                         left = x + i * (_CELL + _GAP)
                         box = (left / width, (y - _CELL) / height, _CELL / width, _CELL / height)
-                        _draw(figure, box, items.get(name), finding)
-                        caption = _caption(name.removeprefix(audit.root), 2 if i == 0 and finding.detail else 4)
-                        under = caption + (["\n".join(_wrap(finding.detail, 2))] if i == 0 and finding.detail else [])
+                        item = items.get(name)
+                        _draw(figure, box, item, finding)
+                        under = _caption(name.removeprefix(audit.root), finding.detail if i == 0 else "", item)
                         figure.text(
                             left / width,
                             (y - _CELL - 0.05) / height,
                             "\n".join(under),
                             va="top",
-                            fontsize=6.5,
+                            fontsize=_SMALL,
                             color=INK,
                         )
                     x += _across(finding) + _GAP
@@ -122,8 +125,8 @@ def _draw(figure: Figure, box: tuple[float, float, float, float], item: Item | N
     if pixels is None:
         axes.patch.set_visible(True)
         axes.set_facecolor(PALE)
-        text = "\n".join(_wrap(finding.detail if finding.kind == "unreadable" else "not shown", 5))
-        axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=7, color=GREY)
+        text = "\n".join(wrap(finding.detail if finding.kind == "unreadable" else "not shown", 5))
+        axes.text(0.5, 0.5, text, ha="center", va="center", fontsize=_SMALL, color=GREY)
     else:
         # A picture of a few pixels is shown as these.
         few = max(pixels.shape[:2]) < 64
@@ -142,14 +145,43 @@ def _read(item: Item) -> Pixels | None:
     return np.array(image)
 
 
-def _caption(name: str, lines: int) -> list[str]:
-    """A path in lines; of one that is too long the beginning is left out, for its end tells files apart."""
+def _caption(name: str, detail: str, item: Item | None) -> list[str]:
+    """The lines under a picture: its name, and what is wrong with it unless that stands in the picture's place."""
     printable = name.encode("utf-8", "backslashreplace").decode()
-    most = lines * _LETTERS
-    if len(printable) > most:
-        printable = "…" + printable[1 - most :]
-    return [printable[at : at + _LETTERS] for at in range(0, len(printable), _LETTERS)]
+    if not detail or item is None:
+        return wrap(printable, 4, keep_end=True)
+    return wrap(printable, 2, keep_end=True) + wrap(detail, 2)
 
 
-def _wrap(text: str, lines: int) -> list[str]:
-    return textwrap.wrap(text, _LETTERS, max_lines=lines, placeholder=" …")
+def wrap(text: str, lines: int, keep_end: bool = False) -> list[str]:
+    """Text in lines as wide as a picture, broken behind spaces and the marks that part the words of a file's name.
+
+    What is too much is left out at the end, or at the beginning: the end of a path tells files apart.
+    """
+    filled = [""]
+    for word in re.findall(r"[^\s/_-]+[\s/_-]*|[\s/_-]+", text):
+        if filled[-1] and _width(filled[-1] + word.rstrip()) > _CELL:
+            filled.append("")
+        filled[-1] += word if _width(word) <= _CELL else _without_middle(word)
+    filled = [line.rstrip() for line in filled]
+    if len(filled) <= lines:
+        return filled
+    if keep_end:
+        return [_without_middle(f"…{filled[-lines]}"), *filled[len(filled) - lines + 1 :]]
+    return [*filled[: lines - 1], _without_middle(f"{filled[lines - 1]} …")]
+
+
+def _without_middle(line: str) -> str:
+    """A line, without so much of its middle as makes it wider than a picture."""
+    short, half = line, len(line) // 2
+    while _width(short) > _CELL and half > 1:
+        half -= 1
+        short = f"{line[:half]}…{line[-half:]}"
+    return short
+
+
+def _width(text: str) -> float:
+    """How many inches a line of a caption takes."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is as wide as the box in its place
+        return float(text_to_path.get_text_width_height_descent(text, FontProperties(size=_SMALL), False)[0]) / 72

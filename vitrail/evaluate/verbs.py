@@ -120,6 +120,8 @@ def _open(home: Path, data: str | Path | None, where: Mapping[str, Any], card: C
     opened = open_data(
         config.data,
         val_fraction=config.input.val_fraction,
+        folds=config.input.folds,
+        fold=config.input.fold,
         seed=config.run.seed,
         task=card.task,
         **{name: value or getattr(config.input, name) for name, value in where.items()},

@@ -23,7 +23,7 @@ from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
-from vitrail.evaluate.metrics import measure_model, measured
+from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import Model, build
 from vitrail.progress import log, speak
@@ -44,6 +44,7 @@ from vitrail.train.run import (
     diverged,
     reopen,
     split_settings,
+    uneven,
 )
 from vitrail.train.schedule import Schedule, images_per_second
 from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
@@ -54,9 +55,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
     speak()
     if find_lr and (resume is not None or overwrite):
         raise UserError("--find-lr makes a folder of its own and begins anew: leave out --resume and --overwrite.")
-    asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
-    if asked.get("weights") is not None:
-        asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
+    asked = given(asked)
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
         data = open_data(config.data, **split_settings(flat(config)))
@@ -70,17 +69,36 @@ def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
         run = create_run(config, overwrite)
     else:
         raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
+    complete(run, config, data, model, notes)
+    return run
+
+
+def given(asked: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for, in the types of the configuration."""
+    asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    if asked.get("weights") is not None:
+        asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
+    return asked
+
+
+def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, AnyMetrics]:
+    """Trains a run in its folder to its end, from wherever it is, and evaluates it; returns what was measured."""
     with Journal(run) as journal, Interruption(run) as interruption:
         for line in (describe(config, data, model.config), *notes):
             log.info(line)
+        if warning := uneven(config, data):
+            log.warning(warning)
         optimise(run, config, data, model, journal, interruption)
         metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.input.workers)
         log.info(metrics.table())
+        results = {"val": metrics}
+        if config.input.fold and "test" in data.splits:  # by the same images, folds can be compared
+            results["test"] = evaluate_on(run, data, "test", device=config.run.device, workers=config.input.workers)
         if data.unreadable:
             names = [f"{file} ({reason})" for file, reason in data.unreadable]
             log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
         log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
-    return run
+    return results
 
 
 def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
@@ -153,6 +171,7 @@ def optimise(
         seed,
         config.augment.crop_scale,
         config.input.workers,
+        optim.balanced_sampling,
     )
     per_epoch = len(loader) // accumulate
     validation = len(data.splits["val"]) / (optim.batch_size * accumulate)
@@ -169,7 +188,7 @@ def optimise(
     card = Card(
         model=config.model, config=model.config, classes=data.classes, preprocess=preprocess, task=data.task
     ).standardising(data.splits["train"].targets)
-    objective = build_objective(model, card, optim.loss, device)
+    objective = build_objective(model, card, config, data.splits["train"].targets)
 
     # Optimiser
     optimizers = build_optimizers(model, optim, pretrained=config.weights is not None)

@@ -44,6 +44,10 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     config = override(config, given | {"model": model, "task": data.task})
     if data.task == "regression" and config.augment.smoothing:
         raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
+    if data.task == "regression" and config.optim.class_weights:
+        raise UserError(f"Class weights are for classes, but {source} is a regression. Leave out --class-weights.")
+    if data.task != "multiclass" and config.optim.balanced_sampling:
+        raise UserError("Balanced sampling needs one class an image. Leave out --balanced-sampling.")
     if "name" not in given:
         config = override(config, {"name": free_name(config.run)})
     return check(config)
@@ -134,6 +138,13 @@ def check(config: TrainConfig) -> TrainConfig:
         ),
         ("model_ema", o.model_ema, 0 <= o.model_ema < 1, "at least 0 and below 1"),
         ("layer_decay", o.layer_decay, 0 < o.layer_decay <= 1, "above 0 and at most 1"),
+        ("folds", config.input.folds, config.input.folds == 0 or config.input.folds >= 2, "0, or 2 and more"),
+        (
+            "fold",
+            config.input.fold,
+            0 <= config.input.fold <= config.input.folds,
+            "between 0 and the number of folds",
+        ),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
         ("channels", config.input.channels, config.input.channels in (1, 3), "1 or 3"),
         ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
@@ -150,4 +161,9 @@ def check(config: TrainConfig) -> TrainConfig:
     for name, value, fine, rule in rules:
         if not fine:
             raise UserError(f"'{name}' must be {rule}, but it is {value}.")
+    if o.class_weights and o.balanced_sampling:
+        raise UserError(
+            "--class-weights and --balanced-sampling each make all classes count alike: with both, the rare ones would "
+            "count too much. Choose one."
+        )
     return config

@@ -19,6 +19,7 @@ import numpy as np
 
 from vitrail.config import TrainConfig, coerce, flat, load_yaml, override, save_yaml
 from vitrail.data import Data, full_name
+from vitrail.data.balance import class_counts, imbalance
 from vitrail.data.targets import titled
 from vitrail.device import choose_device
 from vitrail.errors import UserError
@@ -90,7 +91,7 @@ def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[
 
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides which images are in which split."""
-    names = ("val_fraction", "seed", "data_dir", "image_column", "label_column", "task")
+    names = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task")
     return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
@@ -114,6 +115,19 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
         f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
     ]
     return "\n".join(lines)
+
+
+def uneven(config: TrainConfig, data: Data) -> str | None:
+    """A warning if some classes have far fewer images than others and nothing makes up for it."""
+    if data.task == "regression":
+        return None
+    counts = class_counts(data.splits["train"].targets, len(data.classes)).tolist()
+    found = imbalance(dict(zip(data.classes, counts, strict=True)))
+    if found is None or config.optim.class_weights or config.optim.balanced_sampling:
+        return None
+    return (
+        f"{found}: try {'--class-weights' if data.task == 'multilabel' else '--balanced-sampling, or --class-weights'}."
+    )
 
 
 class Diverged(UserError):

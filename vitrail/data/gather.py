@@ -1,0 +1,72 @@
+"""Every image that a data set lists, for an audit: whether it can be read or not, and without holding any out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from vitrail.data.builtin import BUILT_IN
+from vitrail.data.dataset import FileSplit, Task
+from vitrail.data.findings import Finding, Item
+from vitrail.data.folder import files_below, is_image, split_folders, subfolders
+from vitrail.data.images import image_format
+from vitrail.data.sources import find
+from vitrail.data.targets import in_words
+from vitrail.errors import UserError
+
+
+def gather(
+    source: str | Path,
+    data_dir: str | None,
+    image_column: str | None,
+    label_column: str | Sequence[str] | None,
+    task: Task | None,
+) -> tuple[str, str, list[Item], list[Finding], Task]:
+    """The short name, what all names begin with, every image, what is wrong with the places of files, the task."""
+    path = Path(source).expanduser()
+    columns = image_column is not None or label_column is not None
+    if path.is_dir() and not columns and not (isinstance(source, str) and source in BUILT_IN):
+        return path.resolve().name, f"{path}/", *_walk(path), "multiclass"
+    found = find(source, data_dir, image_column, label_column, task, prove=False)
+    findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in found.unreadable]
+    items = []
+    for title, (stored, targets) in found.parts.items():
+        split = found.make(title, stored, targets)
+        for i, (label, labels) in enumerate(in_words(found.task, found.classes, split.targets)):
+            place = split.paths[i] if isinstance(split, FileSplit) else partial(split.image, i)
+            items.append(Item(split.name(i), title, label, labels, place))
+    return found.name, f"{path.parent}/" if path.is_file() else "", items, findings, found.task
+
+
+def _walk(root: Path) -> tuple[list[Item], list[Finding]]:
+    items: list[Item] = []
+    findings: list[Finding] = []
+
+    def unlisted(error: OSError) -> None:
+        findings.append(Finding("unreadable", "error", error.strerror or "", (str(error.filename),)))
+
+    try:
+        folders = split_folders(root)
+    except UserError as error:
+        return [], [Finding("layout", "error", str(error))]
+    for split, folder in folders.items():
+        loose = tuple(sorted(str(child) for child in folder.iterdir() if child.is_file() and is_image(child)))
+        classes = subfolders(folder)
+        if loose and classes:
+            findings.append(Finding("loose", "note", f"{len(loose)} in {folder}", loose))
+        elif loose:
+            findings.append(Finding("layout", "error", f"{folder} holds images but no class folders", loose))
+        elif not classes and len(folders) > 1:
+            findings.append(Finding("layout", "error", f"the {split} split has no images", (str(folder),)))
+        for child in classes:
+            files = sorted(files_below(child, unlisted), key=Path.as_posix)
+            images = [path for path in files if is_image(path)]
+            items += [Item(str(path), split, child.name, (child.name,), path) for path in images]
+            if not images:
+                findings.append(Finding("layout", "error", "the class folder has no images", (str(child),)))
+            for path in files:
+                if not is_image(path) and (kind := image_format(path)):
+                    detail = f"{kind}, but a file that ends in '{path.suffix}' is left out"
+                    findings.append(Finding("extension", "note", detail, (str(path),)))
+    return items, findings
