@@ -65,8 +65,35 @@ class ArraySplit:
         image: Pixels = self.pixels[i]
         return image
 
+    def take(self, numbers: Numbers) -> Pixels:
+        """Several images at once, (N, H, W, C)."""
+        return self.pixels[numbers]
+
     def name(self, i: int) -> str:
         return f"{self.title}/{i}"
+
+
+@dataclass(frozen=True, eq=False)
+class MappedSplit:
+    """Images of one size in a file that is mapped into memory: rows of (N, H, W, C) uint8, read when asked for."""
+
+    pixels: Pixels
+    rows: Numbers
+    targets: Numbers
+    title: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def image(self, i: int) -> Pixels:
+        return np.array(self.pixels[self.rows[i]])
+
+    def take(self, numbers: Numbers) -> Pixels:
+        """Several images at once, (N, H, W, C)."""
+        return np.asarray(self.pixels[self.rows[numbers]])
+
+    def name(self, i: int) -> str:
+        return f"{self.title}/{self.rows[i]}"
 
 
 @dataclass(frozen=True)

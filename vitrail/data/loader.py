@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.dataset import ArraySplit, Numbers, Split
+from vitrail.data.dataset import ArraySplit, MappedSplit, Numbers, Split
 from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 
 Batch = tuple[Tensor, Tensor]  # uint8 pixels B C H W, int64 targets B
@@ -65,7 +66,9 @@ class TrainBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch `start` on; none before it is read."""
-        order = np.random.Generator(np.random.PCG64([self.seed, number])).permutation(len(self.split))
+        rng = np.random.Generator(np.random.PCG64([self.seed, number]))
+        split = self.split
+        order = split.order(rng) if isinstance(split, StreamSplit) else rng.permutation(len(split))
         chosen = _cut(order, self.batch_size)[start : len(self)]
 
         def crop(i: int, height: int, width: int) -> Box:
@@ -101,11 +104,13 @@ def _read(
     workers: int,
     crop: Callable[[int, int, int], Box] | None = None,
 ) -> Iterator[Batch]:
-    if crop is None and isinstance(split, ArraySplit) and preprocess.keeps(split.pixels.shape[1:]):
+    if crop is None and isinstance(split, ArraySplit | MappedSplit) and preprocess.keeps(split.pixels.shape[1:]):
         for numbers in chosen:
-            pixels = np.ascontiguousarray(split.pixels[numbers].transpose(0, 3, 1, 2))
+            pixels = np.ascontiguousarray(split.take(numbers).transpose(0, 3, 1, 2))
             yield torch.from_numpy(pixels), torch.from_numpy(split.targets[numbers])
         return
+    if isinstance(split, StreamSplit) and chosen:
+        split = split.reading(np.concatenate(chosen))
 
     def fill(out: Pixels, numbers: Numbers) -> None:
         for row, i in zip(out, numbers.tolist(), strict=True):
