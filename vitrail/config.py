@@ -32,8 +32,9 @@ class InputConfig:
     crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
     val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
-    image_column: str | None = option("column of a table that holds the paths of the images (else found)", None)
-    label_column: str | None = option("column of a table that holds the labels (else found)", None)
+    image_column: str | None = option("column of a table or hf: data set that holds the images (else found)", None)
+    label_column: str | None = option("column of a table or hf: data set that holds the labels (else found)", None)
+    streaming: bool = option("read an hf: data set or Parquet files as a stream, storing nothing", False)
     workers: int = option("threads that read images", 2, alias="-j")
 
 
@@ -99,7 +100,7 @@ class RunConfig:
 class TrainConfig:
     """Everything that determines a training run."""
 
-    data: str = option("folder, .npz, CSV/TSV/Parquet table, or a built-in name")
+    data: str = option("folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name")
     recipe: str = option("small (from scratch) or finetune (from --weights): chooses what is not given")
     model: str = option("name of the model: `vitrail models` lists them")
     weights: str | None = option("run or file whose weights training starts from", None)

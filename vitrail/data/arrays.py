@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers
+from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Parts
 from vitrail.data.folder import SPLITS
 from vitrail.data.images import Pixels
 from vitrail.errors import UserError
@@ -155,11 +155,17 @@ def from_arrays(
     classes, numbers = class_numbers([y for _, y in parts.values()], names, where)
     h, w = next(iter(pixels.values())).shape[1:3]
     if any(isinstance(x, np.memmap) for x in pixels.values()):  # rows are chosen, not copied
+        mapped = Parts([((x, f"{name}/{split}"), len(x)) for split, x in pixels.items()])
+
+        def make(_: str, rows: Numbers, y: Numbers) -> MappedSplit:
+            (x, title), rows = mapped.find(rows)
+            return MappedSplit(x, rows, y, title)
+
         return Found(
             name=name,
             classes=classes,
-            parts={split: (np.arange(len(y)), y) for split, y in zip(parts, numbers, strict=True)},
-            make=lambda split, rows, y: MappedSplit(pixels[split], rows, y, f"{name}/{split}"),
+            parts={split: (rows, y) for split, rows, y in zip(parts, mapped.rows(), numbers, strict=True)},
+            make=make,
             size=(h, w),
             channels=max(x.shape[3] for x in pixels.values()),
         )

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit
+from vitrail.data.dataset import FileSplit, Split
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import (
     THUMBNAIL,
@@ -36,7 +37,8 @@ from vitrail.data.images import (
     survey_image,
     thumbnail,
 )
-from vitrail.data.sources import open_data
+from vitrail.data.sources import folder_kind, open_data
+from vitrail.data.stored import StoredSplit
 from vitrail.errors import UserError
 from vitrail.progress import track
 
@@ -96,10 +98,12 @@ class Item:
     name: str
     split: str
     label: str
-    source: Path | Pixels
+    source: Path | Pixels | Callable[[], bytes]
 
     def read(self) -> Pixels:
-        return read_image(self.source) if isinstance(self.source, Path) else self.source
+        if isinstance(self.source, np.ndarray):
+            return self.source
+        return read_image(self.source if isinstance(self.source, Path) else self.source())
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ def audit(source: str | Path, data_dir: str | None = None, workers: int = 2) -> 
 def _collect(source: str | Path, data_dir: str | None) -> tuple[str, str, list[Item], list[Finding]]:
     """The short name, what all names begin with, every image, and what is wrong with the places of files."""
     path = Path(source).expanduser()
-    if path.is_dir() and not (isinstance(source, str) and source in BUILT_IN):
+    if path.is_dir() and not (isinstance(source, str) and source in BUILT_IN) and folder_kind(path) == "classes":
         return path.resolve().name, f"{path}/", *_walk(path)
     data = open_data(source, data_dir=data_dir)
     findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in data.unreadable]
@@ -249,9 +253,14 @@ def _collect(source: str | Path, data_dir: str | None) -> tuple[str, str, list[I
             continue
         for i, target in enumerate(split.targets.tolist()):
             name = split.name(i)
-            stored = Path(name) if isinstance(split, FileSplit) else split.image(i)
-            items.append(Item(name, title, data.classes[target], stored))
+            items.append(Item(name, title, data.classes[target], _stored(split, i)))
     return data.name, "", items, findings
+
+
+def _stored(split: Split, i: int) -> Path | Pixels | Callable[[], bytes]:
+    if isinstance(split, FileSplit):
+        return split.paths[i]
+    return partial(split.content, i) if isinstance(split, StoredSplit) else split.image(i)
 
 
 def _walk(root: Path) -> tuple[list[Item], list[Finding]]:
@@ -289,9 +298,9 @@ def _walk(root: Path) -> tuple[list[Item], list[Finding]]:
 
 def _survey(item: Item) -> tuple[Survey, Pixels] | str:
     """The facts of an image and its thumbnail, or why it cannot be read."""
-    if isinstance(item.source, Path):
+    if not isinstance(item.source, np.ndarray):
         try:
-            return survey_image(item.source)
+            return survey_image(item.source if isinstance(item.source, Path) else item.source())
         except UnreadableImage as error:
             return str(error)
     pixels = item.source

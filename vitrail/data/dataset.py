@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from vitrail.data.images import Pixels, read_image
 
 Numbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 class Split(Protocol):
@@ -108,13 +109,30 @@ class Data:
     unreadable: tuple[tuple[str, str], ...]  # file, reason: left out
 
 
+class Parts(Generic[T]):
+    """Numbers the rows of all parts of a source through, so that rows tell their part whatever split they come into."""
+
+    def __init__(self, parts: Sequence[tuple[T, int]]):
+        self._parts = [part for part, _ in parts]
+        self._starts = np.cumsum([0, *(length for _, length in parts)])
+
+    def rows(self) -> list[Numbers]:
+        """The numbers of each part's rows."""
+        return [np.arange(a, b) for a, b in zip(self._starts, self._starts[1:], strict=False)]
+
+    def find(self, rows: Numbers) -> tuple[T, Numbers]:
+        """The part in which all these rows lie, and their numbers in it."""
+        part = int(np.searchsorted(self._starts, rows[0], side="right")) - 1
+        return self._parts[part], rows - self._starts[part]
+
+
 @dataclass(frozen=True)
 class Found:
     """What a source holds, before a validation split is held out."""
 
     name: str
     classes: tuple[str, ...]
-    parts: dict[str, tuple[Array, Numbers]]  # split: paths or pixels, class numbers
+    parts: dict[str, tuple[Array, Numbers]]  # split: paths, pixels or numbers of rows; class numbers
     make: Callable[[str, Array, Numbers], Split]
     size: tuple[int, int]
     channels: int

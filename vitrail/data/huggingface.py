@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitrail.data.arrays import class_numbers
-from vitrail.data.dataset import Array, Found
+from vitrail.data.dataset import Array, Found, Parts
 from vitrail.data.folder import SPLITS, prove, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.stored import Stored, from_stores
@@ -307,6 +307,7 @@ def _stream(
         rows = _ask(source, rows.cast_column, image, Image(decode=False))
         streams[split] = _Shards(rows, image, f"{title}/{split}", [len(shard) for shard in read[split]])
     first = next(iter(streams.values()))
+    every = Parts([(stream, len(targets[split])) for split, stream in streams.items()])
     try:
         facts = [inspect_image(content) for content in islice(first.read(0), _PEEK)]
     except UnreadableImage as error:
@@ -318,8 +319,8 @@ def _stream(
     return Found(
         name=title,
         classes=classes,
-        parts={split: (np.arange(len(numbers)), numbers) for split, numbers in targets.items()},
-        make=lambda split, rows, numbers: StreamSplit(streams[split], rows, numbers),
+        parts={split: (rows, targets[split]) for split, rows in zip(streams, every.rows(), strict=True)},
+        make=lambda _, rows, numbers: StreamSplit(*every.find(rows), numbers),
         size=(int(np.median([fact.h for fact in facts])), int(np.median([fact.w for fact in facts]))),
         channels=1 if all(fact.grey for fact in facts) else 3,
     )

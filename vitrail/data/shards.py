@@ -14,6 +14,7 @@ import os
 import re
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -307,7 +308,7 @@ def _recall(path: Path, field: str) -> _Index | None:
         with np.load(file, allow_pickle=False) as kept:
             if str(kept["stamp"]) == stamp:
                 return _Index(path, *(kept[name] for name in ("names", "places", "labels", "faults", "facts")))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile):
         pass  # not there, or not whole: it is made again
     return None
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vitrail.data.dataset import Array, Found, Numbers
+from vitrail.data.dataset import Array, Found, Numbers, Parts
 from vitrail.data.folder import leave_out
 from vitrail.data.images import ImageFacts, Pixels, read_image
 from vitrail.errors import UserError
@@ -59,12 +59,13 @@ def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, Stored]
     """Leaves out the few rows that cannot be used; a UserError if they are many."""
     good: list[ImageFacts] = []
     unreadable: list[tuple[str, str]] = []
-    rows: dict[str, tuple[Array, Numbers]] = {}
-    for split, part in parts.items():
+    stores = Parts([(part.store, len(part.facts)) for part in parts.values()])
+    usable: dict[str, tuple[Array, Numbers]] = {}
+    for (split, part), rows in zip(parts.items(), stores.rows(), strict=True):
         kept = np.array([isinstance(fact, ImageFacts) for fact in part.facts], dtype=bool)
         good += [fact for fact in part.facts if isinstance(fact, ImageFacts)]
         unreadable += [(part.store.name(i), str(part.facts[i])) for i in np.flatnonzero(~kept).tolist()]
-        rows[split] = np.flatnonzero(kept), part.targets[kept]
+        usable[split] = rows[kept], part.targets[kept]
     if not good and not unreadable:
         raise UserError(f"{source} has no images.")
     leave_out(unreadable, len(good) + len(unreadable))
@@ -72,8 +73,8 @@ def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, Stored]
     return Found(
         name=name,
         classes=classes,
-        parts=rows,
-        make=lambda split, rows, targets: StoredSplit(parts[split].store, rows, targets, channels),
+        parts=usable,
+        make=lambda _, rows, targets: StoredSplit(*stores.find(rows), targets, channels),
         size=(int(np.median([fact.h for fact in good])), int(np.median([fact.w for fact in good]))),
         channels=channels,
         unreadable=tuple(unreadable),
