@@ -262,12 +262,12 @@ def test_batches_are_shuffled_over_all_shards_and_resume_anywhere(tmp_path):
     assert len(set(firsts)) > 1
 
 
-def test_a_model_is_trained_evaluated_and_its_data_checked(tmp_path, tiny):
+def test_a_model_is_trained_evaluated_and_its_data_checked(tmp_path, small):
     for i in range(3):
         write(tmp_path / "set" / f"train-{i}.tar", samples(10 * i))
     write(tmp_path / "set" / "val-0.tar", samples(100))
     source = str(tmp_path / "set" / "{train-{0..2},val-0}.tar")
-    run = vitrail.train(source, out=tmp_path, name="run", **tiny)
+    run = vitrail.train(source, out=tmp_path, name="run", **small)
     assert vitrail.evaluate(run).confusion.sum() == 10
     assert vitrail.evaluate(run, source, split="train").confusion.sum() == 30
     found = audit(tmp_path / "set")

@@ -305,7 +305,7 @@ def _memory(path: Path, field: str) -> tuple[Path, str]:
 def _recall(path: Path, field: str) -> _Index | None:
     file, stamp = _memory(path, field)
     try:
-        with np.load(file, allow_pickle=False) as kept:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as kept:
             if str(kept["stamp"]) == stamp:
                 return _Index(path, *(kept[name] for name in ("names", "places", "labels", "faults", "facts")))
     except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile):
