@@ -159,6 +159,14 @@ def test_columns_that_could_be_either_are_asked_for(tmp_path):
         open_data(tmp_path / "none")
 
 
+@pytest.mark.parametrize("labels", [[[], [1], [0, 1], [1]], [0.0, 1.5, 0.5, 1.5]])
+def test_labels_of_another_kind_are_refused(tmp_path, labels):
+    made = datasets.Dataset.from_dict({"image": [png(i) for i in range(4)], "label": labels})
+    made.cast_column("image", datasets.Image()).save_to_disk(tmp_path)
+    with pytest.raises(UserError, match="a label must be one number or text"):
+        open_data(tmp_path, label_column="label")
+
+
 def test_a_label_that_is_missing_is_named_by_its_row(tmp_path):
     made = datasets.Dataset.from_dict({"image": [png(i) for i in range(4)], "label": ["a", "b", None, "b"]})
     made.cast_column("image", datasets.Image()).save_to_disk(tmp_path)
@@ -205,6 +213,22 @@ def test_a_stream_brings_what_the_files_hold(tmp_path):
     assert [len(labels) for _, labels in found] == [4, 2]
     assert np.concatenate([images[:, 0, 0, 0] for images, _ in found]).tolist() == list(range(100, 106))
     assert np.concatenate([labels for _, labels in found]).tolist() == [0, 1] * 3
+
+
+def test_arrow_files_are_streamed_too(tmp_path):
+    for name, made in {"train": rows(0, 20), "test": rows(40, 4)}.items():
+        made.save_to_disk(tmp_path / "saved")
+        (tmp_path / "set").mkdir(exist_ok=True)
+        (tmp_path / "saved" / "data-00000-of-00001.arrow").rename(tmp_path / "set" / f"{name}.arrow")
+    for streaming in (True, False):
+        data = open_data(tmp_path / "set", streaming=streaming)
+        assert (pairs(data.splits["train"]), pairs(data.splits["test"])) == (odd(20), odd(40, 44))
+
+
+def test_a_stream_does_not_bring_an_image_twice(tmp_path):
+    split = open_data(put_parquet(tmp_path / "set"), streaming=True).splits["train"]
+    with pytest.raises(UserError, match="some are wanted twice"):
+        list(batches(split, Preprocess((4, 6), 1), 4, indices=[1, 2, 1]))
 
 
 def test_what_a_stream_has_no_split_for_is_held_out(tmp_path):

@@ -94,9 +94,9 @@ def test_class_folders_with_an_archive_beside_them_stay_class_folders(tmp_path):
 
 def test_a_shard_that_is_not_there_is_named(tmp_path):
     write(tmp_path / "00.tar", samples(0))
-    with pytest.raises(UserError, match=r"no .*01\.tar is there"):
+    with pytest.raises(UserError, match=r"there is no shard .*01\.tar"):
         open_data(str(tmp_path / "{00..03}.tar"))
-    with pytest.raises(UserError, match=r"There is no shard .*02\.tar"):
+    with pytest.raises(UserError, match=r"there is no shard .*02\.tar"):
         open_data(str(tmp_path / "02.tar"))
 
 

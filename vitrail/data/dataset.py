@@ -87,7 +87,7 @@ class MappedSplit:
         return len(self.rows)
 
     def image(self, i: int) -> Pixels:
-        return np.array(self.pixels[self.rows[i]])
+        return np.asarray(self.pixels[self.rows[i]])
 
     def take(self, numbers: Numbers) -> Pixels:
         """Several images at once, (N, H, W, C)."""

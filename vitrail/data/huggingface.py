@@ -6,7 +6,7 @@ whatever they come from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -83,15 +83,17 @@ def open_files(path: Path, image_column: str | None, label_column: str | None, s
         load = partial(datasets.load_dataset_builder, str(path))
     else:
         load = partial(datasets.load_dataset_builder, path.suffix[1:], data_files={"train": str(path)})
-    return _open(str(path), path.resolve().stem, load, image_column, label_column, streaming)
+    title = path.resolve().name if path.is_dir() else path.stem
+    return _open(str(path), title, load, image_column, label_column, streaming)
 
 
 def open_saved(folder: Path, image_column: str | None, label_column: str | None) -> Found:
     """A folder that `save_to_disk` wrote, of one split or several; its files are mapped into memory as they are."""
     datasets = _package(folder)
     loaded = _ask(str(folder), datasets.load_from_disk, str(folder))
-    splits = dict(loaded) if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-    return _rows(str(folder), folder.resolve().name, _name_splits(splits, str(folder)), image_column, label_column)
+    loaded = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
+    names = _name_splits(loaded, str(folder))
+    return _rows(str(folder), folder.resolve().name, names, loaded, image_column, label_column)
 
 
 def _package(source: object) -> Any:
@@ -128,26 +130,26 @@ def _open(
     if streaming:
         return _stream(source, title, builder, load, image_column, label_column)
     _ask(source, builder.download_and_prepare)
-    splits = _name_splits(_ask(source, builder.as_dataset), source)
-    return _rows(source, title, splits, image_column, label_column)
+    loaded = _ask(source, builder.as_dataset)
+    return _rows(source, title, _name_splits(loaded, source), loaded, image_column, label_column)
 
 
-def _name_splits(splits: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The splits by our names. A single one is train, whatever it is called; others without a known name are left."""
-    if len(splits) == 1:
-        only, rows = next(iter(splits.items()))
-        return {SPLITS.get(only.lower(), "train"): rows}
-    named: dict[str, Any] = {}
-    for name, rows in splits.items():
+def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
+    """The names of the splits by ours. A single one is train, if its name is unknown; others of such names are left."""
+    theirs = list(splits)
+    if len(theirs) == 1:
+        return {SPLITS.get(theirs[0].lower(), "train"): theirs[0]}
+    named: dict[str, str] = {}
+    for name in theirs:
         split = SPLITS.get(name.lower())
         if split is None:
             log.info("%s: the split '%s' is none of train, val and test, and is left out.", source, name)
         elif split in named:
             raise UserError(f"{source} has two {split} splits. Rename one.")
         else:
-            named[split] = rows
+            named[split] = name
     if not named:
-        raise UserError(f"{source} must have splits called train, validation or test, but has {', '.join(splits)}.")
+        raise UserError(f"{source} must have splits called train, validation or test, but has {', '.join(theirs)}.")
     return named
 
 
@@ -200,7 +202,12 @@ def _labelled(
             continue
         if None in values:
             raise UserError(f"{source}: row {values.index(None)} of the {split} split has no label. Remove it.")
-        arrays[split] = np.array([int(v) if isinstance(v, bool) else v for v in values])
+        if strange := [value for value in values if not isinstance(value, int | str)]:
+            raise UserError(
+                f"{source}: a label must be one number or text, but one of the {split} split is {strange[0]!r}. Say "
+                "--label-column to take another column."
+            )
+        arrays[split] = np.array([int(value) if isinstance(value, bool) else value for value in values])
     classes, numbers = class_numbers(list(arrays.values()), names, source)
     return classes, dict(zip(arrays, numbers, strict=True))
 
@@ -240,10 +247,16 @@ class _Rows:
 
 
 def _rows(
-    source: str, title: str, splits: Mapping[str, Any], image_column: str | None, label_column: str | None
+    source: str,
+    title: str,
+    names_of: Mapping[str, str],
+    loaded: Mapping[str, Any],
+    image_column: str | None,
+    label_column: str | None,
 ) -> Found:
     from datasets import Image
 
+    splits = {split: loaded[name] for split, name in names_of.items()}
     image, label, names = _columns(next(iter(splits.values())).features, source, image_column, label_column)
     columns = {split: rows.select_columns([label]).with_format("arrow")[:][label] for split, rows in splits.items()}
     classes, targets = _labelled({split: column.to_pylist() for split, column in columns.items()}, names, source)
@@ -291,10 +304,13 @@ def _stream(
     from datasets import Image
     from datasets.packaged_modules.parquet.parquet import ParquetConfig
 
-    splits = _name_splits(_ask(source, builder.as_streaming_dataset), source)
+    loaded = _ask(source, builder.as_streaming_dataset)
+    names_of = _name_splits(loaded, source)
+    splits = {split: loaded[name] for split, name in names_of.items()}
     image, label, names = _columns(next(iter(splits.values())).features, source, image_column, label_column)
     if isinstance(builder.config, ParquetConfig):  # of which a column can be read alone
-        labels = _name_splits(_ask(source, _ask(source, load, columns=[label]).as_streaming_dataset), source)
+        column = _ask(source, _ask(source, load, columns=[label]).as_streaming_dataset)
+        labels = {split: column[name] for split, name in names_of.items()}
     else:
         labels = {split: rows.select_columns([label]) for split, rows in splits.items()}
     read = {split: _ask(source, _read_labels, rows, label, f"labels of {split}") for split, rows in labels.items()}

@@ -44,7 +44,7 @@ _LONGEST = 1000  # bytes of a label in a .cls or .txt file
 def is_shards(source: str | Path) -> bool:
     """Whether this is a tar file, a pattern of some, or a folder of some."""
     path = Path(source).expanduser()
-    return path.name.endswith((".tar", *_COMPRESSED)) or (path.is_dir() and bool(_tars_in(path)))
+    return bool(_tars_in(path)) if path.is_dir() else path.name.endswith((".tar", *_COMPRESSED))
 
 
 def open_shards(source: str | Path, label_field: str | None = None) -> Found:
@@ -88,11 +88,9 @@ def _expand(source: str | Path) -> list[Path]:
     else:
         paths = []
         for text in _braces(str(path)):
-            matches = [Path(match) for match in sorted(glob(text))]  # noqa: PTH207 - of any root
+            matches = sorted(map(Path, glob(text)))  # noqa: PTH207  # Path globs no absolute paths
             if not matches:
-                raise UserError(
-                    f"There is no shard {text}." if text == str(source) else f"{source}: no {text} is there."
-                )
+                raise UserError(f"{source}: there is no shard {text}.")
             paths += matches
     for path in paths:
         if path.name.endswith(_COMPRESSED):
@@ -130,7 +128,9 @@ def _split(path: Path) -> str:
 
 def _title(source: str | Path) -> str:
     path = Path(source).expanduser().resolve()
-    return path.parent.name if re.search(r"[{*?\[]", path.name) else path.stem
+    if path.is_dir():
+        return path.name
+    return path.stem if path.exists() else path.parent.name
 
 
 def _class_names(shard: Path) -> tuple[str, ...] | None:

@@ -59,6 +59,8 @@ class StreamSplit:
 
     def reading(self, wanted: Numbers) -> StreamReading:
         """The images of these numbers, which must be asked for once each and about in this order."""
+        if len(np.unique(wanted)) < len(wanted):
+            raise UserError("A stream brings every image once, but some are wanted twice. Leave --streaming out.")
         return StreamReading(self, wanted)
 
     def shards(self, numbers: Numbers) -> Numbers:
