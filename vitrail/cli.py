@@ -66,7 +66,7 @@ def check(
     """Find what is wrong with a data set. Exits 1 if something would hurt a training run.
 
     Args:
-        data: folder, .npz, CSV/TSV/Parquet table, or a built-in name
+        data: folder, .npz or .npy file, table, tar shards, hf:NAME or built-in data set
         run: trained run: labels that its model contradicts are found too
         out: folder for the sheet of pictures, check.png (default: check-<data>)
         data_dir: where built-in data sets lie
@@ -208,7 +208,7 @@ def train(
     """Train a model on a data set, and evaluate it. What is not given, the recipe chooses from the data.
 
     Args:
-        data: folder, .npz, CSV/TSV/Parquet table, or a built-in name
+        data: folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name
         resume: run folder to go on with, exactly
         overwrite: replace an older run of the same name
         find_lr: find a good learning rate by a short run of growing ones, draw its curve, and stop

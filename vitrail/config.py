@@ -47,9 +47,10 @@ class InputConfig:
     folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
     fold: int = option("the one of the --folds to train, from 1 (0 = all, one after the other)", 0)
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
-    image_column: str | None = option("column of a table that holds the paths of the images (else found)", None)
-    label_column: Names | None = option("column of a table that holds the labels, or several: x,y (else found)", None)
+    image_column: str | None = option("column of a table or hf: data set that holds the images (else found)", None)
+    label_column: Names | None = option("column of a table or hf: data set with the labels, or x,y (else found)", None)
     task: Task | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
+    streaming: bool = option("read an hf: data set or Parquet files as a stream, storing nothing", False)
     workers: int = option("threads that read images", 2, alias="-j")
     cache_gb: float = option("GiB of disk for decoded images, so that they are decoded once (0 = off)", 10.0)
 
@@ -122,8 +123,8 @@ class RunConfig:
 class TrainConfig:
     """Everything that determines a training run."""
 
-    data: str = option("folder, .npz, CSV/TSV/Parquet table, or a built-in name")
-    recipe: str = option("chooses what is not given: `vitrail recipes` lists them; small, or finetune with --weights")
+    data: str = option("folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name")
+    recipe: str = option("small (from scratch) or finetune (from --weights): chooses what is not given")
     model: str = option("name of the model: `vitrail models` lists them")
     weights: str | None = option("run or file whose weights training starts from", None)
     input: InputConfig

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import tarfile
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +19,11 @@ from vitrail.errors import UserError
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch, tmp_path):
-    """Neither the machine's own data sets nor its settings are seen."""
+    """Neither the machine's own data sets nor its settings are seen, and nothing is fetched from afar."""
     monkeypatch.delenv("VITRAIL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, release in builtin._RELEASES.items():
+        monkeypatch.setitem(builtin._RELEASES, name, release._replace(address="http://127.0.0.1:9/"))
     monkeypatch.setattr(builtin, "_DEBIAN_FASHION", tmp_path / "debian")
 
 
@@ -234,3 +240,107 @@ def test_fashion_mnist_is_found_where_debian_puts_it(tmp_path):
     assert len(open_data("fashion-mnist").splits["train"]) == 20
     with pytest.raises(UserError, match="mnist needs the four files"):
         open_data("mnist")
+
+
+# What is downloaded
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A folder that is served over HTTP in the authors' place; its files' checksums are made known as published."""
+    root = tmp_path / "server"
+    root.mkdir()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, directory=str(root), **settings)
+
+        def do_GET(self):
+            path = root / self.path[1:]
+            if not path.name.startswith("broken-"):
+                return super().do_GET()
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"ten bytes.")
+            return None
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{httpd.server_port}/"
+
+        def publish(name: str, files: dict[str, str] | None = None) -> Path:
+            sums = files or {file.name: hashlib.md5(file.read_bytes()).hexdigest() for file in sorted(root.iterdir())}
+            if name != "cifar10":
+                sums = {f"{file}.gz": sums[f"{file}.gz"] for file in builtin._IDX_FILES}
+            monkeypatch.setitem(builtin._RELEASES, name, builtin._Release(address, sums))
+            return root
+
+        yield root, publish
+        httpd.shutdown()
+
+
+def test_a_set_is_downloaded_once_to_the_cache(tmp_path, server, caplog):
+    root, publish = server
+    arrays = put_idx(root, zipped=True)
+    publish("mnist")
+    with caplog.at_level("INFO", "vitrail"):
+        data = open_data("mnist")
+    assert np.array_equal(data.splits["train"].pixels[..., 0], arrays["train-images-idx3-ubyte"])
+    assert data.splits["test"].targets.tolist() == arrays["t10k-labels-idx1-ubyte"].tolist()
+    folder = tmp_path / "cache" / "vitrail" / "datasets" / "mnist"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.gz" for name in builtin._IDX_FILES)
+    assert caplog.text.count("Downloading") == 4
+    for path in root.iterdir():
+        path.unlink()
+    assert len(open_data("mnist").splits["train"]) == 20  # it lies in the cache now
+
+
+def test_a_set_is_downloaded_to_the_folder_that_is_given(tmp_path, monkeypatch, server):
+    root, publish = server
+    put_cifar(root, "cifar10", cifar("cifar10")[0], packed=True)
+    publish("cifar10")
+    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "env"))
+    assert open_data("cifar10").classes == tuple(NAMES)
+    assert (tmp_path / "env" / "cifar10" / "cifar-10-binary.tar.gz").exists()
+    (tmp_path / "env" / "cifar10" / "cifar-10-binary.tar.gz").unlink()
+    open_data("cifar10", data_dir=str(tmp_path / "given"))
+    assert (tmp_path / "given" / "cifar10" / "cifar-10-binary.tar.gz").exists()
+    assert not (tmp_path / "env" / "cifar10" / "cifar-10-binary.tar.gz").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("cifar-10-binary.tar.gz", f"its MD5 sum must be {'0' * 32}, but it is "),
+        ("broken-cifar.tar.gz", "broke off after 10 of 1,000 bytes"),
+        ("absent.tar.gz", "the server answers 404"),
+    ],
+)
+def test_what_is_not_whole_or_not_as_published_never_gets_its_name(tmp_path, server, file, reason):
+    root, publish = server
+    put_cifar(root, "cifar10", cifar("cifar10")[0], packed=True)
+    publish("cifar10", {file: "0" * 32})
+    with pytest.raises(UserError, match=reason) as error:
+        open_data("cifar10", data_dir=str(tmp_path / "given"))
+    assert "Give its folder as data_dir" in str(error.value)
+    assert list((tmp_path / "given").rglob("*.gz*")) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_user_error(tmp_path, server):
+    root, publish = server
+    put_cifar(root, "cifar10", cifar("cifar10")[0], packed=True)
+    publish("cifar10")
+    (tmp_path / "given").write_text("a file")
+    with pytest.raises(UserError, match=r"could not be downloaded to .*given.*: not a directory"):
+        open_data("cifar10", data_dir=str(tmp_path / "given"))
+
+
+def test_every_downloaded_set_publishes_the_files_that_are_read():
+    for name in ("mnist", "fashion-mnist"):
+        assert list(builtin._RELEASES[name].files) == [f"{file}.gz" for file in builtin._IDX_FILES]
+    for kind in (builtin._CIFAR10, builtin._CIFAR100):
+        assert list(builtin._RELEASES[kind.name].files) == [kind.binary[0]]

@@ -1,7 +1,8 @@
-"""Images and labels in arrays, from an `.npz` file or from memory."""
+"""Images and labels in arrays, from an `.npz` file, from pairs of `.npy` files or from memory."""
 
 from __future__ import annotations
 
+import re
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import Array, ArraySplit, Found, Numbers, Targets, Task
+from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Parts, Targets, Task
+from vitrail.data.folder import SPLITS
 from vitrail.data.images import Pixels
 from vitrail.data.targets import TITLES, titled
 from vitrail.errors import UserError
@@ -35,14 +37,8 @@ def open_npz(path: Path, task: Task | None = None) -> Found:
         )
     names = None
     if "classes" in arrays:
-        names = tuple(_text(arrays["classes"].ravel(), f"{path}: classes must be text").tolist())
-        if len(set(names)) < len(names):
-            raise UserError(f"{path}: the names in classes must differ from each other.")
-    found = from_arrays(path.stem, parts, names, str(path), task)
-    if task is None and found.task != "multiclass":
-        others = " or ".join(other for other in TITLES if other != found.task)
-        log.info("task: %s; if it is not, say --task %s.", titled(found.task, found.classes), others)
-    return found
+        names = _class_names(arrays["classes"], path)
+    return from_arrays(path.stem, parts, names, str(path), task)
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
@@ -60,6 +56,85 @@ def _read_npz(path: Path) -> dict[str, Array]:
                 "Save images as one uint8 array and names as text (dtype str)."
             ) from error
         raise UserError(f"{path} is not a readable .npz file: {error}.") from error
+
+
+# The word in the name of a file of images, and the one in its place in the name of their labels.
+_PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"))
+
+
+def open_npy(path: Path, task: Task | None = None) -> Found:
+    """One file of images with its labels; a part of them is held out, whatever lies beside."""
+    labels = _labels_of(path)
+    if labels is None or not labels.exists():
+        rule = "its name with 'x' turned into 'y' or 'images' into 'labels', as x_train.npy and y_train.npy"
+        wanted = f"There is no {labels}." if labels else "It has neither word in its name: rename it."
+        raise UserError(f"The labels of {path} must lie beside it, in {rule}. {wanted}")
+    others = [other.name for other in npy_images(path.parent) if other.name != path.name]
+    if others:
+        log.info("%s is beside %s: give the folder, and its splits are used.", path.name, ", ".join(others))
+    return _from_npy(path.stem, {"train": (path, labels)}, path, task)
+
+
+def open_npy_folder(folder: Path, task: Task | None = None) -> Found:
+    """A folder of such pairs, one for every split that their names tell: x_train and y_train, x_val and y_val, …."""
+    pairs: dict[str, tuple[Path, Path]] = {}
+    for path in npy_images(folder):
+        split = next((SPLITS[word] for word in _words(path) if word in SPLITS), "train")
+        if split in pairs:
+            raise UserError(f"{folder} has two files of {split} images, {pairs[split][0].name} and {path.name}.")
+        labels = _labels_of(path)
+        assert labels is not None  # or it would not be one of images
+        if not labels.exists():
+            raise UserError(f"{path} has no labels: they must lie in {labels.name} beside it.")
+        pairs[split] = path, labels
+    return _from_npy(folder.resolve().name, pairs, folder, task)
+
+
+def npy_images(folder: Path) -> list[Path]:
+    """The `.npy` files in a folder that are called as arrays of images are."""
+    return sorted(path for path in folder.glob("*.npy") if _labels_of(path) is not None)
+
+
+def _words(path: Path) -> list[str]:
+    return re.split(r"[-_. ]", path.stem.lower())
+
+
+def _labels_of(path: Path) -> Path | None:
+    """Where the labels of an array of images lie, in any case of the letters; None if its name tells of none."""
+    for x, y in _PAIRS:
+        if x in _words(path):
+            name = re.sub(rf"(?i)(?<![^-_. ]){x}(?![^-_. ])", y, path.name, count=1)
+            beside = (other for other in path.parent.glob("*.npy") if other.name.lower() == name.lower())
+            return next(beside, path.with_name(name))
+    return None
+
+
+def _from_npy(name: str, pairs: Mapping[str, tuple[Path, Path]], where: Path, task: Task | None) -> Found:
+    parts = {split: (_read_npy(x), _read_npy(y)) for split, (x, y) in pairs.items()}
+    names_file = where / "classes.npy" if where.is_dir() else where.with_name("classes.npy")
+    names = _class_names(_read_npy(names_file), names_file) if names_file.exists() else None
+    return from_arrays(name, parts, names, str(where), task)
+
+
+def _read_npy(path: Path) -> Array:
+    """The array of a file, mapped into memory: what is not asked for is not read."""
+    try:
+        array: Array = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        if "Python objects" in str(error):
+            raise UserError(
+                f"{path} holds Python objects, which are never loaded because they could run code. "
+                "Save images as one uint8 array and names as text (dtype str)."
+            ) from error
+        raise UserError(f"{path} is not a whole .npy file: {error}.") from error
+    return array
+
+
+def _class_names(array: Array, where: Path) -> tuple[str, ...]:
+    names = tuple(_text(array.ravel(), f"{where}: classes must be text").tolist())
+    if len(set(names)) < len(names):
+        raise UserError(f"{where}: the names in classes must differ from each other.")
+    return names
 
 
 def from_arrays(
@@ -85,10 +160,32 @@ def from_arrays(
                 f"{y.shape} for {len(x)} images."
             )
     labels = [y for _, y in parts.values()]
-    task = task or _infer(labels)
+    given, task = task, task or _infer(labels)
     pixels = dict(zip(parts, _bytes([x for x, _ in parts.values()], where), strict=True))
-    classes, targets = _numbers(labels, names, where) if task == "multiclass" else _floats(labels, task, names, where)
+    if task == "multiclass":
+        classes, targets = class_numbers(labels, names, where)
+    else:
+        classes, targets = _floats(labels, task, names, where)
+        if given is None:
+            others = " or ".join(other for other in TITLES if other != task)
+            log.info("task: %s; if it is not, say --task %s.", titled(task, classes), others)
     h, w = next(iter(pixels.values())).shape[1:3]
+    if any(isinstance(x, np.memmap) for x in pixels.values()):  # rows are chosen, not copied
+        mapped = Parts([((x, f"{name}/{split}"), len(x)) for split, x in pixels.items()])
+
+        def make(_: str, rows: Numbers, y: Targets) -> MappedSplit:
+            (x, title), rows = mapped.find(rows)
+            return MappedSplit(x, rows, y, title)
+
+        return Found(
+            name=name,
+            classes=classes,
+            parts={split: (rows, y) for split, rows, y in zip(parts, mapped.rows(), targets, strict=True)},
+            make=make,
+            size=(h, w),
+            channels=max(x.shape[3] for x in pixels.values()),
+            task=task,
+        )
     return Found(
         name=name,
         classes=classes,
@@ -122,7 +219,7 @@ def _bytes(images: Sequence[Array], where: str) -> list[Pixels]:
     return [x if x.ndim == 4 else x[..., None] for x in images]
 
 
-def _numbers(
+def class_numbers(
     labels: Sequence[Array], names: tuple[str, ...] | None, where: str
 ) -> tuple[tuple[str, ...], list[Numbers]]:
     """The class names, and the labels of every split as numbers of these."""

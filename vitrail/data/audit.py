@@ -89,9 +89,9 @@ def audit(
 def _survey(item: Item) -> tuple[Survey, Pixels] | str:
     """The facts of an image and its thumbnail, or why it cannot be read."""
     try:
-        if isinstance(item.source, Path):
-            return survey_image(item.source)
-        pixels = item.read()
+        pixels = item.source if isinstance(item.source, Path) else item.source()
+        if isinstance(pixels, Path | bytes):
+            return survey_image(pixels)
     except UnreadableImage as error:
         return str(error)
     h, w, channels = pixels.shape

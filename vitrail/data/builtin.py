@@ -1,4 +1,4 @@
-"""Data sets that have a name: found on this machine, or part of a library."""
+"""Data sets that have a name: part of a library, found on this machine, or downloaded from their authors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from vitrail.data.arrays import from_arrays
 from vitrail.data.dataset import Found
+from vitrail.data.download import cache_folder, download
 from vitrail.data.images import Pixels
 from vitrail.errors import UserError
 
@@ -28,13 +29,48 @@ def _digits(_data_dir: str | None) -> Found:
     return from_arrays("digits", {"train": (pixels, labels)}, None, "digits")
 
 
-# Where the files of a set lie
+# Where the files of a set lie, or come from
+
+
+class _Release(NamedTuple):
+    """Files as their authors publish them, with the MD5 sums that are published for them."""
+
+    address: str
+    files: dict[str, str]
+
+
+_RELEASES = {
+    "mnist": _Release(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",  # PyTorch's mirror: the authors' own server is closed
+        {
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
+    ),
+    "fashion-mnist": _Release(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        {
+            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
+    ),
+    "cifar10": _Release(
+        "https://www.cs.toronto.edu/~kriz/", {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
+    ),
+    "cifar100": _Release(
+        "https://www.cs.toronto.edu/~kriz/", {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}
+    ),
+}
 
 
 def _places(name: str, data_dir: str | None) -> list[Path]:
     """Folders to look into. One of the set's own name comes first: MNIST and Fashion-MNIST call their files alike."""
     given = [Path(folder).expanduser() for folder in (data_dir, os.environ.get("VITRAIL_DATA")) if folder]
-    return [place for folder in given for place in (folder / name, folder)]
+    return [place for folder in [*given, cache_folder() / "datasets"] for place in (folder / name, folder)]
 
 
 def _pick(places: Sequence[Path], needs: Sequence[Sequence[str]]) -> list[Path]:
@@ -46,9 +82,20 @@ def _pick(places: Sequence[Path], needs: Sequence[Sequence[str]]) -> list[Path]:
     return []
 
 
-def _missing(name: str, needs: str, places: Sequence[Path], source: str = "") -> UserError:
-    searched = f" (not found in {', '.join(str(place) for place in places)})" if places else ""
-    return UserError(f"{name} needs {needs}{searched}. Give its folder as data_dir or $VITRAIL_DATA.{source}")
+def _fetch(name: str, needs: str, places: Sequence[Path], source: str = "") -> list[Path]:
+    """The files of a set's release, downloaded to the first place; a UserError with the way out if that fails."""
+    release, folder = _RELEASES[name], places[0]
+    try:
+        for file, md5 in release.files.items():
+            if not (folder / file).exists():
+                download(release.address + file, folder / file, md5)
+    except UserError as error:
+        searched = ", ".join(str(place) for place in places)
+        raise UserError(
+            f"{name} needs {needs} (not found in {searched}). {error} Give its folder as data_dir or "
+            f"$VITRAIL_DATA.{source}"
+        ) from error
+    return [folder / file for file in release.files]
 
 
 # MNIST and Fashion-MNIST: four idx files
@@ -89,7 +136,7 @@ def _from_idx(name: str, classes: tuple[str, ...], places: Sequence[Path], sourc
     spellings = [(file, file.replace("-idx", ".idx")) for file in _IDX_FILES]  # some mirrors write a dot
     files = _pick(places, [[spelling + end for end in (".gz", "") for spelling in both] for both in spellings])
     if not files:
-        raise _missing(name, f"the four files {', '.join(_IDX_FILES)} (or with .gz)", places, source)
+        files = _fetch(name, f"the four files {', '.join(_IDX_FILES)} (or with .gz)", places, source)
     x, y, x_test, y_test = (_read_idx(file) for file in files)
     return from_arrays(name, {"train": (x, y), "test": (x_test, y_test)}, classes, str(files[0].parent))
 
@@ -153,7 +200,7 @@ def _cifar(kind: _Cifar, data_dir: str | None) -> Found:
                 f"{pickled[0]} is the pickled version of {kind.name}, which is never loaded because it could run code. "
                 f"Take the binary version, {archive}, from {_CIFAR_PAGE}."
             )
-        raise _missing(kind.name, f"{archive} or the folder {folder}", places, f" {_CIFAR_PAGE} has the archive.")
+        found = _fetch(kind.name, f"{archive} or the folder {folder}", places, f" {_CIFAR_PAGE} has the archive.")
     path = found[0]
     try:
         content = _read_folder(path, {kind.names, *kind.train, kind.test})

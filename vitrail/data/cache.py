@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import ArraySplit, FileSplit, Numbers, Split
+from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, Split
 from vitrail.data.images import Pixels
 from vitrail.data.loader import ReadySplit, batches, images
 from vitrail.data.preprocess import Preprocess
@@ -64,7 +64,7 @@ def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, wo
 
     With random crops, images of more than twice the model's size are read in small, cache or not.
     """
-    if isinstance(split, ArraySplit):
+    if isinstance(split, ArraySplit | MappedSplit):
         return split if crops else _resized(split, preprocess)
     if not isinstance(split, FileSplit):
         return split
@@ -86,13 +86,13 @@ def root() -> Path:
     return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
 
 
-def _resized(split: ArraySplit, preprocess: Preprocess) -> Split:
+def _resized(split: ArraySplit | MappedSplit, preprocess: Preprocess) -> Split:
     shape = len(split), preprocess.channels, *preprocess.img_size
     if preprocess.keeps(split.pixels.shape[1:]) or math.prod(shape) > _IN_MEMORY:
         return split
     pixels = np.empty(shape, dtype=np.uint8)
     for at in range(0, len(split), _BATCH):
-        pixels[at : at + _BATCH] = preprocess.pixels(split.pixels[at : at + _BATCH])
+        pixels[at : at + _BATCH] = preprocess.pixels(split.take(np.arange(at, min(at + _BATCH, len(split)))))
     return ReadySplit(split, preprocess, pixels)
 
 

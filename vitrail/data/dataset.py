@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from vitrail.config import Task as Task
 from vitrail.data.images import Pixels, read_image
+from vitrail.errors import UserError
 
 Numbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 Targets = npt.NDArray[Any]  # (N,) class numbers; (N, K) of 0 and 1, or of numbers: see `Split.targets`
+T = TypeVar("T")
 
 
 class Split(Protocol):
@@ -72,8 +74,35 @@ class ArraySplit:
         image: Pixels = self.pixels[i]
         return image
 
+    def take(self, numbers: Numbers) -> Pixels:
+        """Several images at once, (N, H, W, C)."""
+        return self.pixels[numbers]
+
     def name(self, i: int) -> str:
         return f"{self.title}/{i}"
+
+
+@dataclass(frozen=True, eq=False)
+class MappedSplit:
+    """Images of one size in a file that is mapped into memory: rows of (N, H, W, C) uint8, read when asked for."""
+
+    pixels: Pixels
+    rows: Numbers
+    targets: Targets
+    title: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def image(self, i: int) -> Pixels:
+        return np.asarray(self.pixels[self.rows[i]])
+
+    def take(self, numbers: Numbers) -> Pixels:
+        """Several images at once, (N, H, W, C)."""
+        return np.asarray(self.pixels[self.rows[numbers]])
+
+    def name(self, i: int) -> str:
+        return f"{self.title}/{self.rows[i]}"
 
 
 @dataclass(frozen=True)
@@ -87,6 +116,26 @@ class Data:
     channels: int  # 1 if every image is grey, else 3
     unreadable: tuple[tuple[str, str], ...]  # file, reason: left out
     task: Task = "multiclass"
+
+
+class Parts(Generic[T]):
+    """Numbers the rows of all parts of a source through, so that rows tell their part whatever split they come into."""
+
+    def __init__(self, parts: Sequence[tuple[T, int]]):
+        self._parts = [part for part, _ in parts]
+        self._starts = np.cumsum([0, *(length for _, length in parts)])
+
+    def rows(self) -> list[Numbers]:
+        """The numbers of each part's rows."""
+        return [np.arange(a, b) for a, b in zip(self._starts, self._starts[1:], strict=False)]
+
+    def find(self, rows: Numbers) -> tuple[T, Numbers]:
+        """The part in which all these rows lie, and their numbers in it."""
+        first, last = np.searchsorted(self._starts, [rows.min(), rows.max()], side="right") - 1
+        if first != last:
+            raise UserError("Folds are cut from one split, but this data comes in several files. Leave out --folds.")
+        part = int(first)
+        return self._parts[part], rows - self._starts[part]
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,11 @@ class Item:
     split: str
     label: str  # as it is written
     labels: tuple[str, ...]  # what it is an example of: its class, or all labels that it has
-    source: Path | Callable[[], Pixels]
+    source: Path | Callable[[], Pixels | bytes]  # where its file is, or what gives its content or its pixels
 
     def read(self) -> Pixels:
-        return read_image(self.source) if isinstance(self.source, Path) else self.source()
+        content = self.source if isinstance(self.source, Path) else self.source()
+        return read_image(content) if isinstance(content, Path | bytes) else content
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from vitrail.data.dataset import Array, FileSplit, Found, Targets, Task
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
 from vitrail.errors import UserError, some
 from vitrail.progress import log, track
+
+T = TypeVar("T")
 
 _MOST_UNREADABLE = 0.01
 
@@ -33,7 +35,9 @@ def open_folder(root: Path) -> Found:
     return from_files(root.resolve().name, files, root)
 
 
-def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path, prove: bool = True) -> Found:
+def from_files(
+    name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path, verify: bool = True
+) -> Found:
     """The files of every split and class, proved to be readable."""
     classes = tuple(sorted({label for by_class in files.values() for label in by_class}))
     parts: dict[str, tuple[Array, Targets]] = {}
@@ -41,7 +45,7 @@ def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], sou
         listed = [by_class.get(label, ()) for label in classes]
         targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in listed])
         parts[split] = np.array([path for paths in listed for path in paths], dtype=object), targets
-    found = from_paths(name, classes, parts, prove=prove)
+    found = from_paths(name, classes, parts, verify=verify)
     if "train" in parts:
         lost = np.setdiff1d(parts["train"][1], found.parts["train"][1])
         if len(lost):
@@ -56,14 +60,17 @@ def from_paths(
     classes: tuple[str, ...],
     listed: Mapping[str, tuple[Array, Targets]],
     task: Task = "multiclass",
-    prove: bool = True,
+    verify: bool = True,
 ) -> Found:
     """Proves that the files of every split can be read, and leaves out the few that cannot.
 
-    Without `prove` all are kept, unopened, and nothing is known of their sizes.
+    Without `verify` all are kept, unopened, and nothing is known of their sizes.
     """
     every = [path for paths, _ in listed.values() for path in paths]
-    facts, unreadable = _inspect(every) if prove else (dict.fromkeys(every, ImageFacts(1, 1, False)), [])
+    answers = prove(every, inspect_image) if verify else [ImageFacts(1, 1, False)] * len(every)
+    facts = {path: answer for path, answer in zip(every, answers, strict=True) if isinstance(answer, ImageFacts)}
+    unreadable = tuple((str(path), why) for path, why in zip(every, answers, strict=True) if isinstance(why, str))
+    leave_out(unreadable, len(every))
     parts = {}
     for split, (paths, targets) in listed.items():
         good = np.array([path in facts for path in paths], dtype=bool)
@@ -77,7 +84,7 @@ def from_paths(
         make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels),
         size=(h, w),
         channels=channels,
-        unreadable=tuple((str(path), reason) for path, reason in unreadable),
+        unreadable=unreadable,
         task=task,
     )
 
@@ -157,32 +164,29 @@ def _stop(error: OSError) -> NoReturn:
     raise error
 
 
-def _inspect(files: Sequence[Path]) -> tuple[dict[Path, ImageFacts], list[tuple[Path, str]]]:
-    """The facts of every readable file, and the other files with reasons; a UserError if they are many."""
-    facts: dict[Path, ImageFacts] = {}
-    unreadable: list[tuple[Path, str]] = []
+def prove(items: Sequence[T], inspect: Callable[[T], ImageFacts]) -> list[ImageFacts | str]:
+    """The facts of every image, or the reason why it cannot be read."""
+
+    def look(item: T) -> ImageFacts | str:
+        try:
+            return inspect(item)
+        except UnreadableImage as error:
+            return str(error)
+
     step = 1024  # as many as are handed to the threads at a time: a million would need much memory
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = (answer for at in range(0, len(files), step) for answer in pool.map(_look, files[at : at + step]))
-        for path, answer in zip(files, track(answers, "checking images", total=len(files), unit="img"), strict=True):
-            if isinstance(answer, ImageFacts):
-                facts[path] = answer
-            else:
-                unreadable.append((path, answer))
-    count, share = len(unreadable), len(unreadable) / len(files)
-    reasons = [f"{path} ({reason})" for path, reason in unreadable]
+        answers = (answer for at in range(0, len(items), step) for answer in pool.map(look, items[at : at + step]))
+        return list(track(answers, "checking images", total=len(items), unit="img"))
+
+
+def leave_out(unreadable: Sequence[tuple[str, str]], count: int) -> None:
+    """Says which of the `count` images are left out, each with its reason; a UserError if they are many."""
+    share = len(unreadable) / max(count, 1)
+    reasons = [f"{name} ({reason})" for name, reason in unreadable]
     if share > _MOST_UNREADABLE:
         raise UserError(
-            f"{count} of {len(files)} images ({share:.1%}) cannot be read; at most {_MOST_UNREADABLE:.0%} "
+            f"{len(reasons)} of {count} images ({share:.1%}) cannot be read; at most {_MOST_UNREADABLE:.0%} "
             f"may be so: {some(reasons, 3)}. Remove or repair them."
         )
-    if unreadable:
-        log.warning("%d of %d images cannot be read and are left out: %s.", count, len(files), some(reasons, 10))
-    return facts, unreadable
-
-
-def _look(path: Path) -> ImageFacts | str:
-    try:
-        return inspect_image(path)
-    except UnreadableImage as error:
-        return str(error)
+    if reasons:
+        log.warning("%d of %d images cannot be read and are left out: %s.", len(reasons), count, some(reasons, 10))

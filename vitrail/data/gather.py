@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit, Task
+from vitrail.data.dataset import FileSplit, Split, Task
 from vitrail.data.findings import Finding, Item
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
-from vitrail.data.images import image_format
-from vitrail.data.sources import find
+from vitrail.data.images import Pixels, image_format
+from vitrail.data.sources import find, folder_kind
+from vitrail.data.stored import StoredSplit
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError
 
@@ -26,17 +27,23 @@ def gather(
     """The short name, what all names begin with, every image, what is wrong with the places of files, the task."""
     path = Path(source).expanduser()
     columns = image_column is not None or label_column is not None
-    if path.is_dir() and not columns and not (isinstance(source, str) and source in BUILT_IN):
+    built_in = isinstance(source, str) and source in BUILT_IN
+    if path.is_dir() and not columns and not built_in and folder_kind(path) == "classes":
         return path.resolve().name, f"{path}/", *_walk(path), "multiclass"
-    found = find(source, data_dir, image_column, label_column, task, prove=False)
+    found = find(source, data_dir, image_column, label_column, task, verify=False)
     findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in found.unreadable]
     items = []
     for title, (stored, targets) in found.parts.items():
         split = found.make(title, stored, targets)
         for i, (label, labels) in enumerate(in_words(found.task, found.classes, split.targets)):
-            place = split.paths[i] if isinstance(split, FileSplit) else partial(split.image, i)
-            items.append(Item(split.name(i), title, label, labels, place))
+            items.append(Item(split.name(i), title, label, labels, _place(split, i)))
     return found.name, f"{path.parent}/" if path.is_file() else "", items, findings, found.task
+
+
+def _place(split: Split, i: int) -> Path | Callable[[], Pixels | bytes]:
+    if isinstance(split, FileSplit):
+        return split.paths[i]
+    return partial(split.content if isinstance(split, StoredSplit) else split.image, i)
 
 
 def _walk(root: Path) -> tuple[list[Item], list[Finding]]:

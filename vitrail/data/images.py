@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import warnings
 from collections.abc import Iterator
@@ -76,13 +77,13 @@ class Survey:
     digest: bytes  # of the file, or of pixels that are in no file
 
 
-def read_image(path: str | Path, channels: int | None = None, least: int | None = None) -> Pixels:
-    """The pixels of an image file, (H, W, C): C is `channels`, or 1 for a grey image and 3 for others.
+def read_image(source: str | Path | bytes, channels: int | None = None, least: int | None = None) -> Pixels:
+    """The pixels of an image file or of its content, (H, W, C): C is `channels`, or 1 for a grey image, else 3.
 
     With `least`, an image comes at a half, a quarter or an eighth of its size if its shorter side keeps that many
     pixels; that is cheaper to decode and to keep.
     """
-    with _opened(Path(path)) as image:
+    with _opened(source) as image:
         grey = _is_grey(image)
         factor = 1 if least is None else max(f for f in (1, 2, 4, 8) if f == 1 or min(image.size) >= f * least)
         decoded = _decode_jpeg(image, factor)
@@ -106,9 +107,9 @@ def read_image(path: str | Path, channels: int | None = None, least: int | None 
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-def inspect_image(path: str | Path) -> ImageFacts:
+def inspect_image(source: str | Path | bytes) -> ImageFacts:
     """Proves that the whole image decodes, in small where the format can, and says what it is."""
-    with _opened(Path(path)) as image:
+    with _opened(source) as image:
         grey = _is_grey(image)
         full = image.size
         drafted = image.draft("L", (1, 1)) is not None
@@ -119,11 +120,11 @@ def inspect_image(path: str | Path) -> ImageFacts:
     return ImageFacts(h, w, grey)
 
 
-def survey_image(path: str | Path) -> tuple[Survey, Pixels]:
+def survey_image(source: str | Path | bytes) -> tuple[Survey, Pixels]:
     """What `inspect_image` proves and says, and more, with a thumbnail as a person sees it."""
-    path = Path(path)
-    with _opened(path) as image:
-        digest = hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+    with _opened(source) as image:
+        content = source if isinstance(source, bytes) else Path(source).read_bytes()
+        digest = hashlib.blake2b(content, digest_size=16).digest()
         kind, mode, full = _content(image), image.mode, image.size
         draft = image.draft("L", (2 * THUMBNAIL, 2 * THUMBNAIL))
         image.load()
@@ -148,7 +149,7 @@ def thumbnail(
 def image_format(path: str | Path) -> str | None:
     """The format of a file whatever its name, by its first bytes; None if it is no image."""
     try:
-        with _opened(Path(path)) as image:
+        with _opened(path) as image:
             return _content(image)
     except UnreadableImage:
         return None
@@ -165,12 +166,12 @@ def _content(image: Image.Image) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
     """An open image; whatever goes wrong with it, then or later, becomes an UnreadableImage."""
     try:
-        if path.is_dir():
+        if not isinstance(source, bytes) and Path(source).is_dir():
             raise UnreadableImage("a folder")
-        with path.open("rb") as file, _quiet():
+        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file, _quiet():
             if not file.read(1):
                 raise UnreadableImage("empty file")
             file.seek(0)

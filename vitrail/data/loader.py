@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from vitrail.data.balance import balanced_order
-from vitrail.data.dataset import ArraySplit, Numbers, Split
+from vitrail.data.dataset import ArraySplit, MappedSplit, Numbers, Split
 from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 
 Batch = tuple[Tensor, Tensor]  # uint8 pixels B C H W, int64 targets B
@@ -98,10 +99,12 @@ class TrainBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch `start` on; none before it is read."""
+        rng = np.random.Generator(np.random.PCG64([self.seed, number]))
+        split = self.split
         if self.balanced:
-            order = balanced_order(self.split.targets, self.seed, number)
+            order = balanced_order(split.targets, self.seed, number)
         else:
-            order = np.random.Generator(np.random.PCG64([self.seed, number])).permutation(len(self.split))
+            order = split.order(rng) if isinstance(split, StreamSplit) else rng.permutation(len(split))
         chosen = _cut(order, self.batch_size)[start : len(self)]
 
         def crop(i: int, height: int, width: int) -> Box:
@@ -137,12 +140,12 @@ def _image(split: Split, i: int) -> Pixels:
         raise UserError(f"{split.name(i)} was checked before but cannot be read now: {error}.") from error
 
 
-def _ready(split: Split, preprocess: Preprocess) -> Pixels | None:
-    """The pixels of every image, (N, C, h, w), if nothing has to be done to them."""
+def _ready(split: Split, preprocess: Preprocess) -> Callable[[Numbers], Pixels] | None:
+    """What gives the pixels of images, (N, C, h, w), by their numbers, if nothing has to be done to them."""
     if isinstance(split, ReadySplit) and split.preprocess == preprocess:
-        return split.pixels
-    if isinstance(split, ArraySplit) and preprocess.keeps(split.pixels.shape[1:]):
-        return split.pixels.transpose(0, 3, 1, 2)
+        return split.pixels.__getitem__
+    if isinstance(split, ArraySplit | MappedSplit) and preprocess.keeps(split.pixels.shape[1:]):
+        return lambda numbers: split.take(numbers).transpose(0, 3, 1, 2)
     return None
 
 
@@ -157,8 +160,10 @@ def _read(
     if crop is None and (ready := _ready(split, preprocess)) is not None:
         for numbers in chosen:
             which = numbers % len(split)
-            yield torch.from_numpy(np.ascontiguousarray(ready[which])), torch.from_numpy(split.targets[which])
+            yield torch.from_numpy(np.ascontiguousarray(ready(which))), torch.from_numpy(split.targets[which])
         return
+    if isinstance(split, StreamSplit) and chosen:
+        split = split.reading(np.concatenate(chosen))
 
     def fill(out: Pixels, numbers: Numbers) -> None:
         for row, number in zip(out, numbers.tolist(), strict=True):

@@ -1,4 +1,5 @@
-"""Where images and their classes come from: folders, tables, `.npz` files and built-in sets, opened as one `Data`.
+"""Where images and their classes come from, opened as one `Data`: folders, tables, arrays, Hugging Face data sets,
+tar shards and built-in sets.
 
 Every source is brought into one form (`Found`): class names, and for each split its items and targets.
 What is common to all happens once, here: the checks, the order of the classes, the split that is held out for
@@ -9,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from vitrail.data.arrays import open_npz
+from vitrail.data.arrays import npy_images, open_npy, open_npy_folder, open_npz
 from vitrail.data.balance import class_counts
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets, Task
 from vitrail.data.folder import open_folder
+from vitrail.data.huggingface import PREFIX, holds_images, is_saved, open_files, open_hub, open_saved
+from vitrail.data.shards import is_shards, open_shards
 from vitrail.data.table import SUFFIXES, open_table
 from vitrail.data.targets import TITLES, check_trainable, reorder, strata
 from vitrail.errors import UserError, nearest
@@ -34,15 +38,16 @@ def open_data(
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     task: Task | None = None,
+    streaming: bool = False,
     classes: Sequence[str] | None = None,
 ) -> Data:
-    """Opens a folder, a table, an `.npz` file or a built-in data set, and proves that every image can be read.
+    """Opens a data set of any kind and, unless it is streamed, proves that every image can be read.
 
     Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. With `folds`, the
     images of train and val are cut anew, and those of the fold numbered `fold` are held out. The columns are
-    those of a table. The `task` is seen from the data unless it is given. `classes` are those of a trained model, in
-    its order: the data may then lack some of them, and a train split; nothing is held out then, and data without
-    splits is one, "all".
+    those of a table or a Hugging Face data set. The `task` is seen from the data unless it is given. `classes` are
+    those of a trained model, in its order: the data may then lack some of them, and a train split; nothing is held
+    out then, and data without splits is one, "all".
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"'val_fraction' must lie between 0 and 1, but it is {val_fraction}.")
@@ -51,7 +56,7 @@ def open_data(
     if seed < 0:
         raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
     try:
-        found = find(source, data_dir, image_column, label_column, task, classes)
+        found = find(source, data_dir, image_column, label_column, task, streaming, classes)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if task is not None and found.task != task:
@@ -80,8 +85,10 @@ def open_data(
 
 
 def full_name(source: str | Path) -> str:
-    """The name under which a source is found from any folder: a built-in name, or an absolute path."""
-    return source if isinstance(source, str) and source in BUILT_IN else str(Path(source).expanduser().resolve())
+    """The name under which a source is found from any folder: a built-in or a hub's name, or an absolute path."""
+    if isinstance(source, str) and (source in BUILT_IN or source.startswith(PREFIX)):
+        return source
+    return str(Path(source).expanduser().resolve())
 
 
 def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
@@ -145,35 +152,78 @@ def _hold_out_fold(
     return {"train": (items[~held], targets[~held]), "val": (items[held], targets[held])} | rest
 
 
+def folder_kind(folder: Path) -> Literal["classes", "saved", "files", "shards", "arrays"]:
+    """What a folder holds: folders of images, what `datasets` saved, Parquet or Arrow files, tar shards or arrays."""
+    if is_saved(folder):
+        return "saved"
+    if holds_images(folder):
+        return "files"
+    if is_shards(folder):
+        return "shards"
+    return "arrays" if npy_images(folder) else "classes"
+
+
 def find(
     source: str | Path,
     data_dir: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     task: Task | None = None,
+    streaming: bool = False,
     classes: Sequence[str] | None = None,
-    prove: bool = True,
+    verify: bool = True,
 ) -> Found:
-    """What a source holds, as it lies there; without `prove`, the files of a table are taken as readable."""
+    """What a source holds, as it lies there; without `verify`, the files of a table are taken as readable."""
     path = Path(source).expanduser()
-    if path.suffix.lower() in SUFFIXES and path.is_file():
-        return open_table(path, image_column, label_column, task, classes, prove)
+    suffix = path.suffix.lower() if path.is_file() else ""
+    built_in = isinstance(source, str) and source in BUILT_IN
+    kind = folder_kind(path) if path.is_dir() and not built_in else None
+    if isinstance(source, str) and source.startswith(PREFIX):
+        return open_hub(source, image_column, _single(label_column), streaming)
+    if kind == "files" or (suffix in (".parquet", ".arrow") and holds_images(path)):
+        return open_files(path, image_column, _single(label_column), streaming)
+    if streaming:
+        raise UserError(
+            f"Data sets of the Hugging Face hub (hf:name) and Parquet or Arrow files that hold images can be streamed, "
+            f"but {source} is neither. Leave --streaming out."
+        )
+    if suffix in SUFFIXES:
+        return open_table(path, image_column, label_column, task, classes, verify)
+    if kind == "saved":
+        return open_saved(path, image_column, _single(label_column))
+    if image_column is None and not built_in and is_shards(source):
+        return open_shards(source, _single(label_column))
     if image_column is not None or label_column is not None:
-        raise UserError(f"Image and label columns are those of a table ({', '.join(SUFFIXES)}), but {source} is none.")
-    if isinstance(source, str) and source in BUILT_IN:
+        raise UserError(
+            f"Image and label columns are those of a table ({', '.join(SUFFIXES)}) or a Hugging Face data set, but "
+            f"{source} is none."
+        )
+    if isinstance(source, str) and built_in:
         if path.exists():
             log.info("'%s' is the built-in data set: write ./%s for the folder of that name.", source, source)
         return BUILT_IN[source](data_dir)
     if path.is_dir():
-        return open_folder(path)
-    if path.suffix.lower() == ".npz" and path.is_file():
+        return open_npy_folder(path, task) if kind == "arrays" else open_folder(path)
+    if suffix == ".npz":
         return open_npz(path, task)
+    if suffix == ".npy":
+        return open_npy(path, task)
     kinds = (
-        f"a folder of images, an .npz file, a table ({', '.join(SUFFIXES)}) or a built-in name ({', '.join(BUILT_IN)})"
+        f"a folder of images, an .npz or .npy file, a table ({', '.join(SUFFIXES)}), tar shards, hf:NAME or a built-in "
+        f"name ({', '.join(BUILT_IN)})"
     )
     if path.exists():
         raise UserError(f"{source} is no data that can be read. It must be {kinds}.")
     raise UserError(f"There is no data '{source}'.{nearest(str(source), BUILT_IN)} It must be {kinds}.")
+
+
+def _single(label_column: str | Sequence[str] | None) -> str | None:
+    """The one column of labels that other sources than tables and arrays may have."""
+    if label_column is None or isinstance(label_column, str):
+        return label_column
+    if len(label_column) > 1:
+        raise UserError(f"Several label columns are for tables of files, but they are {', '.join(label_column)}.")
+    return label_column[0]
 
 
 def _splits(

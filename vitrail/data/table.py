@@ -29,7 +29,7 @@ def open_table(
     label_column: str | Sequence[str] | None = None,
     task: Task | None = None,
     classes: Sequence[str] | None = None,
-    prove: bool = True,
+    verify: bool = True,
 ) -> Found:
     """The images that a table lists, in the splits of its column `split` if it has one.
 
@@ -75,20 +75,20 @@ def open_table(
     if len(known) < len(rows):
         log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
     if task == "multiclass":
-        found = _by_class(path, known, prove)
+        found = _by_class(path, known, verify)
     else:
-        found = _by_row(path, known, labels, task, classes, prove)
+        found = _by_row(path, known, labels, task, classes, verify)
     if inferred:
         others = " or ".join(other for other in TITLES if other != task)
         log.info("task: %s, judging by %s; if it is not, say --task %s.", titled(task, found.classes), listed, others)
     return found
 
 
-def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]], prove: bool) -> Found:
+def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]], verify: bool) -> Found:
     files: dict[str, dict[str, list[Path]]] = {}
     for file, ((label,), part, _) in known.items():
         files.setdefault(part, {}).setdefault(label, []).append(file)
-    return from_files(path.stem, files, path, prove)
+    return from_files(path.stem, files, path, verify)
 
 
 def _by_row(
@@ -97,14 +97,14 @@ def _by_row(
     labels: Sequence[str],
     task: Task,
     classes: Sequence[str] | None,
-    prove: bool,
+    verify: bool,
 ) -> Found:
     texts, parts, numbers = zip(*known.values(), strict=True)
     columns = dict(zip(labels, zip(*texts, strict=True), strict=True))
     names, targets = from_text(columns, task, numbers, str(path), classes)
     files, where = np.array(list(known), dtype=object), np.array(parts)
     listed = {part: (files[where == part], targets[where == part]) for part in dict.fromkeys(parts)}
-    return from_paths(path.stem, names, listed, task, prove)
+    return from_paths(path.stem, names, listed, task, verify)
 
 
 def _choose(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.config import TrainConfig, load_yaml
-from vitrail.data import Data, Split, open_data
+from vitrail.data import Data, Split, full_name, open_data
 from vitrail.data.loader import batches
 from vitrail.data.preprocess import Preprocess
 from vitrail.device import Precision, choose_device
@@ -124,6 +124,7 @@ def _open(home: Path, data: str | Path | None, where: Mapping[str, Any], card: C
         fold=config.input.fold,
         seed=config.run.seed,
         task=card.task,
+        streaming=config.input.streaming,
         **{name: value or getattr(config.input, name) for name, value in where.items()},
     )
     if opened.classes != classes:
@@ -136,7 +137,7 @@ def _open(home: Path, data: str | Path | None, where: Mapping[str, Any], card: C
 
 
 def _same(data: str | Path, other: str) -> bool:
-    return str(data) == other or (Path(data).exists() and Path(data).resolve() == Path(other).resolve())
+    return full_name(data) == full_name(other)
 
 
 def _write(metrics: AnyMetrics, folder: Path, about: dict[str, str]) -> None:

@@ -91,7 +91,7 @@ def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[
 
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What of a configuration decides which images are in which split."""
-    names = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task")
+    names = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task", "streaming")
     return {name: settings[name] for name in names if settings.get(name) is not None}
 
 

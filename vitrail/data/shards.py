@@ -1,0 +1,324 @@
+"""Tar shards as WebDataset writes them: `key.jpg` and, beside it, its label in `key.cls`, `key.json` or `key.txt`.
+
+An uncompressed tar is an array of files: once its headers have been read, any image can be, by its place in it. So
+shards are shuffled, checked and resumed like a folder. What was found out about a shard is kept in the user's cache,
+for as long as the shard is not touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from glob import glob
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from vitrail.data.arrays import class_numbers
+from vitrail.data.dataset import Array, Found, Numbers
+from vitrail.data.download import cache_folder
+from vitrail.data.folder import SPLITS, prove, subfolders
+from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
+from vitrail.data.stored import Stored, from_stores
+from vitrail.errors import UserError
+from vitrail.progress import track
+from vitrail.version import VERSION
+
+_LABELS = (".cls", ".json", ".txt")
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_LONGEST = 1000  # bytes of a label in a .cls or .txt file
+
+
+def is_shards(source: str | Path) -> bool:
+    """Whether this is a tar file, a pattern of some, or a folder of some."""
+    path = Path(source).expanduser()
+    return bool(_tars_in(path)) if path.is_dir() else path.name.endswith((".tar", *_COMPRESSED))
+
+
+def open_shards(source: str | Path, label_field: str | None = None) -> Found:
+    """The images of shards, in the splits that the shards' names or folders tell.
+
+    A label in JSON is its field `label`, or `label_field`.
+    """
+    paths = _expand(source)
+    splits: dict[str, list[_Index]] = {}
+    for path, index in zip(paths, _indices(paths, label_field or "label"), strict=True):
+        splits.setdefault(_split(path), []).append(index)
+    stores = {split: _Shards(indices) for split, indices in splits.items()}
+    labels = np.concatenate([store.labels for store in stores.values()])
+    if not len(labels):
+        raise UserError(f"{source} holds no samples: a shard is a tar of files such as 17.jpg and its label, 17.cls.")
+    known = labels != ""
+    found = labels[known]
+    if all(re.fullmatch(r"-?\d+", label) for label in found.tolist()):
+        found = found.astype(np.int64)
+    classes, [numbers] = class_numbers([found], _class_names(paths[0]), str(source))
+    targets = np.zeros(len(labels), np.int64)
+    targets[known] = numbers
+    ends = np.cumsum([len(store.labels) for store in stores.values()])[:-1]
+    parts = {
+        split: Stored(store, numbers, store.facts)
+        for (split, store), numbers in zip(stores.items(), np.split(targets, ends), strict=True)
+    }
+    return from_stores(_title(source), classes, parts, source)
+
+
+# Which files
+
+
+def _expand(source: str | Path) -> list[Path]:
+    """The shards that a folder holds, or that a pattern with {00..17}, {a,b}, * and ? names."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        paths = _tars_in(path)
+    elif path.exists():
+        paths = [path]
+    else:
+        paths = []
+        for text in _braces(str(path)):
+            matches = sorted(map(Path, glob(text)))  # noqa: PTH207  # Path globs no absolute paths
+            if not matches:
+                raise UserError(f"{source}: there is no shard {text}.")
+            paths += matches
+    for path in paths:
+        if path.name.endswith(_COMPRESSED):
+            raise UserError(f"{path} is compressed, so its images cannot be read in any order. Unpack it to a .tar.")
+    return list(dict.fromkeys(paths))
+
+
+def _tars_in(folder: Path) -> list[Path]:
+    """The tars of a folder, or of the folders of its splits; none if there are other folders, which are classes."""
+    inside = subfolders(folder)
+    folders = inside or [folder]
+    if any(child.name.lower() not in SPLITS or subfolders(child) for child in inside):
+        return []
+    return sorted(path for place in folders for path in place.iterdir() if path.name.endswith((".tar", *_COMPRESSED)))
+
+
+def _braces(text: str) -> Iterator[str]:
+    """Every text that a pattern with ranges, {000..127}, and lists, {train,val}, stands for."""
+    found = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
+    if found is None:
+        yield text
+        return
+    first, last, words = found.groups()
+    if words is None:
+        words = ",".join(str(i).zfill(len(first)) for i in range(int(first), int(last) + 1))
+    for word in words.split(","):
+        yield from _braces(text[: found.start()] + word + text[found.end() :])
+
+
+def _split(path: Path) -> str:
+    """The split that a shard belongs to, by a word in its name or by its folder; else train."""
+    words = [*re.split(r"[-_.]", path.name.lower()), path.parent.name.lower()]
+    return next((SPLITS[word] for word in words if word in SPLITS), "train")
+
+
+def _title(source: str | Path) -> str:
+    path = Path(source).expanduser().resolve()
+    if path.is_dir():
+        return path.name
+    return path.stem if path.exists() else path.parent.name
+
+
+def _class_names(shard: Path) -> tuple[str, ...] | None:
+    """The names in `classes.txt` or `classes.json`, by number, beside the shards or the folders of their splits."""
+    for folder in (shard.parent, shard.parent.parent):
+        text, document = folder / "classes.txt", folder / "classes.json"
+        try:
+            if text.exists():
+                return tuple(line.strip() for line in text.read_text(encoding="utf-8").splitlines() if line.strip())
+            if document.exists():
+                names = json.loads(document.read_text(encoding="utf-8"))
+                if isinstance(names, dict):
+                    names = [names[str(number)] for number in range(len(names))]
+                return tuple(str(name) for name in names)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{folder} has a classes file that cannot be read: it must be classes.txt with a name in each line, or "
+                'classes.json with ["cat", "dog"] or {"0": "cat", "1": "dog"}.'
+            ) from error
+    return None
+
+
+# What is in them
+
+
+@dataclass(frozen=True, eq=False)
+class _Index:
+    """Where the images of a shard lie, and what is known of them; arrays, because there may be millions."""
+
+    path: Path
+    names: Array  # of the images' files, bytes
+    places: Numbers  # N 2: offset and size
+    labels: Array  # text; empty where there is none
+    faults: Array  # text: why a sample cannot be used; empty where it can
+    facts: Numbers  # N F: the fields of its ImageFacts
+
+
+class _Shards:
+    """The images of one split in their shards."""
+
+    def __init__(self, indices: Sequence[_Index]):
+        self._indices = indices
+        self._starts = np.cumsum([0, *(len(index.names) for index in indices)])
+        self.labels = np.concatenate([index.labels for index in indices])
+        self.facts: list[ImageFacts | str] = [
+            fault or ImageFacts(*numbers)
+            for index in indices
+            for fault, numbers in zip(index.faults.tolist(), index.facts.tolist(), strict=True)
+        ]
+
+    def _find(self, row: int) -> tuple[_Index, int]:
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        return self._indices[shard], row - int(self._starts[shard])
+
+    def read(self, row: int) -> bytes:
+        return _read(*self._find(row))
+
+    def name(self, row: int) -> str:
+        index, i = self._find(row)
+        return f"{index.path}/{index.names[i].decode('utf-8', 'replace')}"
+
+
+def _read(index: _Index, i: int) -> bytes:
+    offset, size = index.places[i].tolist()
+    try:
+        # Opened anew each time: that takes far less than decoding, and there may be more shards than open files.
+        with index.path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except OSError as error:
+        raise UnreadableImage(str(error.strerror or error).lower()) from error
+
+
+def _indices(paths: Sequence[Path], field: str) -> list[_Index]:
+    """The index of every shard: recalled, or made by reading all headers and proving that all images can be read."""
+    found = {path: index for path in paths if (index := _recall(path, field))}
+    new = [path for path in paths if path not in found]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        scanned = pool.map(partial(_scan, field=field), new)
+        indices = list(track(scanned, "reading shards", total=len(new), unit="shard"))
+    usable = [(index, i) for index in indices for i in np.flatnonzero(index.faults == "").tolist()]
+    answers = iter(prove(usable, lambda place: inspect_image(_read(*place))))
+    for path, index in zip(new, indices, strict=True):
+        faults: list[str] = []
+        facts: list[Sequence[int]] = []
+        for fault in index.faults.tolist():
+            answer = fault or next(answers)
+            faults.append(answer if isinstance(answer, str) else "")
+            facts.append(_UNKNOWN if isinstance(answer, str) else dataclasses.astuple(answer))
+        shape = (len(facts), len(_UNKNOWN))
+        found[path] = dataclasses.replace(
+            index, faults=np.array(faults, dtype=np.str_), facts=np.array(facts, np.int64).reshape(shape)
+        )
+        _keep(found[path], field)
+    return [found[path] for path in paths]
+
+
+_UNKNOWN = (0,) * len(dataclasses.fields(ImageFacts))
+
+
+def _scan(path: Path, field: str) -> _Index:
+    """The samples of a shard, from its headers and the small files with labels."""
+    images: dict[str, tuple[str, int, int]] = {}
+    labels: dict[str, dict[str, tuple[int, int]]] = {}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                if not member.isreg() or Path(member.name).name.startswith("."):
+                    continue
+                folder, _, file = member.name.rpartition("/")
+                stem, dot, end = file.partition(".")
+                key, end = f"{folder}/{stem}", f"{dot}{end}".lower()
+                if end in EXTENSIONS:
+                    images.setdefault(key, (member.name, member.offset_data, member.size))
+                elif end in _LABELS:
+                    labels.setdefault(key, {})[end] = member.offset_data, member.size
+    except tarfile.TarError as error:
+        raise UserError(f"{path} is not a whole tar file: {error}. Fetch it again.") from error
+    names, places, texts, faults = [], [], [], []
+    with path.open("rb") as shard:
+        for key in dict.fromkeys([*images, *labels]):
+            name, *place = images.get(key, (key.lstrip("/"), 0, 0))
+            text, fault = _label(shard, labels.get(key, {}), field)
+            names.append(name.encode("utf-8", "surrogateescape"))
+            places.append(place)
+            texts.append(text)
+            faults.append(fault if key in images else "a label without an image")
+    return _Index(
+        path,
+        np.array(names, dtype=np.bytes_),
+        np.array(places, np.int64).reshape(-1, 2),
+        np.array(texts, dtype=np.str_),
+        np.array(faults, dtype=np.str_),
+        np.zeros((len(names), 0), np.int64),
+    )
+
+
+def _label(shard: BinaryIO, files: Mapping[str, tuple[int, int]], field: str) -> tuple[str, str]:
+    """The label of a sample and, if it has none, why."""
+    end = next((end for end in _LABELS if end in files), None)
+    if end is None:
+        return "", "no label: no .cls, .json or .txt with it"
+    offset, size = files[end]
+    if end != ".json" and size > _LONGEST:
+        return "", f"its {end} is too long for a label"
+    shard.seek(offset)
+    try:
+        text = shard.read(size).decode("utf-8").strip()
+        if end == ".json":
+            value = json.loads(text)[field]
+            if isinstance(value, bool) or not isinstance(value, (int, str)):
+                return "", f"the field '{field}' of its .json is neither a number nor text"
+            text = str(value).strip()
+    except UnicodeDecodeError:
+        return "", f"its {end} is no text"
+    except (ValueError, KeyError, TypeError):
+        return "", f"its .json has no field '{field}'"
+    return text, "" if text else f"its {end} is empty"
+
+
+# What is remembered
+
+
+def _memory(path: Path, field: str) -> tuple[Path, str]:
+    """Where the index of a shard is kept, and what must not have changed for it to be valid."""
+    state = path.stat()
+    fields = [field.name for field in dataclasses.fields(ImageFacts)]
+    name = hashlib.blake2b(f"{path.resolve()} {field}".encode(), digest_size=16).hexdigest()
+    return cache_folder() / "shards" / f"{name}.npz", f"{VERSION} {fields} {state.st_size} {state.st_mtime_ns}"
+
+
+def _recall(path: Path, field: str) -> _Index | None:
+    file, stamp = _memory(path, field)
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as kept:
+            if str(kept["stamp"]) == stamp:
+                return _Index(path, *(kept[name] for name in ("names", "places", "labels", "faults", "facts")))
+    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile):
+        pass  # not there, or not whole: it is made again
+    return None
+
+
+def _keep(index: _Index, field: str) -> None:
+    file, stamp = _memory(index.path, field)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    arrays = {name: getattr(index, name) for name in ("names", "places", "labels", "faults", "facts")}
+    with suppress(OSError):  # a full disk costs the time to make it again, no more
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as stream:
+            np.savez(stream, stamp=np.array(stamp), **arrays)
+        temporary.replace(file)
