@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Size, TrainConfig, options
+from vitrail.config import Floats, Size, TrainConfig, options
 from vitrail.errors import UserError
 from vitrail.version import VERSION
 
@@ -169,7 +169,7 @@ def _metavar(kind: Any) -> str | None:
     """What stands behind a flag in the help: the choices, or the kind of value."""
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
-    return {int: "INT", float: "FLOAT", Size: "H[xW]", bool: None}.get(kind, "TEXT")
+    return {int: "INT", float: "FLOAT", Size: "H[xW]", Floats: "FLOAT…", bool: None}.get(kind, "TEXT")
 
 
 def train(

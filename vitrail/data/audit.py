@@ -9,7 +9,6 @@ Legend: N images, S side of a thumbnail, F frequencies kept in each direction.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import FileSplit
@@ -34,7 +32,7 @@ from vitrail.data.images import (
     image_format,
     read_image,
     survey_image,
-    thumbnail,
+    survey_pixels,
 )
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
@@ -60,6 +58,7 @@ KINDS = {
         "unreadable files",
         "They are left out in training, or stop it if they are many. Repair or remove them.",
     ),
+    "mixed": ("images of another kind than most", "All must have the same channels. Remove or convert them."),
     "class": ("classes that cannot be learned", "Add images of them to train, or remove them."),
     "imbalance": ("uneven classes", "Collect more of the small classes: the model will favour the large ones."),
     "suspicious": (
@@ -98,8 +97,8 @@ class Item:
     label: str
     source: Path | Pixels
 
-    def read(self) -> Pixels:
-        return read_image(self.source) if isinstance(self.source, Path) else self.source
+    def read(self, channels: int | None = None, bits: int | None = None) -> Pixels:
+        return read_image(self.source, channels, bits) if isinstance(self.source, Path) else self.source
 
 
 @dataclass(frozen=True)
@@ -215,6 +214,7 @@ def audit(source: str | Path, data_dir: str | None = None, workers: int = 2) -> 
     thumbnails = thumbnails[: len(good)]
 
     findings += _formats(good, surveys)
+    findings += _mixed(good, surveys)
     findings += _repeated(good, surveys, thumbnails)
     findings += _odd(good, surveys)
     counts: dict[str, dict[str, int]] = {label: {} for label in sorted({item.label for item in items})}
@@ -294,11 +294,7 @@ def _survey(item: Item) -> tuple[Survey, Pixels] | str:
             return survey_image(item.source)
         except UnreadableImage as error:
             return str(error)
-    pixels = item.source
-    h, w, channels = pixels.shape
-    image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-    digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
-    return Survey(h, w, "", image.mode, digest), thumbnail(image)
+    return survey_pixels(item.source)
 
 
 # What is wrong ----------------------------------------------------------------------------------------------
@@ -308,6 +304,14 @@ def _formats(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Findi
     for item, survey in zip(items, surveys, strict=True):
         if isinstance(item.source, Path) and expected_format(item.source) != survey.format:
             yield Finding("extension", "note", f"{survey.format}, not {expected_format(item.source)}", (item.name,))
+
+
+def _mixed(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
+    """Images that cannot be trained on with most of the others, because their channels are other ones."""
+    kinds = Counter(survey.kind for survey in surveys).most_common(1)
+    for item, survey in zip(items, surveys, strict=True):
+        if survey.kind != kinds[0][0]:
+            yield Finding("mixed", "error", f"{survey.kind}, not {kinds[0][0]}", (item.name,))
 
 
 def _repeated(items: Sequence[Item], surveys: Sequence[Survey], thumbnails: Pixels) -> Iterator[Finding]:

@@ -49,16 +49,32 @@ def from_files(name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], sou
         targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in kept])
         parts[split] = np.array([path for paths in kept for path in paths], dtype=object), targets
     h, w = (int(np.median(sides)) for sides in zip(*((fact.h, fact.w) for fact in facts.values()), strict=True))
-    channels = 1 if all(fact.grey for fact in facts.values()) else 3
+    channels, bits = _channels_and_bits(facts)
     return Found(
         name=name,
         classes=classes,
         parts=parts,
-        make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels),
+        make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels, bits),
         size=(h, w),
         channels=channels,
         unreadable=tuple((str(path), reason) for path, reason in unreadable),
+        bits=bits,
     )
+
+
+def _channels_and_bits(facts: Mapping[Path, ImageFacts]) -> tuple[int, int]:
+    """What all images have, or can be read as having; a UserError if they do not go together."""
+    first: dict[str, Path] = {}
+    for path, fact in facts.items():
+        first.setdefault(fact.kind, path)
+    if len(first) > 1:
+        (one, a), (other, b) = list(first.items())[:2]
+        raise UserError(
+            f"All images must have the same channels, but {a} is {one} and {b} is {other}. Remove one kind."
+        )
+    some_fact = next(iter(facts.values()))
+    channels = some_fact.bands or (1 if all(fact.grey for fact in facts.values()) else 3)
+    return channels, max(fact.bits for fact in facts.values())
 
 
 def split_folders(root: Path) -> dict[str, Path]:

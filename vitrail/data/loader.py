@@ -23,7 +23,7 @@ from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 
-Batch = tuple[Tensor, Tensor]  # uint8 pixels B C H W, int64 targets B
+Batch = tuple[Tensor, Tensor]  # pixels B C H W, uint8 or float32 for deep ones; int64 targets B
 Box = tuple[int, int, int, int]  # y, x, h, w
 
 _AHEAD = 4  # batches that are read before they are asked for
@@ -101,9 +101,9 @@ def _read(
     workers: int,
     crop: Callable[[int, int, int], Box] | None = None,
 ) -> Iterator[Batch]:
-    if crop is None and isinstance(split, ArraySplit) and preprocess.keeps(split.pixels.shape[1:]):
+    if crop is None and isinstance(split, ArraySplit) and preprocess.keeps(split.pixels):
         for numbers in chosen:
-            pixels = np.ascontiguousarray(split.pixels[numbers].transpose(0, 3, 1, 2))
+            pixels = np.ascontiguousarray(split.pixels[numbers].transpose(0, 3, 1, 2), dtype=preprocess.dtype)
             yield torch.from_numpy(pixels), torch.from_numpy(split.targets[numbers])
         return
 
@@ -121,7 +121,7 @@ def _read(
     pool = ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read")
 
     def begin(numbers: Numbers) -> tuple[Pixels, Numbers, list[Future[None]]]:
-        out = np.empty((len(numbers), preprocess.channels, *preprocess.img_size), dtype=np.uint8)
+        out = np.empty((len(numbers), preprocess.channels, *preprocess.img_size), dtype=preprocess.dtype)
         chunks = [slice(at, at + _CHUNK) for at in range(0, len(numbers), _CHUNK)]
         return out, numbers, [pool.submit(fill, out[chunk], numbers[chunk]) for chunk in chunks]
 

@@ -62,6 +62,7 @@ def open_data(
         size=found.size,
         channels=found.channels,
         unreadable=found.unreadable,
+        bits=found.bits,
     )
 
 

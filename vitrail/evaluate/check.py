@@ -72,7 +72,8 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
         )
     if strange:
         log.warning("The run does not know %s: the labels of these images are not checked.", some(strange, 5))
-    split = _Items(known, np.array([numbers[item.label] for item in known], dtype=np.int64))
+    seen = card.preprocess
+    split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
     logits, labels = predict_split(
         model, split, card.preprocess, workers=workers, device=device, title="checking labels"
     )
@@ -101,12 +102,14 @@ class _Items:
 
     items: Sequence[Item]
     targets: Numbers
+    channels: int
+    bits: int
 
     def __len__(self) -> int:
         return len(self.items)
 
     def image(self, i: int) -> Pixels:
-        return self.items[i].read()
+        return self.items[i].read(self.channels, self.bits)
 
     def name(self, i: int) -> str:
         return self.items[i].name

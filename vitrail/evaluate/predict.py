@@ -19,10 +19,9 @@ from typing import Literal, TextIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from vitrail.data.folder import images_below, is_image
-from vitrail.data.images import UnreadableImage, read_image
+from vitrail.data.images import Pixels, UnreadableImage, read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.device import choose_device
 from vitrail.errors import UserError
@@ -31,7 +30,6 @@ from vitrail.progress import log
 from vitrail.weights import open_run
 
 Format = Literal["table", "csv", "json"]
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def _read_ahead(
 
     def read(file: str) -> Pixels | UnreadableImage:
         try:
-            return preprocess.pixels(read_image(file))
+            return preprocess.pixels(read_image(file, preprocess.channels, preprocess.bits))
         except UnreadableImage as error:
             return error
 

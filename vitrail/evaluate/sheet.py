@@ -8,10 +8,9 @@ from itertools import groupby
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from PIL import Image
 
 from vitrail.data.audit import KINDS, Audit, Finding, Item
-from vitrail.data.images import Pixels, UnreadableImage
+from vitrail.data.pixels import Pixels, UnreadableImage, picture
 from vitrail.evaluate.figures import GREY, INK, ORANGE, PALE, STYLE
 
 _ACROSS = 8  # pictures in a row
@@ -137,7 +136,7 @@ def _read(item: Item) -> Pixels | None:
         pixels = item.read()
     except UnreadableImage:
         return None
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image = picture(pixels)
     image.thumbnail((256, 256))
     return np.array(image)
 

@@ -18,7 +18,6 @@ from vitrail.config import TrainConfig, coerce, flat
 from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment
 from vitrail.data.loader import TrainBatches
-from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import measure
 from vitrail.evaluate.verbs import evaluate_on, predict_split
@@ -29,7 +28,7 @@ from vitrail.train.journal import Journal
 from vitrail.train.memory import recompute_activations
 from vitrail.train.objectives import Supervised
 from vitrail.train.optim import Ema, build_optimizers, lr_at, set_lr
-from vitrail.train.recipe import model_config, resolve
+from vitrail.train.recipe import model_config, preprocessing, resolve
 from vitrail.train.run import (
     Interruption,
     Progress,
@@ -52,10 +51,12 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
         data = open_data(config.data, **split_settings(flat(config)))
+        data = data.read_as(config.input.channels, config.input.bits)
         model, notes = prepare(config, data)
     elif source is not None:
         data = open_data(source, **split_settings(asked))
         config = resolve(full_name(source), data, asked)
+        data = data.read_as(config.input.channels, config.input.bits)
         model, notes = prepare(config, data)  # whatever can be refused is refused before there is a folder
         run = create_run(config, overwrite)
     else:
@@ -95,7 +96,7 @@ def optimise(
     accumulate, classes = optim.grad_accum_steps, len(data.classes)
 
     # Data
-    preprocess = Preprocess(config.input.img_size, config.input.channels, config.input.crop)
+    preprocess = preprocessing(config)
     loader = TrainBatches(
         data.splits["train"],
         preprocess,

@@ -24,6 +24,8 @@ from vitrail.config import (
     override,
 )
 from vitrail.data import Data
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device, choose_precision
 from vitrail.errors import UserError, nearest
 from vitrail.models import ModelConfig, canonical
@@ -119,7 +121,8 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         epochs=given.get("epochs"),
         weights=weights,
     )
-    config = override(RECIPES[name](facts), given | {"model": model})
+    config = override(RECIPES[name](facts), {"bits": data.bits} | given | {"model": model})
+    config = override(config, _normalisation(config, data, given))
     if "name" not in given:
         config = override(config, {"name": _free_name(config.run)})
     return check(config)
@@ -130,6 +133,42 @@ def model_config(config: TrainConfig, classes: int) -> ModelConfig:
     base = open_card(config.weights).config if config.weights else canonical(config.model)[1]
     arch = {name: getattr(config.arch, name) for name in options(ArchConfig)}
     return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
+
+
+def preprocessing(config: TrainConfig) -> Preprocess:
+    """How a resolved configuration makes images what the model reads."""
+    seen = config.input
+    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits)
+
+
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
+    """How pixels are brought around zero: as asked, as the weights were trained, or as their depth needs it."""
+    seen = config.input
+    data = data.read_as(seen.channels, seen.bits)
+    card = open_card(config.weights).preprocess if config.weights else None
+    fits = card is not None and len(card.mean) in (1, seen.channels) and (card.bits == 32) == (seen.bits == 32)
+    # Sensors seldom use all of 16 bits, and floats can be anything: around 0.5 they would hardly differ.
+    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
+    if "mean" in given and "std" in given:
+        numbers: dict[str, Any] = {}
+    elif choice == "dataset":
+        plain = preprocessing(override(config, {"mean": 0.0, "std": 1.0}))
+        mean, std = mean_and_std(data.splits["train"], plain, seen.workers)
+        numbers = {"mean": mean, "std": std}
+    elif choice == "imagenet":
+        if seen.channels != 3:
+            raise UserError(f"ImageNet's mean is that of 3 channels, but the model sees {seen.channels}.")
+        numbers = _IMAGENET
+    elif choice == "weights":
+        if card is None or not fits:
+            raise UserError("There is no mean of weights to keep: give --weights of as many channels, or leave it out.")
+        numbers = {"mean": card.mean, "std": card.std}
+    else:
+        numbers = {"mean": 0.5, "std": 0.5}
+    return {"normalize": choice} | numbers | {name: given[name] for name in ("mean", "std") if name in given}
 
 
 def _free_name(run: RunConfig) -> str:
@@ -192,7 +231,7 @@ def _batch(images: int) -> int:
 def _augment(config: ModelConfig) -> AugmentConfig:
     """Small shifts, where a pixel is not already a large one; mirror images of photographs, not of grey signs."""
     shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
-    return AugmentConfig(shift=shift, hflip=0.5 if config.channels == 3 else 0.0, smoothing=0.1)
+    return AugmentConfig(shift=shift, hflip=0.0 if config.channels == 1 else 0.5, smoothing=0.1)
 
 
 def _input(config: ModelConfig) -> InputConfig:
@@ -231,7 +270,7 @@ def check(config: TrainConfig) -> TrainConfig:
         ("model_ema", o.model_ema, 0 <= o.model_ema < 1, "at least 0 and below 1"),
         ("layer_decay", o.layer_decay, 0 < o.layer_decay <= 1, "above 0 and at most 1"),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
-        ("channels", config.input.channels, config.input.channels in (1, 3), "1 or 3"),
+        ("channels", config.input.channels, config.input.channels >= 1, "at least 1"),
         ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
         ("crop_scale", a.crop_scale, 0 < a.crop_scale <= 1, "above 0 and at most 1"),
         ("smoothing", a.smoothing, 0 <= a.smoothing < 1, "at least 0 and below 1"),
@@ -241,4 +280,5 @@ def check(config: TrainConfig) -> TrainConfig:
     for name, value, fine, rule in rules:
         if not fine:
             raise UserError(f"'{name}' must be {rule}, but it is {value}.")
+    preprocessing(config)  # has rules of its own
     return config
