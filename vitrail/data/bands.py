@@ -15,7 +15,12 @@ from vitrail.data.pixels import Pixels, UnreadableImage, floats
 
 _NPY = b"\x93NUMPY"
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # small and large files, in both orders of bytes
-_BITS, _SAMPLES, _EXTRA = 258, 277, 338  # tags of TIFF: bits per sample, samples per pixel, what further samples are
+# Tags of TIFF: bits per sample, samples per pixel, what further samples are, and what programs write about the file.
+_BITS, _SAMPLES, _EXTRA, _DESCRIPTION = 258, 277, 338, 270
+_STACKED = ('{"shape"', "ImageJ=", "<?xml", "<OME")  # how the latter begins where pages may be the bands of one image
+
+
+_MOST = 2**30  # values of an image
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,36 +45,52 @@ def read_bands(file: BinaryIO) -> Bands | None:
 
 
 def _read_npy(file: BinaryIO) -> Pixels:
-    values = np.load(file, allow_pickle=False)
-    if values.ndim == 3 and values.shape[0] < min(values.shape[1:]):
-        values = values.transpose(1, 2, 0)  # torch's order: channels first
-    return _pixels(values)
+    try:
+        values = np.load(file, allow_pickle=False)
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise UnreadableImage("an array of Python objects, which could run code") from error
+        raise
+    return _pixels(_channels_last(values))
+
+
+def _channels_last(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An array (H, W, C), or one (C, H, W) in that order: channels are first if they are fewest."""
+    first = values.ndim == 3 and values.shape[0] < min(values.shape[1:])
+    return values.transpose(1, 2, 0) if first else values
 
 
 def _beyond_pillow(file: BinaryIO) -> bool:
-    """Whether a TIFF file has samples that Pillow does not know, drops or cuts to 8 bits."""
+    """Whether a TIFF file has bands that Pillow does not know, leaves out or cuts to 8 bits."""
     try:
         image = Image.open(file, formats=("TIFF",))
     except UnidentifiedImageError:
         return True
     assert isinstance(image, TiffImageFile)
-    unnamed = 0 in image.tag_v2.get(_EXTRA, ())  # neither colour nor transparency
-    return image.tag_v2.get(_SAMPLES, 1) > 1 and (unnamed or max(image.tag_v2.get(_BITS, (1,))) > 8)
+    tags = image.tag_v2
+    if str(tags.get(_DESCRIPTION, "")).startswith(_STACKED) and image.n_frames > 1:
+        return True
+    unnamed = 0 in tags.get(_EXTRA, ())  # neither colour nor transparency
+    return tags.get(_SAMPLES, 1) > 1 and (unnamed or max(tags.get(_BITS, (1,))) > 8)
 
 
 def _read_tiff(file: BinaryIO) -> Pixels:
-    """All bands of the first page."""
+    """All bands of the first page, or of all pages where the file says that they belong together."""
     try:
         import tifffile  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise UnreadableImage("a TIFF file that needs tifffile: pip install 'vitrail[data]'") from error
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what is wrong with a file is ours to say
     with tifffile.TiffFile(file) as tiff:
-        page = tiff.pages.first
-        if page.imagelength * page.imagewidth > 2 * (Image.MAX_IMAGE_PIXELS or 2**62):
+        source = tiff.series[0] if tiff.is_shaped or tiff.is_imagej or tiff.is_ome else tiff.pages.first
+        if source.size > _MOST:
             raise Image.DecompressionBombError
-        values = page.asarray(maxworkers=1)
-        return _pixels(values.transpose(1, 2, 0) if page.axes == "SYX" else values)
+        values = source.asarray(maxworkers=1)
+        if source.axes in ("SYX", "CYX"):
+            values = values.transpose(1, 2, 0)
+        elif source.axes != "YXS":  # pages, which tifffile writes of any array that does not look like colour
+            values = _channels_last(values)
+        return _pixels(values)
 
 
 def _pixels(values: npt.NDArray[Any]) -> Pixels:

@@ -149,7 +149,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     seen = config.input
     data = data.read_as(seen.channels, seen.bits)
     card = open_card(config.weights).preprocess if config.weights else None
-    fits = card is not None and len(card.mean) in (1, seen.channels) and (card.bits == 32) == (seen.bits == 32)
+    fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
     # Sensors seldom use all of 16 bits, and floats can be anything: around 0.5 they would hardly differ.
     choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
     if "mean" in given and "std" in given:
@@ -164,7 +164,9 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
         numbers = _IMAGENET
     elif choice == "weights":
         if card is None or not fits:
-            raise UserError("There is no mean of weights to keep: give --weights of as many channels, or leave it out.")
+            raise UserError(
+                "There is no mean of weights to keep: give --weights of as many channels and bits, or leave it out."
+            )
         numbers = {"mean": card.mean, "std": card.std}
     else:
         numbers = {"mean": 0.5, "std": 0.5}
