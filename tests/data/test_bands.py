@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import imagecodecs
 import numpy as np
 import pytest
 import tifffile
@@ -136,6 +137,17 @@ def test_a_fourth_band_is_no_transparency_and_colour_keeps_sixteen_bits(tmp_path
     assert (inspect_image(colour).bands, inspect_image(colour).bits) == (0, 16)
 
 
+def test_a_colour_png_keeps_sixteen_bits(tmp_path):
+    path = tmp_path / "deep.png"
+    path.write_bytes(imagecodecs.png_encode(DEEP[:, :, :3].copy()))
+    assert np.array_equal(read_image(path), DEEP[:, :, :3])
+    with Image.open(path) as seen:
+        assert np.abs(read_image(path, bits=8).astype(int) - np.asarray(seen)).max() <= 1
+    assert (inspect_image(path).bands, inspect_image(path).bits) == (0, 16)
+    path.write_bytes(path.read_bytes()[:-60])
+    assert "damaged" in reason(path)
+
+
 def test_a_cut_tiff_file_of_bands_is_unreadable(tmp_path):
     path = tiff(tmp_path / "a.tif", DEEP, **BANDS)
     whole = path.read_bytes()
@@ -144,10 +156,13 @@ def test_a_cut_tiff_file_of_bands_is_unreadable(tmp_path):
         assert "damaged" in reason(path)
 
 
-def test_without_tifffile_its_extra_is_named(tmp_path, monkeypatch):
-    path = tiff(tmp_path / "a.tif", DEEP, **BANDS)
-    monkeypatch.setitem(sys.modules, "tifffile", None)
-    assert "pip install 'vitrail[data]'" in reason(path)
+def test_without_a_decoder_the_extra_is_named(tmp_path, monkeypatch):
+    bands = tiff(tmp_path / "a.tif", DEEP, **BANDS)
+    (tmp_path / "a.png").write_bytes(imagecodecs.png_encode(DEEP[:, :, :3].copy()))
+    for name in ("tifffile", "imagecodecs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert "pip install 'vitrail[data]'" in reason(bands)
+    assert "pip install 'vitrail[data]'" in reason(tmp_path / "a.png")
 
 
 def test_other_channels_and_bits_are_made_where_they_can_be(tmp_path):
@@ -371,14 +386,13 @@ def test_bands_are_checked_and_drawn(deep_run, tmp_path):
     folder = folder_of(tmp_path / "satellite", count=6)
     (folder / "dark" / "twin.npy").write_bytes((folder / "dark" / "1.npy").read_bytes())
     tiff(folder / "dark" / "pages.tif", DEEP[:8, :8, :4], **BANDS)
-    audit = check(folder, run=None, out=tmp_path / "out")
+    audit = check(folder, run=run, out=tmp_path / "out")
     assert audit.modes == {"16-bit 5 bands": 13, "16-bit 4 bands": 1}
     kinds = {finding.kind: finding for finding in audit.findings}
     assert kinds["duplicate"].files == (str(folder / "dark" / "1.npy"), str(folder / "dark" / "twin.npy"))
     assert (kinds["mixed"].severity, kinds["mixed"].detail) == ("error", "4 bands, not 5 bands")
     assert audit.sheet is not None
-    (folder / "dark" / "pages.tif").unlink()
-    check(folder, run=run, out=tmp_path / "out")
+    assert audit.sheet.exists()
 
 
 def test_a_picture_of_bands_shows_the_first_three():

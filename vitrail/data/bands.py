@@ -1,8 +1,9 @@
-"""Files that hold more than a picture: NumPy arrays, and TIFF files with many bands or 16-bit colour."""
+"""Files that hold more than Pillow can give: NumPy arrays, TIFF files with many bands, 16-bit colour."""
 
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -14,6 +15,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from vitrail.data.pixels import Pixels, UnreadableImage, floats
 
 _NPY = b"\x93NUMPY"
+_DEEP_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR.{8}\x10\x02", re.DOTALL)  # 16 bits, red, green and blue
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # small and large files, in both orders of bytes
 # Tags of TIFF: bits per sample, samples per pixel, what further samples are, and what programs write about the file.
 _BITS, _SAMPLES, _EXTRA, _DESCRIPTION = 258, 277, 338, 270
@@ -34,10 +36,12 @@ class Bands:
 def read_bands(file: BinaryIO) -> Bands | None:
     """The bands of an open file; None if it is a picture that Pillow reads as well, or no image."""
     file.seek(0)
-    first = file.read(len(_NPY))
+    first = file.read(26)
     file.seek(0)
-    if first == _NPY:
+    if first.startswith(_NPY):
         return Bands("NPY", _read_npy(file))
+    if _DEEP_PNG.match(first):
+        return Bands("PNG", _read_png(file))
     if first[:4] in _TIFF and _beyond_pillow(file):
         file.seek(0)
         return Bands("TIFF", _read_tiff(file))
@@ -72,6 +76,14 @@ def _beyond_pillow(file: BinaryIO) -> bool:
         return True
     unnamed = 0 in tags.get(_EXTRA, ())  # neither colour nor transparency
     return tags.get(_SAMPLES, 1) > 1 and (unnamed or max(tags.get(_BITS, (1,))) > 8)
+
+
+def _read_png(file: BinaryIO) -> Pixels:
+    try:
+        import imagecodecs  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as error:
+        raise UnreadableImage("16-bit colour that needs imagecodecs: pip install 'vitrail[data]'") from error
+    return _pixels(imagecodecs.png_decode(file.read()))
 
 
 def _read_tiff(file: BinaryIO) -> Pixels:

@@ -76,7 +76,7 @@ class Preprocess:
         for out, band in zip(resized, image.astype(self.dtype, copy=False).transpose(2, 0, 1), strict=True):
             picture = Image.fromarray(np.ascontiguousarray(band))
             out[:] = np.asarray(picture.resize(self.img_size[::-1], Image.Resampling.BICUBIC, edges))
-        return resized if self.bits == 32 else resized.clip(0, WHITE[self.bits])
+        return resized.clip(0, WHITE[16]) if self.bits == 16 else resized  # bicubic overshoots
 
     def keeps(self, images: Pixels) -> bool:
         """Whether images of an array (N, H, W, C) come out of `pixels` with the values they have, only transposed."""

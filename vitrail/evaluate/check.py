@@ -46,7 +46,8 @@ def check(
     opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
     result = audit(data, data_dir, workers)
     if opened is not None:
-        doubts = suspicious(*opened, result.items, workers, device)
+        mixed = {name for finding in result.findings if finding.kind == "mixed" for name in finding.files}
+        doubts = suspicious(*opened, [item for item in result.items if item.name not in mixed], workers, device)
         result = replace(result, findings=worst_first([*result.findings, *doubts]))
     if not sections(result):
         return result
