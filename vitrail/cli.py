@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Duration, Names, Size, Task, TrainConfig, options
+from vitrail.config import Duration, Floats, Names, Size, Task, TrainConfig, options
 from vitrail.errors import UserError
 from vitrail.mistakes import explain
 from vitrail.version import VERSION
@@ -189,7 +189,7 @@ def _metavar(kind: Any) -> str | None:
     kind = get_args(kind)[0] if type(None) in get_args(kind) else kind
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
-    return {int: "INT", float: "FLOAT", Size: "H[xW]", Duration: "TIME", bool: None}.get(kind, "TEXT")
+    return {int: "INT", float: "FLOAT", Size: "H[xW]", Duration: "TIME", Floats: "FLOAT…", bool: None}.get(kind, "TEXT")
 
 
 def train(

@@ -20,6 +20,7 @@ from vitrail.errors import UserError, nearest
 
 Size = tuple[int, int]
 Names = tuple[str, ...]
+Floats = tuple[float, ...]
 Task = Literal["multiclass", "multilabel", "regression"]
 
 
@@ -41,7 +42,14 @@ def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> An
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
     img_size: Size = option("height and width that the model sees: 224 or 192x256", alias="--imgsz")
-    channels: int = option("colour channels that the model sees")
+    channels: int = option("channels that the model sees: 1, 3, 4 to keep transparency, or the bands of the images")
+    bits: int = option("bits of a pixel's value: 16 if the images have as many, 32 if they are floats", 8)
+    normalize: Literal["half", "imagenet", "dataset", "weights"] = option(
+        "mean and std: 0.5, ImageNet's, measured on the training images, as --weights had it; above 8 bits measured",
+        "half",
+    )
+    mean: Floats = option("mean of every channel, or one for all, in place of what --normalize says", (0.5,))
+    std: Floats = option("standard deviation of every channel, or one for all, likewise", (0.5,))
     crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
     val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
     folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
@@ -271,6 +279,8 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         return _coerce_duration(name, value)
     if hint == Names:
         return coerce_names(name, value)
+    if hint == Floats:
+        return _coerce_floats(name, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, Path):
@@ -318,3 +328,11 @@ def coerce_names(name: str, value: object) -> Names:
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
         raise UserError(f"'{name}' must be a name, or several as in x,y, but it is {value!r}.")
     return tuple(n.strip() for n in names)
+
+
+def _coerce_floats(name: str, value: object) -> Floats:
+    """A number, or a list of some, is a tuple of them."""
+    values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not values or any(type(v) not in (int, float) for v in values):
+        raise UserError(f"'{name}' must be a list of numbers, but it is {value!r}.")
+    return tuple(float(v) for v in values)

@@ -146,18 +146,21 @@ def test_cmyk_red_is_red(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["deep.png", "deep.tif", "deep.pgm"])
-def test_sixteen_bits_are_scaled_not_clipped(tmp_path, name):
+def test_sixteen_bits_are_kept_or_scaled_not_clipped(tmp_path, name):
     values = np.array([[0, 257, 32768, 65535]], dtype=np.uint16)
     path = saved(Image.fromarray(values), tmp_path / name)
-    assert read_image(path).tolist() == [[[0], [1], [128], [255]]]
-    assert read_image(path, 3).shape == (1, 4, 3)
-    assert inspect_image(path).grey is True
+    assert read_image(path).dtype == np.uint16
+    assert np.array_equal(read_image(path)[:, :, 0], values)
+    assert np.array_equal(read_image(path, 3), values[:, :, None].repeat(3, axis=2))
+    assert read_image(path, bits=8).tolist() == [[[0], [1], [128], [255]]]
+    assert (inspect_image(path).grey, inspect_image(path).bits) == (True, 16)
 
 
-def test_big_endian_sixteen_bits_are_scaled_too(tmp_path):
+def test_big_endian_sixteen_bits_are_read_too(tmp_path):
     values = np.array([[0, 32768, 65535]], dtype=">u2")
     path = saved(Image.frombytes("I;16B", (3, 1), values.tobytes()), tmp_path / "deep.tif")
-    assert read_image(path).tolist() == [[[0], [128], [255]]]
+    assert read_image(path).tolist() == [[[0], [32768], [65535]]]
+    assert read_image(path, bits=8).tolist() == [[[0], [128], [255]]]
 
 
 @pytest.mark.parametrize(
@@ -171,9 +174,12 @@ def test_big_endian_sixteen_bits_are_scaled_too(tmp_path):
         (np.array([np.nan, -1.0, 1.0], dtype=np.float32), [0, 0, 255]),
     ],
 )
-def test_thirty_two_bit_values_tell_their_own_range(tmp_path, values, expected):
+def test_thirty_two_bit_values_are_floats_that_tell_their_own_range(tmp_path, values, expected):
     path = saved(Image.fromarray(values[None]), tmp_path / "deep.tif")
-    assert read_image(path)[0, :, 0].tolist() == expected
+    assert inspect_image(path).bits == 32
+    assert read_image(path).dtype == np.float32
+    assert np.array_equal(read_image(path)[0, :, 0], np.nan_to_num(values))
+    assert read_image(path, bits=8)[0, :, 0].tolist() == expected
 
 
 def test_one_bit_is_black_and_white(tmp_path):
@@ -222,6 +228,14 @@ def test_alpha_is_composited_on_white(tmp_path):
     with Image.open(path) as stored:
         assert stored.mode == "PA"
     assert read_image(path).tolist() == [[RED, WHITE, BLUE]]
+
+
+def test_four_channels_keep_transparency(tmp_path):
+    values = np.array([[[0, 0, 0, 0], [1, 2, 3, 128], [9, 8, 7, 255]]], dtype=np.uint8)
+    assert np.array_equal(read_image(saved(Image.fromarray(values), tmp_path / "rgba.png"), 4), values)
+    assert read_image(saved(palette_image(), tmp_path / "p.gif", transparency=1), 4)[0, :, 3].tolist() == [255, 0, 255]
+    grey = Image.new("L", (1, 1), 40)
+    assert read_image(saved(grey, tmp_path / "l.png"), 4).tolist() == [[[40, 40, 40, 255]]]
 
 
 def test_a_colour_that_stands_for_transparent_is_white(tmp_path):
@@ -293,7 +307,7 @@ def test_files_are_closed(tmp_path):
 
 
 def test_the_usual_extensions_count_as_images():
-    assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"} <= EXTENSIONS
+    assert {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".npy"} <= EXTENSIONS
     assert not {".txt", ".eps", ".pdf", ".mp4", ""} & EXTENSIONS
 
 

@@ -124,7 +124,8 @@ def test_json_and_back_is_the_same():
         ({"mean": ["a"]}, "'mean' must be a list of numbers"),
         ({"std": [0.5, 0.5]}, "'std' must have one number, or one for each"),
         ({"std": [0.0]}, "'std' must be above 0"),
-        ({"channels": 2}, "1 or 3 channels"),
+        ({"channels": 0}, "1 channel or more"),
+        ({"bits": 12}, "'bits' must be 8, 16, or 32"),
         ({"channels": "three"}, "'channels' must be a whole number"),
         ({"crop": 1.5}, "'crop' is the share"),
         ({"img_size": [0, 8]}, "'img_size' must be a size"),
@@ -141,6 +142,12 @@ def test_missing_preprocessing_is_a_user_error(name):
     del document[name]
     with pytest.raises(UserError, match=f"'{name}' is missing"):
         Preprocess.from_json(document)
+
+
+def test_older_files_without_bits_have_eight():
+    document = asdict(Preprocess((8, 8), 3))
+    del document["bits"]
+    assert Preprocess.from_json(document) == Preprocess((8, 8), 3)
 
 
 # Batches in order

@@ -363,13 +363,14 @@ def test_class_names_come_from_the_file_or_the_labels(tmp_path):
         (np.array([0, 8, 16]), [0, 128, 255]),
         (np.array([0, 8.0, 16.0]), [0, 128, 255]),
         (np.array([0, 100, 250]), [0, 100, 250]),
-        (np.array([0, 32768, 65535], dtype=np.uint16), [0, 128, 255]),
+        (np.array([0, 100, 250], dtype=np.uint16), [0, 100, 250]),
+        (np.array([0, 32768, 65535], dtype=np.uint16), [0, 32768, 65535]),
         (np.array([False, True, True]), [0, 255, 255]),
         (np.array([0, 8, 16], dtype=np.uint8), [0, 8, 16]),
         (np.array([0, 0, 0]), [0, 0, 0]),
     ],
 )
-def test_pixel_values_are_brought_to_bytes(tmp_path, values, expected):
+def test_pixel_values_are_brought_to_bytes_or_keep_their_sixteen_bits(tmp_path, values, expected):
     x = np.stack([values[None]] * 2)
     y = np.array([0, 1])
     data = open_data(npz(tmp_path, x_train=x, y_train=y, x_val=x, y_val=y))

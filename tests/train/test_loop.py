@@ -258,7 +258,8 @@ def test_the_model_can_be_read_without_vitrail(train, small):
     run = train(**small)
     tensors, card = load_file(run / "model.safetensors"), json.loads((run / "model.json").read_text())
     assert card["classes"] == list("0123456789")
-    assert card["preprocess"] == {"img_size": [8, 8], "channels": 1, "crop": 1.0, "mean": [0.5], "std": [0.5]}
+    seen = {"img_size": [8, 8], "channels": 1, "crop": 1.0, "mean": [0.5], "std": [0.5], "bits": 8}
+    assert card["preprocess"] == seen
     assert tensors["head.weight"].shape == (10, card["config"]["width"])
     assert card["config"] == json.loads(json.dumps(asdict(load(run).config)))
     assert 0 < card["metrics"]["top1"] <= 1

@@ -99,6 +99,10 @@ ASKED = {
     "model": "vit_ti8",
     "img_size": (40, 24),
     "channels": 1,
+    "bits": 16,
+    "normalize": "imagenet",
+    "mean": (0.1,),
+    "std": (0.2,),
     "crop": 0.9,
     "val_fraction": 0.3,
     "data_dir": "there",
@@ -189,6 +193,24 @@ def test_weights_decide_the_model_and_its_size(trained):
     assert resolve("made-up", data_of(), {"weights": trained, "model": "vit-nano/2"}).model == "vit_nano2"
 
 
+def test_weights_keep_the_mean_they_were_trained_with(tmp_path, trained):
+    assert resolve("made-up", data_of(), {"weights": trained}).input.normalize == "weights"
+    config = replace(canonical("vit_nano2")[1], img_size=(12, 12), classes=2)
+    seen = Preprocess((12, 12), 3, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    save(
+        tmp_path / "colour.safetensors",
+        build(config),
+        Card(model="vit_nano2", config=config, classes=("x", "y"), preprocess=seen),
+    )
+    weights = {"weights": str(tmp_path / "colour.safetensors")}
+    kept = resolve("made-up", data_of(), weights).input
+    assert (kept.normalize, kept.mean, kept.std) == ("weights", seen.mean, seen.std)
+    other = resolve("made-up", data_of(channels=1), weights).input
+    assert (other.normalize, other.mean) == ("half", (0.5,))
+    asked = resolve("made-up", data_of(), weights | {"normalize": "imagenet", "std": 0.25}).input
+    assert (asked.mean, asked.std) == ((0.485, 0.456, 0.406), (0.25,))
+
+
 def test_another_model_than_that_of_the_weights_is_refused(trained):
     with pytest.raises(UserError, match="are a vit_nano2, but --model asks for vit_b16"):
         resolve("made-up", data_of(), {"weights": trained, "model": "vit_b16"})
@@ -221,7 +243,15 @@ def test_another_model_than_that_of_the_weights_is_refused(trained):
         ({"layer_decay": 1.1}, "'layer_decay'"),
         ({"model_ema": 1.0}, "'model_ema' must be at least 0 and below 1"),
         ({"workers": 0}, "'workers' must be at least 1"),
-        ({"channels": 2}, "'channels' must be 1 or 3"),
+        ({"channels": 2}, "'channels' must be 1 or 3 or 4"),
+        ({"channels": 0}, "'channels' must be at least 1"),
+        ({"bits": 12}, "'bits' must be 8, 16, or 32"),
+        ({"bits": 32}, "'bits' must be 8 or 16"),
+        ({"channels": 1, "normalize": "imagenet"}, "ImageNet's mean is that of 3 channels, but the model sees 1"),
+        ({"normalize": "weights"}, "There is no mean of weights to keep"),
+        ({"mean": (0.1, 0.2)}, "'mean' must have one number, or one for each of 3 channels"),
+        ({"mean": ("a",)}, "'mean' must be a list of numbers"),
+        ({"std": 0.0}, "'std' must be above 0"),
         ({"crop": 0.0}, "'crop'"),
         ({"crop_scale": 0.0}, "'crop_scale'"),
         ({"shift": -1}, "'shift'"),

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Parts, Targets, Task
 from vitrail.data.folder import SPLITS
-from vitrail.data.images import Pixels
+from vitrail.data.pixels import Pixels, bits_of
 from vitrail.data.targets import TITLES, titled
 from vitrail.errors import UserError
 from vitrail.progress import log
@@ -144,15 +144,16 @@ def from_arrays(
     where: str,
     task: Task | None = None,
 ) -> Found:
-    """Checks images and labels of any accepted kind and makes them uint8 N H W C and targets.
+    """Checks images and labels of any accepted kind and makes them uint8 or uint16 N H W C and targets.
 
     Labels (N, K) of 0 and 1 are multi-label, other numbers with fractions a regression, unless the task is given.
     """
     for split, (x, y) in parts.items():
-        if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[3] not in (1, 3)) or 0 in x.shape[1:]:
+        first = x.ndim == 4 and x.shape[1] < min(x.shape[2:])  # channels first, as in torch
+        if x.ndim not in (3, 4) or first or 0 in x.shape[1:]:
             raise UserError(
                 f"{where}: the {split} images must have the shape (N, height, width), or (N, height, width, "
-                f"channels) with 1 or 3 channels, but it is {x.shape}."
+                f"channels), but it is {x.shape}."
             )
         if len(y) != len(x):
             raise UserError(
@@ -161,7 +162,10 @@ def from_arrays(
             )
     labels = [y for _, y in parts.values()]
     given, task = task, task or _infer(labels)
-    pixels = dict(zip(parts, _bytes([x for x, _ in parts.values()], where), strict=True))
+    pixels = dict(zip(parts, _pixels([x for x, _ in parts.values()], where), strict=True))
+    channels = {x.shape[3] for x in pixels.values()}
+    if len(channels) > 1 and not channels <= {1, 3}:
+        raise UserError(f"{where}: the images of all splits must have the same channels, but they have {channels}.")
     if task == "multiclass":
         classes, targets = class_numbers(labels, names, where)
     else:
@@ -183,7 +187,8 @@ def from_arrays(
             parts={split: (rows, y) for split, rows, y in zip(parts, mapped.rows(), targets, strict=True)},
             make=make,
             size=(h, w),
-            channels=max(x.shape[3] for x in pixels.values()),
+            channels=max(channels),
+            bits=bits_of(next(iter(pixels.values()))),
             task=task,
         )
     return Found(
@@ -192,18 +197,24 @@ def from_arrays(
         parts={split: (pixels[split], y) for split, y in zip(parts, targets, strict=True)},
         make=lambda split, x, y: ArraySplit(x, y, f"{name}/{split}"),
         size=(h, w),
-        channels=max(x.shape[3] for x in pixels.values()),
+        channels=max(channels),
+        bits=bits_of(next(iter(pixels.values()))),
         task=task,
     )
 
 
-def _bytes(images: Sequence[Array], where: str) -> list[Pixels]:
-    """Images N H W (C) of any number type as uint8 N H W C; the first array, train, tells how to scale."""
+def _pixels(images: Sequence[Array], where: str) -> list[Pixels]:
+    """Images N H W (C) of any number type as uint8 N H W C; the first array, train, tells how to scale.
+
+    16-bit images stay as they are.
+    """
     kind = images[0].dtype
     if kind.kind not in "buif" or any(x.dtype != kind for x in images):
         kinds = ", ".join(str(x.dtype) for x in images)
         raise UserError(f"{where}: all images must be numbers of one type, best uint8, but they are {kinds}.")
-    if kind != np.uint8 and images[0].size:
+    if kind == np.uint16 and images[0].size and images[0].max() > 255:
+        images = [np.ascontiguousarray(x, np.uint16) for x in images]
+    elif kind != np.uint8 and images[0].size:
         for x in images:
             if not np.isfinite(x).all() or (x < 0).any():
                 raise UserError(f"{where}: pixel values must be 0 or more, but some are negative or not a number.")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from vitrail.data.balance import LOPSIDED, imbalance
 from vitrail.data.dataset import Task
@@ -22,7 +20,7 @@ from vitrail.data.images import (
     UnreadableImage,
     expected_format,
     survey_image,
-    thumbnail,
+    survey_pixels,
 )
 from vitrail.data.similar import TOLD_APART, closest, signatures
 from vitrail.errors import UserError
@@ -65,6 +63,7 @@ def audit(
     thumbnails = thumbnails[: len(good)]
 
     findings += _formats(good, surveys)
+    findings += _mixed(good, surveys)
     findings += _repeated(good, surveys, thumbnails)
     findings += _odd(good, surveys)
     known = sorted({label for item in items for label in item.labels})
@@ -94,10 +93,7 @@ def _survey(item: Item) -> tuple[Survey, Pixels] | str:
             return survey_image(pixels)
     except UnreadableImage as error:
         return str(error)
-    h, w, channels = pixels.shape
-    image = Image.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-    digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=16).digest()
-    return Survey(h, w, "", image.mode, digest), thumbnail(image)
+    return survey_pixels(pixels)
 
 
 # What is wrong ----------------------------------------------------------------------------------------------
@@ -107,6 +103,14 @@ def _formats(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Findi
     for item, survey in zip(items, surveys, strict=True):
         if isinstance(item.source, Path) and expected_format(item.source) != survey.format:
             yield Finding("extension", "note", f"{survey.format}, not {expected_format(item.source)}", (item.name,))
+
+
+def _mixed(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
+    """Images that cannot be trained on with most of the others, because their channels are other ones."""
+    kinds = Counter(survey.kind for survey in surveys).most_common(1)
+    for item, survey in zip(items, surveys, strict=True):
+        if survey.kind != kinds[0][0]:
+            yield Finding("mixed", "error", f"{survey.kind}, not {kinds[0][0]}", (item.name,))
 
 
 def _repeated(items: Sequence[Item], surveys: Sequence[Survey], thumbnails: Pixels) -> Iterator[Finding]:

@@ -39,12 +39,12 @@ def augment(
     classes: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """uint8 B C H W and class numbers (B,) → normalised float images and target distributions (B, K).
+    """Pixels B C H W and class numbers (B,) → normalised float images and target distributions (B, K).
 
-    Labels (B, K), of 0 and 1 or of numbers, are targets already. Pixels stay uint8 up to `preprocess_normalise`, so it
-    sees here what it sees in evaluation.
+    Labels (B, K), of 0 and 1 or of numbers, are targets already. Pixels stay uint8, or float32 for deep
+    ones, up to `preprocess_normalise`, so it sees here what it sees in evaluation.
     """
-    assert pixels.dtype == torch.uint8, pixels.dtype
+    assert pixels.dtype in (torch.uint8, torch.float32), pixels.dtype
     if config.shift or config.hflip:
         pixels = shift_and_flip(pixels, config.shift, config.hflip, generator)
     if config.randaug:
@@ -83,7 +83,8 @@ def _mirror(places: Tensor, side: int) -> Tensor:
 # RandAugment ----------------------------------------------------------------------------------------------
 #
 # An operation has a level: 0 is the weakest, 1 the strongest, the sign is the direction where there are two.
-# The colour operations take floats of 0 … 255 and levels (B, 1, 1, 1); `recolour` rounds and clips.
+# The colour operations take floats of 0 … 255 and levels (B, 1, 1, 1); `recolour` rounds and clips. Those in `ANY`
+# need no white point: they alone serve deep images, whose sensors seldom use the whole range of their numbers.
 
 
 def _autocontrast(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no strength
@@ -152,16 +153,19 @@ COLOUR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "saturation": _saturation,
     "sharpness": _sharpness,
 }
-OPERATIONS = ("identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y", *COLOUR)
+GEOMETRIC = ("identity", "rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+OPERATIONS = (*GEOMETRIC, *COLOUR)
+ANY = (*GEOMETRIC, "brightness", "contrast", "sharpness")
 
 
 def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.Generator) -> Tensor:
-    """`count` operations on each image, drawn with equal chances from `OPERATIONS`.
+    """`count` operations on each image, drawn with equal chances from `OPERATIONS`, of deep images from `ANY`.
 
     The geometric ones come first, as one warp, so that an image is interpolated only once.
     """
     shape = count, len(pixels)
-    kinds = torch.randint(len(OPERATIONS), shape, generator=generator)
+    allowed = torch.tensor([OPERATIONS.index(name) for name in (OPERATIONS if _shallow(pixels) else ANY)])
+    kinds = allowed[torch.randint(len(allowed), shape, generator=generator)]
     levels = magnitude / 10 * (torch.randint(2, shape, generator=generator) * 2 - 1)
     pixels = warp(pixels, matrices(kinds, levels, (pixels.shape[2], pixels.shape[3])))
     for slot in range(count):
@@ -174,9 +178,14 @@ def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.G
 
 
 def recolour(pixels: Tensor, name: str, levels: Tensor) -> Tensor:
-    """One operation of `COLOUR` on uint8 images, each at its own level."""
+    """One operation of `COLOUR` on images, each at its own level."""
     images = COLOUR[name](pixels.float(), levels.to(pixels.device).view(-1, 1, 1, 1))
-    return images.round().clamp(0, 255).to(torch.uint8)
+    return images.round().clamp(0, 255).to(torch.uint8) if _shallow(pixels) else images
+
+
+def _shallow(pixels: Tensor) -> bool:
+    """Whether pixels have 8 bits; deep ones are floats of a range that the images do not say."""
+    return pixels.dtype == torch.uint8
 
 
 def matrices(kinds: Tensor, levels: Tensor, size: tuple[int, int]) -> Tensor:
@@ -212,7 +221,7 @@ def warp(pixels: Tensor, maps: Tensor) -> Tensor:
     source = across * x + down * y + offset  # B 2 H W
     grid = source.permute(0, 2, 3, 1) * source.new_tensor([2 / w, 2 / h])
     images = F.grid_sample(pixels.float(), grid, padding_mode="reflection", align_corners=False)
-    return images.round().to(torch.uint8)
+    return images.round().to(torch.uint8) if _shallow(pixels) else images
 
 
 # 3-Augment and colour jitter ------------------------------------------------------------------------------

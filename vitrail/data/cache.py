@@ -66,7 +66,7 @@ def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, wo
     """
     if isinstance(split, ArraySplit | MappedSplit):
         return split if crops else _resized(split, preprocess)
-    if not isinstance(split, FileSplit):
+    if not isinstance(split, FileSplit) or preprocess.bits > 8:
         return split
     if crops:
         split = replace(split, least=2 * max(preprocess.img_size))
@@ -88,9 +88,9 @@ def root() -> Path:
 
 def _resized(split: ArraySplit | MappedSplit, preprocess: Preprocess) -> Split:
     shape = len(split), preprocess.channels, *preprocess.img_size
-    if preprocess.keeps(split.pixels.shape[1:]) or math.prod(shape) > _IN_MEMORY:
+    if preprocess.keeps(split.pixels) or math.prod(shape) * np.dtype(preprocess.dtype).itemsize > _IN_MEMORY:
         return split
-    pixels = np.empty(shape, dtype=np.uint8)
+    pixels = np.empty(shape, dtype=preprocess.dtype)
     for at in range(0, len(split), _BATCH):
         pixels[at : at + _BATCH] = preprocess.pixels(split.take(np.arange(at, min(at + _BATCH, len(split)))))
     return ReadySplit(split, preprocess, pixels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from vitrail.config import Task as Task
 from vitrail.data.images import Pixels, read_image
+from vitrail.data.pixels import NAMES
 from vitrail.errors import UserError
 
 Numbers = npt.NDArray[np.int64]
@@ -34,7 +35,7 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def image(self, i: int) -> Pixels:
-        """Image `i` as stored, (H, W, C) uint8."""
+        """Image `i` as stored, (H, W, C): uint8, uint16 or float32."""
 
     def name(self, i: int) -> str:
         """What image `i` is called: its path, or "digits/train/17"."""
@@ -47,21 +48,55 @@ class FileSplit:
     paths: Sequence[Path]
     targets: Targets
     channels: int
+    bits: int = 8
     least: int | None = None  # as in `read_image`
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def image(self, i: int) -> Pixels:
-        return read_image(self.paths[i], self.channels, self.least)
+        return read_image(self.paths[i], self.channels, self.bits, self.least)
 
     def name(self, i: int) -> str:
         return str(self.paths[i])
 
 
+class Store(Protocol):
+    """The images of one split as their files would hold them."""
+
+    def read(self, row: int) -> bytes:
+        """The content of an image's file; an UnreadableImage if it cannot be had."""
+
+    def name(self, row: int) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSplit:
+    """Rows of a store, read when asked for."""
+
+    store: Store
+    rows: Numbers
+    targets: Targets
+    channels: int
+    bits: int = 8
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def image(self, i: int) -> Pixels:
+        return read_image(self.content(i), self.channels, self.bits)
+
+    def content(self, i: int) -> bytes:
+        """What the file of image `i` would hold."""
+        return self.store.read(int(self.rows[i]))
+
+    def name(self, i: int) -> str:
+        return self.store.name(int(self.rows[i]))
+
+
 @dataclass(frozen=True, eq=False)
 class ArraySplit:
-    """Images of one size in memory: (N, H, W, C) uint8."""
+    """Images of one size in memory: (N, H, W, C) uint8, uint16 or float32."""
 
     pixels: Pixels
     targets: Targets
@@ -113,9 +148,29 @@ class Data:
     classes: tuple[str, ...]  # of a regression, the names of the numbers
     splits: Mapping[str, Split]  # "train", "val", and "test" where there is one
     size: tuple[int, int]  # typical height and width: the array's own, or the medians over the files
-    channels: int  # 1 if every image is grey, else 3
+    channels: int  # 1 if every image is grey, 3 if some have colour, else the number of bands
     unreadable: tuple[tuple[str, str], ...]  # file, reason: left out
     task: Task = "multiclass"
+    bits: int = 8  # of a value: 8, 16, or 32 for floats
+
+    def read_as(self, channels: int, bits: int) -> Data:
+        """The same images, read with the channels and bits that a model wants; a UserError if they cannot be."""
+        possible = (1, 3, 4) if self.channels in (1, 3) else (self.channels,)
+        if channels not in possible:
+            raise UserError(
+                f"The images of {self.name} have {self.channels} channels, of which {channels} cannot be made: "
+                f"'channels' must be {' or '.join(map(str, possible))}."
+            )
+        if (bits == 32) != (self.bits == 32):
+            raise UserError(
+                f"The images of {self.name} have {NAMES[self.bits]} values, of which {NAMES[bits]} ones cannot be "
+                f"made: 'bits' must be {'32' if self.bits == 32 else '8 or 16'}."
+            )
+        splits = {
+            name: replace(split, channels=channels, bits=bits) if isinstance(split, FileSplit | StoredSplit) else split
+            for name, split in self.splits.items()
+        }
+        return replace(self, splits=splits)
 
 
 class Parts(Generic[T]):
@@ -150,3 +205,4 @@ class Found:
     channels: int
     unreadable: tuple[tuple[str, str], ...] = ()
     task: Task = "multiclass"
+    bits: int = 8

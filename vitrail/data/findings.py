@@ -23,6 +23,7 @@ KINDS = {
         "unreadable files",
         "They are left out in training, or stop it if they are many. Repair or remove them.",
     ),
+    "mixed": ("images of another kind than most", "All must have the same channels. Remove or convert them."),
     "class": ("classes that cannot be learned", "Add images of them to train, or remove them."),
     "imbalance": (
         "uneven classes",
@@ -65,9 +66,9 @@ class Item:
     labels: tuple[str, ...]  # what it is an example of: its class, or all labels that it has
     source: Path | Callable[[], Pixels | bytes]  # where its file is, or what gives its content or its pixels
 
-    def read(self) -> Pixels:
+    def read(self, channels: int | None = None, bits: int | None = None) -> Pixels:
         content = self.source if isinstance(self.source, Path) else self.source()
-        return read_image(content) if isinstance(content, Path | bytes) else content
+        return read_image(content, channels, bits) if isinstance(content, Path | bytes) else content
 
 
 @dataclass(frozen=True)

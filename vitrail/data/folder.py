@@ -76,17 +76,33 @@ def from_paths(
         good = np.array([path in facts for path in paths], dtype=bool)
         parts[split] = paths[good], targets[good]
     h, w = (int(np.median(sides)) for sides in zip(*((fact.h, fact.w) for fact in facts.values()), strict=True))
-    channels = 1 if all(fact.grey for fact in facts.values()) else 3
+    channels, bits = channels_and_bits(facts)
     return Found(
         name=name,
         classes=classes,
         parts=parts,
-        make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels),
+        make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels, bits),
         size=(h, w),
         channels=channels,
         unreadable=unreadable,
+        bits=bits,
         task=task,
     )
+
+
+def channels_and_bits(facts: Mapping[T, ImageFacts]) -> tuple[int, int]:
+    """What all images have, or can be read as having; a UserError if they do not go together."""
+    first: dict[str, T] = {}
+    for place, fact in facts.items():
+        first.setdefault(fact.kind, place)
+    if len(first) > 1:
+        (one, a), (other, b) = list(first.items())[:2]
+        raise UserError(
+            f"All images must have the same channels, but {a} is {one} and {b} is {other}. Remove one kind."
+        )
+    some_fact = next(iter(facts.values()))
+    channels = some_fact.bands or (1 if all(fact.grey for fact in facts.values()) else 3)
+    return channels, max(fact.bits for fact in facts.values())
 
 
 def split_folders(root: Path) -> dict[str, Path]:

@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit, Split, Task
+from vitrail.data.dataset import FileSplit, Split, StoredSplit, Task
 from vitrail.data.findings import Finding, Item
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import Pixels, image_format
 from vitrail.data.sources import find, folder_kind
-from vitrail.data.stored import StoredSplit
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Reads image files as a person sees them: upright, on white, in 8 bits, one channel or three."""
+"""Reads image files: pictures as a person sees them, upright and on white; NumPy files and TIFF bands as they are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 try:
@@ -21,7 +19,10 @@ try:
 except ImportError:  # the extra `fast`; Pillow takes half as long again for the same pixels
     simplejpeg = None
 
-Pixels = npt.NDArray[np.uint8]
+from vitrail.data.bands import Bands, read_bands
+from vitrail.data.pixels import NAMES, bits_of, fit, floats, picture
+from vitrail.data.pixels import Pixels as Pixels
+from vitrail.data.pixels import UnreadableImage as UnreadableImage
 
 # Named, because Pillow would otherwise try all formats it knows on any file, and start Ghostscript for one.
 # `init` registers them here, before threads could do it at the same time.
@@ -31,7 +32,8 @@ _FORMATS = tuple(
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
     if kind in Image.OPEN
 )
-_FORMAT_OF = {end.lower(): kind for end, kind in Image.registered_extensions().items() if kind in _FORMATS}
+_FORMAT_OF: dict[str, str] = {".npy": "NPY"}
+_FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().items() if kind in _FORMATS}
 EXTENSIONS = frozenset(_FORMAT_OF)
 THUMBNAIL = 16  # side
 
@@ -53,17 +55,21 @@ _SIDEWAYS = {
 _PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
-class UnreadableImage(Exception):
-    """A file that gives no image. The message is the reason, in a few words."""
-
-
 @dataclass(frozen=True)
 class ImageFacts:
-    """The size of an image as a person sees it, and whether it is without colour."""
+    """The size of an image as a person sees it, whether it is without colour, or how many bands it has."""
 
     h: int
     w: int
     grey: bool
+    bands: int = 0  # of an image that is neither grey nor colour
+    bits: int = 8  # of a value: 8, 16, or 32 for floats
+
+    @property
+    def kind(self) -> str:
+        """In words, what must not be mixed: pictures, bands of one number, floats of one number."""
+        what = f"{self.bands} bands" if self.bands else "grey or colour"
+        return f"{what}, floats" if self.bits == 32 else what
 
 
 @dataclass(frozen=True)
@@ -73,43 +79,53 @@ class Survey:
     h: int
     w: int
     format: str  # what the content is, in Pillow's words
-    mode: str  # in Pillow's words
+    mode: str  # in Pillow's words, or "5 bands"
     digest: bytes  # of the file, or of pixels that are in no file
+    kind: str = "grey or colour"  # as ImageFacts has it
 
 
-def read_image(source: str | Path | bytes, channels: int | None = None, least: int | None = None) -> Pixels:
-    """The pixels of an image file or of its content, (H, W, C): C is `channels`, or 1 for a grey image, else 3.
+def read_image(
+    source: str | Path | bytes, channels: int | None = None, bits: int | None = None, least: int | None = None
+) -> Pixels:
+    """The pixels of an image file or of its content, (H, W, C), as stored or with as many channels and bits as given.
 
-    With `least`, an image comes at a half, a quarter or an eighth of its size if its shorter side keeps that many
-    pixels; that is cheaper to decode and to keep.
+    Stored, a grey picture has one channel and any other picture three: what is transparent is white, unless four
+    channels are asked for. A NumPy or TIFF file has as many as there are in it. With `least`, a picture comes at a
+    half, a quarter or an eighth of its size if its shorter side keeps that many pixels; that is cheaper to decode
+    and to keep.
     """
     with _opened(source) as image:
+        if isinstance(image, Bands):
+            return fit(image.pixels, channels, bits)
         grey = _is_grey(image)
         factor = 1 if least is None else max(f for f in (1, 2, 4, 8) if f == 1 or min(image.size) >= f * least)
         decoded = _decode_jpeg(image, factor)
         if decoded is not None:
             turn = _turn(image)
             if turn is None and channels in (None, decoded.shape[2]):
-                return decoded
+                return fit(decoded, channels, bits)
             image = Image.fromarray(decoded[:, :, 0] if grey else decoded)
         else:
             small = factor > 1 and image.draft(None, (image.width // factor, image.height // factor))
             image.load()
             turn = _turn(image)
-            image = _plain(image, grey)
-            if factor > 1 and not small:
+            deep = _bits(image) > 8
+            image = _plain(image, grey, alpha=channels == 4)
+            if factor > 1 and not small and not deep:
                 image = image.reduce(factor)
-        if channels is not None:
+        if channels in (1, 3) and image.mode in ("L", "RGB"):
             image = image.convert("L" if channels == 1 else "RGB")
         if turn is not None:
             image = image.transpose(turn)
         pixels = np.array(image)
-    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+        return fit(pixels if pixels.ndim == 3 else pixels[:, :, None], channels, bits)
 
 
 def inspect_image(source: str | Path | bytes) -> ImageFacts:
     """Proves that the whole image decodes, in small where the format can, and says what it is."""
     with _opened(source) as image:
+        if isinstance(image, Bands):
+            return facts_of(image.pixels)
         grey = _is_grey(image)
         full = image.size
         drafted = image.draft("L", (1, 1)) is not None
@@ -117,7 +133,13 @@ def inspect_image(source: str | Path | bytes) -> ImageFacts:
         w, h = full if drafted else image.size  # a TIFF file turns itself as it loads
         if _turn(image) in _SIDEWAYS:
             h, w = w, h
-    return ImageFacts(h, w, grey)
+        return ImageFacts(h, w, grey, bits=_bits(image))
+
+
+def facts_of(image: Pixels) -> ImageFacts:
+    """What an image (H, W, C) in memory is."""
+    h, w, channels = image.shape
+    return ImageFacts(h, w, channels == 1, 0 if channels in (1, 3) else channels, bits_of(image))
 
 
 def survey_image(source: str | Path | bytes) -> tuple[Survey, Pixels]:
@@ -125,15 +147,32 @@ def survey_image(source: str | Path | bytes) -> tuple[Survey, Pixels]:
     with _opened(source) as image:
         content = source if isinstance(source, bytes) else Path(source).read_bytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
+        if isinstance(image, Bands):
+            return survey_pixels(image.pixels, image.format, digest)
         kind, mode, full = _content(image), image.mode, image.size
         draft = image.draft("L", (2 * THUMBNAIL, 2 * THUMBNAIL))
         image.load()
         w, h = full if draft else image.size  # a TIFF file turns itself as it loads
-        turn = _turn(image)
-        small = thumbnail(_plain(image, _is_grey(image)), turn, draft[1] if draft else None)
+        turn, grey, bits = _turn(image), _is_grey(image), _bits(image)
+        plain = _plain(image, grey)
+        if bits > 8:
+            plain = picture(np.array(plain)[:, :, None])
+        small = thumbnail(plain, turn, draft[1] if draft else None)
     if turn in _SIDEWAYS:
         h, w = w, h
-    return Survey(h, w, kind, mode, digest), small
+    return Survey(h, w, kind, mode, digest, ImageFacts(h, w, grey, bits=bits).kind), small
+
+
+def survey_pixels(image: Pixels, format: str = "", digest: bytes | None = None) -> tuple[Survey, Pixels]:
+    """The survey of an image (H, W, C) in memory, and its thumbnail."""
+    facts, view = facts_of(image), picture(image)
+    if digest is None:
+        digest = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
+    mode = view.mode
+    if facts.bands or facts.bits > 8:
+        what = f"{facts.bands} bands" if facts.bands else "grey" if facts.grey else "colour"
+        mode = f"{NAMES[facts.bits]} {what}"
+    return Survey(facts.h, facts.w, format, mode, digest, facts.kind), thumbnail(view)
 
 
 def thumbnail(
@@ -160,23 +199,26 @@ def expected_format(path: str | Path) -> str | None:
     return _FORMAT_OF.get(Path(path).suffix.lower())
 
 
-def _content(image: Image.Image) -> str:
+def _content(image: Image.Image | Bands) -> str:
     """The format of an open image; a JPEG with a second picture behind it, as cameras write, is a JPEG."""
     return "JPEG" if image.format == "MPO" else image.format or ""
 
 
 @contextmanager
-def _opened(source: str | Path | bytes) -> Iterator[Image.Image]:
-    """An open image; whatever goes wrong with it, then or later, becomes an UnreadableImage."""
+def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
+    """An open picture, or the bands of what is none; whatever goes wrong, then or later, is an UnreadableImage."""
     try:
         if not isinstance(source, bytes) and Path(source).is_dir():
             raise UnreadableImage("a folder")
         with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file, _quiet():
             if not file.read(1):
                 raise UnreadableImage("empty file")
-            file.seek(0)
-            with Image.open(file, formats=_FORMATS) as image:
-                yield image
+            if (bands := read_bands(file)) is not None:
+                yield bands
+            else:
+                file.seek(0)
+                with Image.open(file, formats=_FORMATS) as image:
+                    yield image
     except UnreadableImage:
         raise
     except UnidentifiedImageError as error:
@@ -236,27 +278,24 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
         return None
 
 
-def _plain(image: Image.Image, grey: bool) -> Image.Image:
-    """A loaded image in mode L or RGB."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return Image.fromarray(_eight_bits(np.asarray(image), sixteen=image.mode.startswith("I;16")))
+def _bits(image: Image.Image) -> int:
+    """The bits of a picture's values: 8, 16, or 32 for the numbers that a TIFF file may hold."""
+    if image.mode == "I":
+        return 32 if image.format == "TIFF" else 16  # PNG and PGM have no more
+    return 32 if image.mode == "F" else 16 if image.mode.startswith("I;16") else 8
+
+
+def _plain(image: Image.Image, grey: bool, alpha: bool = False) -> Image.Image:
+    """A loaded image in mode L or RGB, RGBA to keep `alpha`, I;16 or F if it is deep."""
+    bits = _bits(image)
+    if bits == 16:
+        return Image.fromarray(np.asarray(image).astype(np.uint16))
+    if bits == 32:
+        return Image.fromarray(floats(np.asarray(image)))
+    if alpha:
+        return image.convert("RGBA")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
         return image.getchannel("R") if grey else image.convert("RGB")
     return image.convert("L" if grey else "RGB")
-
-
-def _eight_bits(values: npt.NDArray[Any], sixteen: bool) -> Pixels:
-    """Deep grey values in 0..255; Pillow would clip them. Where the file does not say how deep, they tell."""
-    fractions = values.dtype.kind == "f"
-    values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
-    top = values.max()
-    if sixteen or 255 < top <= 65535:
-        values /= 257
-    elif top > 65535:
-        values *= 255 / top
-    elif fractions and top <= 1:
-        values *= 255
-    pixels: Pixels = np.rint(np.clip(values, 0, 255)).astype(np.uint8)
-    return pixels

@@ -26,7 +26,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 
-Batch = tuple[Tensor, Tensor]  # uint8 pixels B C H W, int64 targets B
+Batch = tuple[Tensor, Tensor]  # pixels B C H W, uint8 or float32 for deep ones; int64 targets B
 Box = tuple[int, int, int, int]  # y, x, h, w
 
 _AHEAD = 4  # batches that are read before they are asked for
@@ -144,8 +144,8 @@ def _ready(split: Split, preprocess: Preprocess) -> Callable[[Numbers], Pixels] 
     """What gives the pixels of images, (N, C, h, w), by their numbers, if nothing has to be done to them."""
     if isinstance(split, ReadySplit) and split.preprocess == preprocess:
         return split.pixels.__getitem__
-    if isinstance(split, ArraySplit | MappedSplit) and preprocess.keeps(split.pixels.shape[1:]):
-        return lambda numbers: split.take(numbers).transpose(0, 3, 1, 2)
+    if isinstance(split, ArraySplit | MappedSplit) and preprocess.keeps(split.pixels):
+        return lambda numbers: split.take(numbers).transpose(0, 3, 1, 2).astype(preprocess.dtype, copy=False)
     return None
 
 
@@ -176,7 +176,7 @@ def _read(
     pool = ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read")
 
     def begin(numbers: Numbers) -> tuple[Pixels, Numbers, list[Future[None]]]:
-        out = np.empty((len(numbers), preprocess.channels, *preprocess.img_size), dtype=np.uint8)
+        out = np.empty((len(numbers), preprocess.channels, *preprocess.img_size), dtype=preprocess.dtype)
         chunks = [slice(at, at + _CHUNK) for at in range(0, len(numbers), _CHUNK)]
         return out, numbers, [pool.submit(fill, out[chunk], numbers[chunk]) for chunk in chunks]
 

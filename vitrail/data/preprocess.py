@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.config import Size, coerce, unknown_setting
-from vitrail.data.images import Pixels
+from vitrail.data.pixels import WHITE, Pixels, UnreadableImage, bits_of, fit
 from vitrail.errors import UserError
 
 
@@ -22,12 +22,15 @@ class Preprocess:
     img_size: Size
     channels: int
     crop: float = 1.0  # share of the height and width that the centre crop keeps
-    mean: tuple[float, ...] = (0.5,)  # per channel, or one for all; of pixels in 0..1
+    mean: tuple[float, ...] = (0.5,)  # per channel, or one for all; of pixels in 0..1, or of floats as they are
     std: tuple[float, ...] = (0.5,)
+    bits: int = 8  # of a pixel's value: 8, 16, or 32 for floats
 
     def __post_init__(self) -> None:
-        if self.channels not in (1, 3):
-            raise UserError(f"Images have 1 or 3 channels, but 'channels' is {self.channels}.")
+        if self.channels < 1:
+            raise UserError(f"Images have 1 channel or more, but 'channels' is {self.channels}.")
+        if self.bits not in WHITE:
+            raise UserError(f"'bits' must be 8, 16, or 32 for floats, but it is {self.bits}.")
         if not 0 < self.crop <= 1:
             raise UserError(f"'crop' is the share of the image that is kept, above 0 and at most 1; it is {self.crop}.")
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -37,6 +40,11 @@ class Preprocess:
                 )
         if min(self.std) <= 0:
             raise UserError(f"'std' must be above 0, but it is {self.std}.")
+
+    @property
+    def dtype(self) -> type[np.uint8] | type[np.float32]:
+        """What `pixels` are made of. Deep ones are float32: it holds 16 bits exactly, and torch can do all with it."""
+        return np.uint8 if self.bits == 8 else np.float32
 
     def pixels(self, image: Pixels) -> Pixels:
         """Images (..., H, W, C) of any size as (..., C, h, w) of the model's: resized to cover, then centre-cropped.
@@ -53,14 +61,15 @@ class Preprocess:
         y, x, h, w = box
         return np.ascontiguousarray(self._resize(image[..., y : y + h, x : x + w, :], self.img_size))
 
-    def keeps(self, shape: tuple[int, ...]) -> bool:
-        """Whether images of this shape, (H, W, C), come out of `pixels` as they are, only transposed."""
-        return shape == (*self.img_size, self.channels) and self.crop == 1
+    def keeps(self, images: Pixels) -> bool:
+        """Whether images of an array (N, H, W, C) come out of `pixels` with the values they have, only transposed."""
+        return images.shape[1:] == (*self.img_size, self.channels) and bits_of(images) == self.bits and self.crop == 1
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, C, H, W) of 0..255 as float32 around zero."""
-        mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * 255
-        std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * 255
+        """Pixels (B, C, H, W) of 0..255, 0..65535 or any floats as float32 around zero."""
+        white = WHITE[self.bits]
+        mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
+        std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
         return (pixels.float() - mean) / std
 
     def __call__(self, image: Pixels) -> Tensor:
@@ -73,26 +82,34 @@ class Preprocess:
         known = [field.name for field in fields(cls)]
         unknown_setting(document, known)
         for name in known:
-            if name not in document:
+            if name not in document and name != "bits":  # which is not in older files
                 raise UserError(f"The preprocessing setting '{name}' is missing.")
         return cls(
             img_size=coerce(cls, "img_size", document["img_size"]),
             channels=coerce(cls, "channels", document["channels"]),
             crop=coerce(cls, "crop", document["crop"]),
-            mean=_numbers("mean", document["mean"]),
-            std=_numbers("std", document["std"]),
+            mean=coerce(cls, "mean", document["mean"]),
+            std=coerce(cls, "std", document["std"]),
+            bits=coerce(cls, "bits", document.get("bits", 8)),
         )
 
     def _resize(self, image: Pixels, size: Size) -> Pixels:
         """Bicubic and antialiased as Pillow's, in a fraction of its time; (..., H, W, C) as (..., C, h, w)."""
-        if image.shape[-1] == 3 and self.channels == 1:  # luma, with Pillow's rounding
-            image = (((image @ np.array([19595, 38470, 7471])) + 0x8000) >> 16).astype(np.uint8)[..., None]
+        grey = image.shape[-1] == 1 and self.channels == 3  # is resized once and shown three times
+        try:
+            image = fit(image, 1 if grey else self.channels, self.bits).astype(self.dtype, copy=False)
+        except UnreadableImage as error:
+            raise UserError(
+                f"The model reads {self.channels} channels of {self.bits} bits, but it got {error}."
+            ) from error
         if not image.flags.writeable or min(image.strides) < 0:
             image = image.copy()  # what torch cannot share
         images = torch.from_numpy(image).movedim(-1, -3)
         batch = images.reshape(-1, *images.shape[-3:])
         if size != batch.shape[-2:]:
             batch = F.interpolate(batch, size, mode="bicubic", antialias=True)
+            if self.bits == 16:
+                batch = batch.clamp(0, WHITE[16])  # bicubic overshoots
         return batch.expand(-1, self.channels, -1, -1).view(*images.shape[:-3], self.channels, *size).numpy()
 
     def _trim(self, image: Pixels) -> Pixels:
@@ -112,9 +129,3 @@ class Preprocess:
         else:
             h = w * height // width
         return (h, w), (round((h - self.img_size[0]) / 2), round((w - self.img_size[1]) / 2))
-
-
-def _numbers(name: str, value: object) -> tuple[float, ...]:
-    if not isinstance(value, (list, tuple)) or not value or any(type(v) not in (int, float) for v in value):
-        raise UserError(f"'{name}' must be a list of numbers, but it is {value!r}.")
-    return tuple(float(v) for v in value)

@@ -81,6 +81,7 @@ def open_data(
         channels=found.channels,
         unreadable=found.unreadable,
         task=found.task,
+        bits=found.bits,
     )
 
 

@@ -50,7 +50,8 @@ def check(
     opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
     result = audit(data, data_dir, workers, image_column, label_column, task)
     if opened is not None:
-        doubts = suspicious(*opened, result.items, workers, device)
+        mixed = {name for finding in result.findings if finding.kind == "mixed" for name in finding.files}
+        doubts = suspicious(*opened, [item for item in result.items if item.name not in mixed], workers, device)
         result = replace(result, findings=worst_first([*result.findings, *doubts]))
     if not sections(result):
         return result
@@ -78,7 +79,8 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
         )
     if strange:
         log.warning("The run does not know %s: the labels of these images are not checked.", some(strange, 5))
-    split = _Items(known, np.array([numbers[item.label] for item in known], dtype=np.int64))
+    seen = card.preprocess
+    split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
     logits, labels = predict_split(
         model, split, card.preprocess, workers=workers, device=device, title="checking labels"
     )
@@ -104,12 +106,14 @@ class _Items:
 
     items: Sequence[Item]
     targets: Numbers
+    channels: int
+    bits: int
 
     def __len__(self) -> int:
         return len(self.items)
 
     def image(self, i: int) -> Pixels:
-        return self.items[i].read()
+        return self.items[i].read(self.channels, self.bits)
 
     def name(self, i: int) -> str:
         return self.items[i].name

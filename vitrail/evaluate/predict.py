@@ -19,12 +19,11 @@ from typing import Literal, TextIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.config import Task
 from vitrail.data.folder import images_below, is_image
-from vitrail.data.images import UnreadableImage, read_image
+from vitrail.data.images import Pixels, UnreadableImage, read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.device import choose_device
 from vitrail.errors import UserError
@@ -33,7 +32,6 @@ from vitrail.progress import log
 from vitrail.weights import Card, open_run
 
 Format = Literal["table", "csv", "json"]
-Pixels = NDArray[np.uint8]
 
 _TOP = 5  # classes that are told unless asked otherwise
 
@@ -133,7 +131,7 @@ def _read_ahead(
 
     def read(file: str) -> Pixels | UnreadableImage:
         try:
-            return preprocess.pixels(read_image(file))
+            return preprocess.pixels(read_image(file, preprocess.channels, preprocess.bits))
         except UnreadableImage as error:
             return error
 

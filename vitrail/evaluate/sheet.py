@@ -11,10 +11,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
-from PIL import Image
 
 from vitrail.data.findings import KINDS, Audit, Finding, Item
-from vitrail.data.images import Pixels, UnreadableImage
+from vitrail.data.pixels import Pixels, UnreadableImage, picture
 from vitrail.evaluate.figures import GREY, INK, ORANGE, PALE, STYLE
 
 _ACROSS = 8  # pictures in a row
@@ -140,7 +139,7 @@ def _read(item: Item) -> Pixels | None:
         pixels = item.read()
     except UnreadableImage:
         return None
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    image = picture(pixels)
     image.thumbnail((256, 256))
     return np.array(image)
 

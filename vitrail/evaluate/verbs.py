@@ -100,6 +100,7 @@ def evaluate_on(
         )
     device = choose_device(device)
     model, card = open_run(run, device)
+    data = data.read_as(card.preprocess.channels, card.preprocess.bits)
     logits, labels = predict_split(
         model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
     )

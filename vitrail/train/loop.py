@@ -21,7 +21,6 @@ from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment
 from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
-from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on, predict_split
@@ -33,7 +32,7 @@ from vitrail.train.journal import Journal
 from vitrail.train.memory import recompute_activations
 from vitrail.train.objectives import build_objective
 from vitrail.train.optim import Ema, build_optimizers, set_lr
-from vitrail.train.recipe import free_name, model_config, resolve
+from vitrail.train.recipe import free_name, model_config, preprocessing, resolve
 from vitrail.train.run import (
     Diverged,
     Interruption,
@@ -161,7 +160,8 @@ def optimise(
     accumulate, classes = optim.grad_accum_steps, len(data.classes)
 
     # Data
-    preprocess = Preprocess(config.input.img_size, config.input.channels, config.input.crop)
+    preprocess = preprocessing(config)
+    data = data.read_as(preprocess.channels, preprocess.bits)
     keep = config.input.cache_gb, config.input.workers
     val_split = once(data.splits["val"], preprocess, False, *keep)
     loader = TrainBatches(

@@ -13,6 +13,8 @@ from typing import Any
 
 from vitrail.config import ArchConfig, AugmentConfig, RunConfig, Size, Task, TrainConfig, coerce, options, override
 from vitrail.data import Data
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import ModelConfig, canonical
@@ -41,7 +43,8 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         grad_accum_steps=given.get("grad_accum_steps"),
     )
     config = _for_task(RECIPES[name].make(facts), data.task)
-    config = override(config, given | {"model": model, "task": data.task})
+    config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task})
+    config = override(config, _normalisation(config, data, given))
     if data.task == "regression" and config.augment.smoothing:
         raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
     if data.task == "regression" and config.optim.class_weights:
@@ -63,6 +66,44 @@ def model_config(config: TrainConfig, classes: int) -> ModelConfig:
     base = open_card(config.weights).config if config.weights else canonical(config.model)[1]
     arch = {name: getattr(config.arch, name) for name in options(ArchConfig)}
     return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
+
+
+def preprocessing(config: TrainConfig) -> Preprocess:
+    """How a resolved configuration makes images what the model reads."""
+    seen = config.input
+    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits)
+
+
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
+    """How pixels are brought around zero: as asked, as the weights were trained, or as their depth needs it."""
+    seen = config.input
+    data = data.read_as(seen.channels, seen.bits)
+    card = open_card(config.weights).preprocess if config.weights else None
+    fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
+    # Sensors seldom use all of 16 bits, and floats can be anything: around 0.5 they would hardly differ.
+    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
+    if "mean" in given and "std" in given:
+        numbers: dict[str, Any] = {}
+    elif choice == "dataset":
+        plain = preprocessing(override(config, {"mean": 0.0, "std": 1.0}))
+        mean, std = mean_and_std(data.splits["train"], plain, seen.workers)
+        numbers = {"mean": mean, "std": std}
+    elif choice == "imagenet":
+        if seen.channels != 3:
+            raise UserError(f"ImageNet's mean is that of 3 channels, but the model sees {seen.channels}.")
+        numbers = _IMAGENET
+    elif choice == "weights":
+        if card is None or not fits:
+            raise UserError(
+                "There is no mean of weights to keep: give --weights of as many channels and bits, or leave it out."
+            )
+        numbers = {"mean": card.mean, "std": card.std}
+    else:
+        numbers = {"mean": 0.5, "std": 0.5}
+    return {"normalize": choice} | numbers | {name: given[name] for name in ("mean", "std") if name in given}
 
 
 def free_name(run: RunConfig) -> str:
@@ -146,7 +187,7 @@ def check(config: TrainConfig) -> TrainConfig:
             "between 0 and the number of folds",
         ),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
-        ("channels", config.input.channels, config.input.channels in (1, 3), "1 or 3"),
+        ("channels", config.input.channels, config.input.channels >= 1, "at least 1"),
         ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
         ("cache_gb", config.input.cache_gb, config.input.cache_gb >= 0, "at least 0"),
         ("crop_scale", a.crop_scale, 0 < a.crop_scale <= 1, "above 0 and at most 1"),
@@ -166,4 +207,5 @@ def check(config: TrainConfig) -> TrainConfig:
             "--class-weights and --balanced-sampling each make all classes count alike: with both, the rare ones would "
             "count too much. Choose one."
         )
+    preprocessing(config)  # has rules of its own
     return config

@@ -413,7 +413,7 @@ def _batch(images: int, most: int = 128) -> int:
 def _augment(config: ModelConfig) -> AugmentConfig:
     """Small shifts, where a pixel is not already a large one; mirror images of photographs, not of grey signs."""
     shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
-    return AugmentConfig(shift=shift, hflip=0.5 if config.channels == 3 else 0.0, smoothing=0.1)
+    return AugmentConfig(shift=shift, hflip=0.0 if config.channels == 1 else 0.5, smoothing=0.1)
 
 
 def _input(config: ModelConfig) -> InputConfig:

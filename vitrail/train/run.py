@@ -104,9 +104,12 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     """What is about to be trained on what, in a few lines."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
     length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs} epochs"
     lines = [
         f"data      {config.data}: {counts}; {titled(data.task, data.classes)}",
+        f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "
+        f"mean {mean}, std {std} ({c.normalize})",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
         f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.length} tokens, "
         f"{parameters(model):,} parameters",
