@@ -429,4 +429,4 @@ def _run(facts: Facts) -> RunConfig:
 
 
 def _flip(config: ModelConfig) -> float:
-    return 0.5 if config.channels == 3 else 0.0
+    return 0.0 if config.channels == 1 else 0.5
