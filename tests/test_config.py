@@ -72,7 +72,7 @@ def test_a_default_may_be_left_out_of_the_file(saved):
         ("  lr: 0.001", "  lr: true", "'lr' must be a number, but it is True."),
         ("  compile: true", "  compile: 1", "'compile' must be true or false, but it is 1."),
         ("model: vit_b16", "model: 16", "'model' must be text, but it is 16."),
-        ("  opt: muon", "  opt: moun", "'opt' must be one of adamw, sgd, muon, but it is 'moun'."),
+        ("  opt: muon", "  opt: moun", "'opt' must be one of adamw, sgd, muon, lamb, but it is 'moun'."),
         ("  lr: 0.001", "  lr: null", "'lr' must be a number, but it is None."),
         ("recipe: small", "recipe: [small", "is not a YAML file"),
         ("recipe: small", "recipe: !!python/object/apply:os.system ['false']", "is not a YAML file"),
