@@ -92,8 +92,8 @@ def open_saved(folder: Path, image_column: str | None, label_column: str | None)
     datasets = _package(folder)
     loaded = _ask(str(folder), datasets.load_from_disk, str(folder))
     loaded = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-    names = _name_splits(loaded, str(folder))
-    return _rows(str(folder), folder.resolve().name, names, loaded, image_column, label_column)
+    splits = {split: loaded[name] for split, name in _name_splits(loaded, str(folder)).items()}
+    return _rows(str(folder), folder.resolve().name, splits, image_column, label_column)
 
 
 def _package(source: object) -> Any:
@@ -131,7 +131,8 @@ def _open(
         return _stream(source, title, builder, load, image_column, label_column)
     _ask(source, builder.download_and_prepare)
     loaded = _ask(source, builder.as_dataset)
-    return _rows(source, title, _name_splits(loaded, source), loaded, image_column, label_column)
+    splits = {split: loaded[name] for split, name in _name_splits(loaded, source).items()}
+    return _rows(source, title, splits, image_column, label_column)
 
 
 def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
@@ -247,16 +248,10 @@ class _Rows:
 
 
 def _rows(
-    source: str,
-    title: str,
-    names_of: Mapping[str, str],
-    loaded: Mapping[str, Any],
-    image_column: str | None,
-    label_column: str | None,
+    source: str, title: str, splits: Mapping[str, Any], image_column: str | None, label_column: str | None
 ) -> Found:
     from datasets import Image
 
-    splits = {split: loaded[name] for split, name in names_of.items()}
     image, label, names = _columns(next(iter(splits.values())).features, source, image_column, label_column)
     columns = {split: rows.select_columns([label]).with_format("arrow")[:][label] for split, rows in splits.items()}
     classes, targets = _labelled({split: column.to_pylist() for split, column in columns.items()}, names, source)
@@ -305,12 +300,12 @@ def _stream(
     from datasets.packaged_modules.parquet.parquet import ParquetConfig
 
     loaded = _ask(source, builder.as_streaming_dataset)
-    names_of = _name_splits(loaded, source)
-    splits = {split: loaded[name] for split, name in names_of.items()}
+    theirs = _name_splits(loaded, source)
+    splits = {split: loaded[name] for split, name in theirs.items()}
     image, label, names = _columns(next(iter(splits.values())).features, source, image_column, label_column)
     if isinstance(builder.config, ParquetConfig):  # of which a column can be read alone
         column = _ask(source, _ask(source, load, columns=[label]).as_streaming_dataset)
-        labels = {split: column[name] for split, name in names_of.items()}
+        labels = {split: column[name] for split, name in theirs.items()}
     else:
         labels = {split: rows.select_columns([label]) for split, rows in splits.items()}
     read = {split: _ask(source, _read_labels, rows, label, f"labels of {split}") for split, rows in labels.items()}
