@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.dataset import Array, ArraySplit, Found, Numbers, Targets, Task
 from vitrail.data.images import Pixels
-from vitrail.data.targets import TITLES, titled
+from vitrail.data.targets import WORDS, titled
 from vitrail.errors import UserError
 from vitrail.progress import log
 
@@ -40,7 +40,7 @@ def open_npz(path: Path, task: Task | None = None) -> Found:
             raise UserError(f"{path}: the names in classes must differ from each other.")
     found = from_arrays(path.stem, parts, names, str(path), task)
     if task is None and found.task != "multiclass":
-        others = " or ".join(other for other in TITLES if other != found.task)
+        others = " or ".join(other for other in WORDS if other != found.task)
         log.info("task: %s; if it is not, say --task %s.", titled(found.task, found.classes), others)
     return found
 
@@ -171,7 +171,7 @@ def _floats(
         if not fine or not (np.isin(y, (0, 1)) if task == "multilabel" else np.isfinite(y)).all():
             raise UserError(f"{where}: labels must be {rule}, (N, K), but some are not: {y.dtype} of shape {y.shape}.")
     if names is not None and len(names) != k:
-        raise UserError(f"{where}: there are {len(names)} names in classes for {k} {TITLES[task][1]}.")
+        raise UserError(f"{where}: there are {len(names)} names in classes for {k} {WORDS[task].many}.")
     if names is None:
         names = ("value",) if task == "regression" and k == 1 else tuple(str(i) for i in range(k))
     return names, [y.astype(np.float32) for y in columns]

@@ -17,7 +17,7 @@ from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets, Task
 from vitrail.data.folder import open_folder
 from vitrail.data.table import SUFFIXES, open_table
-from vitrail.data.targets import TITLES, check_trainable, reorder, strata
+from vitrail.data.targets import WORDS, check_trainable, reorder, strata
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
 
@@ -49,7 +49,7 @@ def open_data(
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if task is not None and found.task != task:
-        raise UserError(f"The data {source} is {TITLES[found.task][0]}, so the task cannot be {TITLES[task][0]}.")
+        raise UserError(f"The data {source} is {WORDS[found.task].title}, so the task cannot be {WORDS[task].title}.")
     parts = found.parts
     for split, (items, _) in parts.items():
         if not len(items):
