@@ -141,6 +141,23 @@ def test_the_task_overrules_what_numbers_look_like(table):
     assert open_data(table(grade=[1.5, 1.5, 2.5, 2.5]), task="multiclass").classes == ("1.5", "2.5")
 
 
+def test_a_place_is_asked_for_and_not_taken_by_halves(table):
+    with pytest.raises(UserError, match="which of its columns image, x, y has the labels"):
+        open_data(table(x=[1.5, 2], y=[3, 4]))
+
+
+def test_lists_in_parquet_are_lists_of_labels(pictures, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    labels = [["a", "b"], [], ["b"], ["a"]]
+    images = [str(pictures / f"{i}.png") for i in range(4)]
+    parquet.write_table(pyarrow.table({"image": images, "tags": labels}), tmp_path / "t.parquet")
+    data, targets = whole(tmp_path / "t.parquet")
+    assert (data.task, data.classes) == ("multilabel", ("a", "b"))
+    assert targets == [[1, 1], [0, 0], [0, 1], [1, 0]]
+
+
 # Mistakes
 
 
@@ -149,6 +166,7 @@ def test_the_task_overrules_what_numbers_look_like(table):
     [
         ({"a": [1, 2], "b": [3, "x"]}, {"label_column": "a,b"}, "'b' must be a number, but in row 3 it is 'x'"),
         ({"a": [1.5, "nan"]}, {"task": "regression"}, "'a' must be a number, but in row 3 it is 'nan'"),
+        ({"a": [1.5, "1e99"]}, {}, "'a' must be a number, but in row 3 it is '1e99'"),
         ({"a": [0, 2], "b": [1, 1]}, {"label_column": "a,b", "task": "multilabel"}, "'a' must be 0 or 1, but in row 3"),
         ({"a": [0, 1], "b": [1, ""]}, {"label_column": "a,b"}, "row 3 has no b"),
         ({"a": [0.5, ""]}, {}, "row 3 has no a"),

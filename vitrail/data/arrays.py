@@ -13,7 +13,7 @@ import numpy as np
 from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Parts, Targets, Task
 from vitrail.data.folder import SPLITS
 from vitrail.data.pixels import Pixels, bits_of
-from vitrail.data.targets import TITLES, titled
+from vitrail.data.targets import WORDS, titled
 from vitrail.errors import UserError
 from vitrail.progress import log
 
@@ -171,7 +171,7 @@ def from_arrays(
     else:
         classes, targets = _floats(labels, task, names, where)
         if given is None:
-            others = " or ".join(other for other in TITLES if other != task)
+            others = " or ".join(other for other in WORDS if other != task)
             log.info("task: %s; if it is not, say --task %s.", titled(task, classes), others)
     h, w = next(iter(pixels.values())).shape[1:3]
     if any(isinstance(x, np.memmap) for x in pixels.values()):  # rows are chosen, not copied
@@ -279,7 +279,7 @@ def _floats(
         if not fine or not (np.isin(y, (0, 1)) if task == "multilabel" else np.isfinite(y)).all():
             raise UserError(f"{where}: labels must be {rule}, (N, K), but some are not: {y.dtype} of shape {y.shape}.")
     if names is not None and len(names) != k:
-        raise UserError(f"{where}: there are {len(names)} names in classes for {k} {TITLES[task][1]}.")
+        raise UserError(f"{where}: there are {len(names)} names in classes for {k} {WORDS[task].many}.")
     if names is None:
         names = ("value",) if task == "regression" and k == 1 else tuple(str(i) for i in range(k))
     return names, [y.astype(np.float32) for y in columns]

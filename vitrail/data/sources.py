@@ -22,7 +22,7 @@ from vitrail.data.folder import open_folder
 from vitrail.data.huggingface import PREFIX, holds_images, is_saved, open_files, open_hub, open_saved
 from vitrail.data.shards import is_shards, open_shards
 from vitrail.data.table import SUFFIXES, open_table
-from vitrail.data.targets import TITLES, check_trainable, reorder, strata
+from vitrail.data.targets import WORDS, check_trainable, reorder, strata
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
 
@@ -60,7 +60,7 @@ def open_data(
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if task is not None and found.task != task:
-        raise UserError(f"The data {source} is {TITLES[found.task][0]}, so the task cannot be {TITLES[task][0]}.")
+        raise UserError(f"The data {source} is {WORDS[found.task].title}, so the task cannot be {WORDS[task].title}.")
     parts = found.parts
     for split, (items, _) in parts.items():
         if not len(items):

@@ -11,7 +11,7 @@ import numpy as np
 from vitrail.config import coerce_names
 from vitrail.data.dataset import Found, Task
 from vitrail.data.folder import SPLITS, from_files, from_paths, is_image
-from vitrail.data.targets import TITLES, are_binary, from_text, infer_task, titled
+from vitrail.data.targets import WORDS, are_binary, from_text, infer_task, titled
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
 
@@ -79,7 +79,7 @@ def open_table(
     else:
         found = _by_row(path, known, labels, task, classes, verify)
     if inferred:
-        others = " or ".join(other for other in TITLES if other != task)
+        others = " or ".join(other for other in WORDS if other != task)
         log.info("task: %s, judging by %s; if it is not, say --task %s.", titled(task, found.classes), listed, others)
     return found
 
@@ -128,6 +128,8 @@ def _choose(
         free.remove(image)
     if not labels:
         named = _named(free, _LABEL_NAMES)
+        if named in ("y", "Y") and _named(free, ["x"]):  # a place, of which neither alone is the label
+            named = None
         binary = bool(free) and all(are_binary(cells[columns[name]] for cells in rows.values()) for name in free)
         if named is None and len(free) != 1 and not binary:
             raise UserError(f"{path}: which of its columns {', '.join(columns)} has the labels? Say --label-column.")
@@ -184,6 +186,12 @@ def _read_parquet(path: Path) -> tuple[list[str], Rows]:
             table = file.read()
     except pyarrow.ArrowInvalid as error:
         raise UserError(f"{path} is not a readable Parquet file: {error}.") from error
-    columns = [["" if cell is None else str(cell).strip() for cell in column.to_pylist()] for column in table.columns]
+    columns = [[_as_text(cell) for cell in column.to_pylist()] for column in table.columns]
     names = [name.strip() for name in table.column_names]
     return names, {number: list(cells) for number, cells in enumerate(zip(*columns, strict=True), 1)}
+
+
+def _as_text(cell: object) -> str:
+    if isinstance(cell, list):  # of labels
+        return "|".join(str(part).strip() for part in cell)
+    return "" if cell is None else str(cell).strip()

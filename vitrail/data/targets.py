@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,22 +21,32 @@ from vitrail.errors import UserError, nearest, some
 Columns = Mapping[str, Sequence[str]]  # the cells of every column of labels, as text
 
 SEPARATORS = ("|", ";", ",")  # between the labels of a cell
-TITLES: dict[Task, tuple[str, str]] = {  # of a task, and of what it tells apart
-    "multiclass": ("multi-class", "classes"),
-    "multilabel": ("multi-label", "labels"),
-    "regression": ("regression", "numbers"),
-}
 FEW_VALUES, OFTEN = 20, 5  # whole numbers are classes if they are no more than these, or occur so often on average
-_BINS = 10
 
+_BINS = 10
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _BINARY = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 
 
+class Words(NamedTuple):
+    """What a task is called, and what it tells: one, and many."""
+
+    title: str
+    one: str
+    many: str
+
+
+WORDS: dict[Task, Words] = {
+    "multiclass": Words("multi-class", "class", "classes"),
+    "multilabel": Words("multi-label", "label", "labels"),
+    "regression": Words("regression", "number", "numbers"),
+}
+
+
 def titled(task: Task, classes: Sequence[str]) -> str:
     """A task in words: "multi-label, 12 labels"."""
-    title, things = TITLES[task]
-    return f"{title}, {len(classes)} {things if len(classes) > 1 else things.removesuffix('s')}"
+    words = WORDS[task]
+    return f"{words.title}, {len(classes)} {words.one if len(classes) == 1 else words.many}"
 
 
 # From text ----------------------------------------------------------------------------------------------
@@ -89,7 +100,8 @@ def _flag(cell: str) -> float | None:
 
 
 def _number(cell: str) -> float | None:
-    return float(cell) if _NUMBER.fullmatch(cell) else None
+    value = float(cell) if _NUMBER.fullmatch(cell) else np.inf
+    return value if abs(value) <= np.finfo(np.float32).max else None
 
 
 def _from_lists(cells: Sequence[str], known: Sequence[str] | None) -> tuple[tuple[str, ...], Targets]:
@@ -178,13 +190,13 @@ def check_trainable(found: Found, source: object) -> None:
 
 def reorder(found: Found, classes: Sequence[str], source: object) -> dict[str, Targets]:
     """The targets of every split as a trained model with these classes has them."""
-    thing = {"multiclass": "class", "multilabel": "label", "regression": "number"}[found.task]
+    words = WORDS[found.task]
     numbers = {name: number for number, name in enumerate(classes)}
     for name in found.classes:
         if name not in numbers:
             raise UserError(
-                f"{source} has a {thing} '{name}' that the model does not know.{nearest(name, classes)} "
-                f"The model's {len(classes)} {TITLES[found.task][1]} are {some(classes, 10)}."
+                f"{source} has a {words.one} '{name}' that the model does not know.{nearest(name, classes)} "
+                f"The model's {len(classes)} {words.many} are {some(classes, 10)}."
             )
     order = np.array([numbers[name] for name in found.classes], dtype=np.int64)
     if found.task == "multiclass":

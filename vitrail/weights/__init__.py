@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitrail.config import Task, from_plain
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.targets import TITLES
+from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.models import Model, ModelConfig, build
@@ -92,7 +92,7 @@ class Card:
         numbers = _NUMBERS[task]
         for name in numbers:
             if len(document[name]) != len(classes):
-                raise UserError(f"'{name}' must have a number for each of {len(classes)} {TITLES[task][1]}.")
+                raise UserError(f"'{name}' must have a number for each of {len(classes)} {WORDS[task].many}.")
         return cls(
             model=document["model"],
             config=from_plain(ModelConfig, document["config"]),
@@ -170,7 +170,7 @@ def start_from(source: str | Path, model: Model, classes: tuple[str, ...], task:
     if card.classes != classes or card.task != task:
         fresh = model.state_dict()
         state |= {name: fresh[name] for name in ("head.weight", "head.bias")}
-        things = TITLES[task][1] if card.task == task else f"{TITLES[task][1]} instead of {TITLES[card.task][1]}"
+        things = WORDS[task].many if card.task == task else f"{WORDS[task].many} instead of {WORDS[card.task].many}"
         notes.append(f"new head for {len(classes)} {things}")
     wrong = _mismatch(state, model.state_dict())
     if wrong:
