@@ -24,10 +24,10 @@ def bits_of(image: Pixels) -> int:
 
 
 def fit(image: Pixels, channels: int | None = None, bits: int | None = None) -> Pixels:
-    """An image (H, W, C) with other channels and bits, if they can be made of its own."""
+    """Images (..., H, W, C) with other channels and bits, if they can be made of their own."""
     if bits is not None and bits != bits_of(image):
         image = _to_bits(image, bits)
-    if channels is not None and channels != image.shape[2]:
+    if channels is not None and channels != image.shape[-1]:
         image = _to_channels(image, channels)
     return image
 
@@ -44,15 +44,15 @@ def _to_bits(image: Pixels, bits: int) -> Pixels:
 
 
 def _to_channels(image: Pixels, channels: int) -> Pixels:
-    have = image.shape[2]
+    have = image.shape[-1]
     if have not in (1, 3) or channels not in (1, 3, 4):
         raise UnreadableImage(f"an image of {have} channels, of which {channels} cannot be made")
     if channels == 1:
         return _grey(image)
-    colour = np.repeat(image, 3, axis=2) if have == 1 else image
+    colour = np.repeat(image, 3, axis=-1) if have == 1 else image
     if channels == 3:
         return colour
-    return np.concatenate([colour, np.full_like(colour[:, :, :1], WHITE[bits_of(image)])], axis=2)
+    return np.concatenate([colour, np.full_like(colour[..., :1], WHITE[bits_of(image)])], axis=-1)
 
 
 def _grey(image: Pixels) -> Pixels:
