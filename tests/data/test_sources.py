@@ -365,6 +365,7 @@ def test_class_names_come_from_the_file_or_the_labels(tmp_path):
         (np.array([0, 100, 250]), [0, 100, 250]),
         (np.array([0, 100, 250], dtype=np.uint16), [0, 100, 250]),
         (np.array([0, 32768, 65535], dtype=np.uint16), [0, 32768, 65535]),
+        (np.array([0, 32768, 65535], dtype=">u2"), [0, 32768, 65535]),
         (np.array([False, True, True]), [0, 255, 255]),
         (np.array([0, 8, 16], dtype=np.uint8), [0, 8, 16]),
         (np.array([0, 0, 0]), [0, 0, 0]),

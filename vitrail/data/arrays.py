@@ -212,8 +212,8 @@ def _pixels(images: Sequence[Array], where: str) -> list[Pixels]:
     if kind.kind not in "buif" or any(x.dtype != kind for x in images):
         kinds = ", ".join(str(x.dtype) for x in images)
         raise UserError(f"{where}: all images must be numbers of one type, best uint8, but they are {kinds}.")
-    if kind == np.uint16 and images[0].size and images[0].max() > 255:
-        images = [np.ascontiguousarray(x, np.uint16) for x in images]
+    if kind.kind == "u" and kind.itemsize == 2 and images[0].size and images[0].max() > 255:
+        images = [x.astype(np.uint16, copy=False) for x in images]  # in this machine's order of bytes
     elif kind != np.uint8 and images[0].size:
         for x in images:
             if not np.isfinite(x).all() or (x < 0).any():

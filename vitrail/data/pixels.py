@@ -24,7 +24,7 @@ def bits_of(image: Pixels) -> int:
 
 
 def fit(image: Pixels, channels: int | None = None, bits: int | None = None) -> Pixels:
-    """Images (..., H, W, C) with other channels and bits, if they can be made of its own."""
+    """Images (..., H, W, C) with other channels and bits, if they can be made of their own."""
     if bits is not None and bits != bits_of(image):
         image = _to_bits(image, bits)
     if channels is not None and channels != image.shape[-1]:
