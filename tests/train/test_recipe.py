@@ -105,6 +105,8 @@ ASKED = {
     "std": (0.2,),
     "crop": 0.9,
     "val_fraction": 0.3,
+    "folds": 4,
+    "fold": 2,
     "data_dir": "there",
     "image_column": "photo",
     "label_column": ("kind",),
@@ -132,6 +134,8 @@ ASKED = {
     "clip_grad": 2.0,
     "layer_decay": 0.7,
     "body_lr": 0.6,
+    "class_weights": False,  # not with the next
+    "balanced_sampling": True,
     "model_ema": 0.5,
     "crop_scale": 0.4,
     "shift": 3,
