@@ -248,8 +248,8 @@ def test_the_share_of_time_without_data_is_that_of_the_epoch_across_a_pause():
     progress = Progress(**asdict(progress))  # as a checkpoint keeps it
     progress.trained += 0.5
     metrics = measure(np.eye(3, dtype=np.float32), np.arange(3), ("a", "b", "c"))
-    progress.close_epoch(metrics, 0.1)
-    progress.close_epoch(metrics, 0.1)
+    progress.close_epoch(metrics)
+    progress.close_epoch(metrics)
     assert 0.2 <= progress.rows[0]["wait"] < 0.5
     assert progress.rows[1]["wait"] == 0
 

@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, environme
     assert 4 <= at < STEPS
 
     answer = subprocess.run(command("--resume", run), env=environment, check=True, capture_output=True, text=True)
-    assert f"Going on from step {at} of {STEPS}." in answer.stderr
+    assert f"Going on after step {at}." in answer.stderr
     assert_same_end(run, straight)
 
 
