@@ -14,6 +14,7 @@ from vitrail.config import (
     InputConfig,
     OptimConfig,
     RunConfig,
+    SourceConfig,
     TrainConfig,
     coerce,
     flat,
@@ -25,14 +26,15 @@ from vitrail.config import (
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
 
-GROUPS = (TrainConfig, InputConfig, ArchConfig, OptimConfig, AugmentConfig, RunConfig)
+GROUPS = (TrainConfig, SourceConfig, InputConfig, ArchConfig, OptimConfig, AugmentConfig, RunConfig)
 
 CONFIG = TrainConfig(
     data="photos/ä: [x]",
     recipe="small",
     model="vit_b16",
     weights=None,
-    input=InputConfig(img_size=(192, 256), channels=3, data_dir="~/data"),
+    source=SourceConfig(data_dir="~/data"),
+    input=InputConfig(img_size=(192, 256), channels=3),
     arch=ArchConfig(
         pool="cls", pos="none", head="linear", stem="patch", registers=4, layer_scale=1e-5, drop=0.0, drop_path=0.1
     ),

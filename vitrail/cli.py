@@ -199,6 +199,7 @@ def train(
     overwrite: Annotated[bool, arg(help_behavior_hint="")] = False,
     find_lr: Annotated[bool, arg(help_behavior_hint="")] = False,
     what: OmitArgPrefixes[_flags("")],  # type: ignore[valid-type]  # made when the module is
+    source: OmitArgPrefixes[_flags("source")],  # type: ignore[valid-type]
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
     optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
@@ -215,7 +216,7 @@ def train(
     """
     from vitrail.train import train
 
-    given = _given(what, input, arch, optim, augment, run)
+    given = _given(what, source, input, arch, optim, augment, run)
     train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
     return 0
 
@@ -226,6 +227,7 @@ def recipes(
     *,
     json_: Annotated[bool, arg(name="json")] = False,
     what: OmitArgPrefixes[_flags("", "recipe")],  # type: ignore[valid-type]
+    source: OmitArgPrefixes[_flags("source")],  # type: ignore[valid-type]
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
     optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
@@ -246,7 +248,7 @@ def recipes(
     if name is None:
         print(json.dumps(lines, indent=2) if json_ else "\n".join(f"{name:<16}{line}" for name, line in lines.items()))
         return 0
-    config = recipes(name, data, **_given(what, input, arch, optim, augment, run))
+    config = recipes(name, data, **_given(what, source, input, arch, optim, augment, run))
     if json_:
         print(json.dumps(to_plain(config), indent=2))
     else:

@@ -40,6 +40,24 @@ def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> An
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """How the data set is read, split and weighted."""
+
+    val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
+    folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
+    fold: int = option("the one of the --folds to train, from 1 (0 = all, one after the other)", 0)
+    data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
+    image_column: str | None = option("column of a table or hf: data set that holds the images (else found)", None)
+    label_column: Names | None = option("column of a table or hf: data set with the labels, or x,y (else found)", None)
+    task: Task | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
+    streaming: bool = option("read an hf: data set or Parquet files as a stream, storing nothing", False)
+    class_weights: bool = option("weigh the loss of every class by the inverse of its frequency", False)
+    balanced_sampling: bool = option("show every class equally often", False)
+    workers: int = option("threads that read images", 2, alias="-j")
+    cache_gb: float = option("GiB of disk for decoded images, so that they are decoded once (0 = off)", 10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class InputConfig:
     img_size: Size = option("height and width that the model sees: 224 or 192x256", alias="--imgsz")
     channels: int = option("channels that the model sees: 1, 3, 4 to keep transparency, or the bands of the images")
@@ -51,16 +69,6 @@ class InputConfig:
     mean: Floats = option("mean of every channel, or one for all, in place of what --normalize says", (0.5,))
     std: Floats = option("standard deviation of every channel, or one for all, likewise", (0.5,))
     crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
-    val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
-    folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
-    fold: int = option("the one of the --folds to train, from 1 (0 = all, one after the other)", 0)
-    data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
-    image_column: str | None = option("column of a table or hf: data set that holds the images (else found)", None)
-    label_column: Names | None = option("column of a table or hf: data set with the labels, or x,y (else found)", None)
-    task: Task | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
-    streaming: bool = option("read an hf: data set or Parquet files as a stream, storing nothing", False)
-    workers: int = option("threads that read images", 2, alias="-j")
-    cache_gb: float = option("GiB of disk for decoded images, so that they are decoded once (0 = off)", 10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +102,6 @@ class OptimConfig:
     clip_grad: float = option("largest norm of the whole gradient (0 = any)", 1.0)
     layer_decay: float = option("factor on the learning rate for each stage further from the head", 1.0)
     body_lr: float = option("factor on the learning rate of everything but the head, with --weights", 0.1)
-    class_weights: bool = option("weigh the loss of every class by the inverse of its frequency", False)
-    balanced_sampling: bool = option("show every class equally often", False)
     model_ema: float = option("decay of the moving average of the weights that is evaluated and kept (0 = off)", 0.0)
 
 
@@ -135,6 +141,7 @@ class TrainConfig:
     recipe: str = option("small (from scratch) or finetune (from --weights): chooses what is not given")
     model: str = option("name of the model: `vitrail models` lists them")
     weights: str | None = option("run or file whose weights training starts from", None)
+    source: SourceConfig = field(default_factory=SourceConfig)
     input: InputConfig
     arch: ArchConfig
     optim: OptimConfig

@@ -239,7 +239,15 @@ def test_a_whole_batch_of_deep_arrays_is_what_they_are_one_by_one():
 def test_deep_batches_go_through_every_augmentation(crop_scale):
     preprocess = Preprocess((8, 8), 5, mean=(0.03,), std=(0.02,), bits=16)
     config = AugmentConfig(
-        crop_scale=crop_scale, shift=2, hflip=0.5, randaug=2, reprob=0.5, mixup=0.8, cutmix=1.0, smoothing=0.1
+        crop_scale=crop_scale,
+        shift=2,
+        hflip=0.5,
+        randaug=2,
+        three_augment=1.0,
+        reprob=0.5,
+        mixup=0.8,
+        cutmix=1.0,
+        smoothing=0.1,
     )
     for pixels, targets in TrainBatches(deep_split(), preprocess, 6, 0, crop_scale).epoch(0):
         images, _ = augment(pixels, targets, config, preprocess.normalise, 12, torch.Generator().manual_seed(0))

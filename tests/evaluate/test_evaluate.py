@@ -9,7 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.config import ArchConfig, AugmentConfig, InputConfig, OptimConfig, RunConfig, TrainConfig, save_yaml
+from vitrail.config import (
+    ArchConfig,
+    AugmentConfig,
+    InputConfig,
+    OptimConfig,
+    RunConfig,
+    SourceConfig,
+    TrainConfig,
+    save_yaml,
+)
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
@@ -36,7 +45,8 @@ def make_run(folder: Path, data: str, seed: int = 3, val_fraction: float = 0.25)
         data=data,
         recipe="nano",
         model="vit_nano2",
-        input=InputConfig(img_size=(8, 8), channels=1, val_fraction=val_fraction),
+        source=SourceConfig(val_fraction=val_fraction),
+        input=InputConfig(img_size=(8, 8), channels=1),
         arch=ArchConfig(
             pool="gap", pos="learned", head="linear", stem="conv", registers=0, layer_scale=0.0, drop=0.0, drop_path=0.0
         ),

@@ -92,7 +92,7 @@ def test_the_folder_holds_a_run_for_every_fold_and_their_mean(straight):
     scores = []
     for number, fold in document["folds"].items():
         config = load_yaml(TrainConfig, straight / f"fold{number}" / "config.yaml")
-        assert (config.input.folds, config.input.fold) == (3, int(number))
+        assert (config.source.folds, config.source.fold) == (3, int(number))
         (file,) = (straight / f"fold{number}").glob("evaluation/*/metrics.json")
         metrics = json.loads(file.read_text())
         assert metrics["images"] == 599  # of 1797

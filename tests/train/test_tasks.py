@@ -58,7 +58,7 @@ def rows(run: Path) -> list[dict[str, float]]:
 
 def test_a_run_on_labels_is_measured_by_them(labels_run, table):
     config, card = load_yaml(TrainConfig, labels_run / "config.yaml"), open_card(labels_run)
-    assert config.input.task == card.task == "multilabel"
+    assert config.source.task == card.task == "multilabel"
     assert card.classes == ("even", "loop")
     assert len(card.thresholds) == 2
     epochs = rows(labels_run)
@@ -81,8 +81,8 @@ def test_a_run_on_labels_is_measured_by_them(labels_run, table):
 
 def test_a_run_on_numbers_is_measured_in_their_units(numbers_run, table):
     config, card = load_yaml(TrainConfig, numbers_run / "config.yaml"), open_card(numbers_run)
-    assert config.input.task == card.task == "regression"
-    assert config.input.label_column == card.classes == ("ink", "weight")
+    assert config.source.task == card.task == "regression"
+    assert config.source.label_column == card.classes == ("ink", "weight")
     assert config.augment == AugmentConfig()  # whatever moves or blends an image could change the numbers
     assert 20 < card.target_mean[0] < 200
     assert card.target_mean[1] == pytest.approx(5 + card.target_mean[0] * 1e-4, rel=1e-4)

@@ -180,6 +180,11 @@ def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.G
 def recolour(pixels: Tensor, name: str, levels: Tensor) -> Tensor:
     """One operation of `COLOUR` on images, each at its own level."""
     images = COLOUR[name](pixels.float(), levels.to(pixels.device).view(-1, 1, 1, 1))
+    return _like(images, pixels)
+
+
+def _like(images: Tensor, pixels: Tensor) -> Tensor:
+    """Floats as bytes again if the pixels are; deep ones stay floats."""
     return images.round().clamp(0, 255).to(torch.uint8) if _shallow(pixels) else images
 
 
@@ -230,9 +235,14 @@ BLUR = (0.1 / 224, 2 / 224)  # smallest and largest standard deviation, in share
 
 
 def three_augment(pixels: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Makes some images grey, solarized or blurred, with equal chances, as DeiT III does to every one."""
+    """Makes some images grey, solarized or blurred, with equal chances, as DeiT III does to every one.
+
+    Deep images become grey or blurred only: to solarize them one would have to know their white point.
+    """
     b = len(pixels)
     kinds = torch.randint(3, (b,), generator=generator)
+    if not _shallow(pixels):
+        kinds[kinds == 1] = 2
     left, strength = torch.rand(2, b, generator=generator)
     deviations = (BLUR[0] + strength * (BLUR[1] - BLUR[0])) * min(pixels.shape[2:])
     kinds[left >= probability] = 3
@@ -243,7 +253,7 @@ def three_augment(pixels: Tensor, probability: float, generator: torch.Generator
             index = chosen.to(pixels.device)
             images = pixels[index]
             if kind == 0:
-                pixels[index] = _grey(images.float()).round().to(torch.uint8).expand_as(images)
+                pixels[index] = _like(_grey(images.float()), pixels).expand_as(images)
             elif kind == 1:
                 pixels[index] = recolour(images, "solarize", torch.full((len(chosen),), 0.5))
             else:
@@ -252,7 +262,7 @@ def three_augment(pixels: Tensor, probability: float, generator: torch.Generator
 
 
 def blur(pixels: Tensor, deviations: Tensor) -> Tensor:
-    """A Gaussian blur of uint8 images, each by its own standard deviation; the edge is continued outwards."""
+    """A Gaussian blur of images, each by its own standard deviation; the edge is continued outwards."""
     b, c, h, w = pixels.shape
     reach = max(math.ceil(3 * BLUR[1] * min(h, w)), 1)
     places = torch.arange(-reach, reach + 1)
@@ -260,7 +270,7 @@ def blur(pixels: Tensor, deviations: Tensor) -> Tensor:
     images = F.pad(pixels.float().view(1, b * c, h, w), (reach, reach, reach, reach), mode="replicate")
     images = F.conv2d(images, kernels[:, None, :, None], groups=b * c)
     images = F.conv2d(images, kernels[:, None, None, :], groups=b * c)
-    return images.view(b, c, h, w).round().clamp(0, 255).to(torch.uint8)
+    return _like(images.view(b, c, h, w), pixels)
 
 
 def jitter(pixels: Tensor, largest: float, generator: torch.Generator) -> Tensor:

@@ -120,13 +120,13 @@ def _open(home: Path, data: str | Path | None, where: Mapping[str, Any], card: C
         raise UserError(f"{home} does not say what its model was trained on ({file.name} is missing): give the data.")
     opened = open_data(
         config.data,
-        val_fraction=config.input.val_fraction,
-        folds=config.input.folds,
-        fold=config.input.fold,
+        val_fraction=config.source.val_fraction,
+        folds=config.source.folds,
+        fold=config.source.fold,
         seed=config.run.seed,
         task=card.task,
-        streaming=config.input.streaming,
-        **{name: value or getattr(config.input, name) for name, value in where.items()},
+        streaming=config.source.streaming,
+        **{name: value or getattr(config.source, name) for name, value in where.items()},
     )
     if opened.classes != classes:
         changed = sorted(set(opened.classes) ^ set(classes))

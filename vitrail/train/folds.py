@@ -28,7 +28,7 @@ def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
     """Whether a call asks for all folds, and not for a single run."""
     if resume is not None and (file := Path(resume) / CONFIG_FILE).exists():
         config = load_yaml(TrainConfig, file)
-        return config.input.folds > 0 and config.input.fold == 0
+        return config.source.folds > 0 and config.source.fold == 0
     return bool(asked.get("folds")) and not asked.get("fold")
 
 
@@ -48,9 +48,9 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
 
     done = _read(run)
     try:
-        for number in range(1, config.input.folds + 1):
+        for number in range(1, config.source.folds + 1):
             if str(number) not in done:
-                log.info(f"Fold {number} of {config.input.folds}:")
+                log.info(f"Fold {number} of {config.source.folds}:")
                 done[str(number)] = _train_fold(run, override(config, {"fold": number}))
                 _write(run, done)
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
 
 def _train_fold(run: Path, config: TrainConfig) -> Scores:
     """Begins a fold, or goes on with it if it has begun."""
-    config = override(config, {"out": str(run), "name": f"fold{config.input.fold}"})
+    config = override(config, {"out": str(run), "name": f"fold{config.source.fold}"})
     data = open_data(config.data, **split_settings(flat(config)))
     model, notes = prepare(config, data)
     folder = run / config.run.name

@@ -88,11 +88,11 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
         if warning := uneven(config, data):
             log.warning(warning)
         optimise(run, config, data, model, journal, interruption)
-        metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.input.workers)
+        metrics = evaluate_on(run, data, "val", device=config.run.device, workers=config.source.workers)
         log.info(metrics.table())
         results = {"val": metrics}
-        if config.input.fold and "test" in data.splits:  # by the same images, folds can be compared
-            results["test"] = evaluate_on(run, data, "test", device=config.run.device, workers=config.input.workers)
+        if config.source.fold and "test" in data.splits:  # by the same images, folds can be compared
+            results["test"] = evaluate_on(run, data, "test", device=config.run.device, workers=config.source.workers)
         if data.unreadable:
             names = [f"{file} ({reason})" for file, reason in data.unreadable]
             log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
@@ -162,7 +162,7 @@ def optimise(
     # Data
     preprocess = preprocessing(config)
     data = data.read_as(preprocess.channels, preprocess.bits)
-    keep = config.input.cache_gb, config.input.workers
+    keep = config.source.cache_gb, config.source.workers
     val_split = once(data.splits["val"], preprocess, False, *keep)
     loader = TrainBatches(
         once(data.splits["train"], preprocess, config.augment.crop_scale < 1, *keep),
@@ -170,8 +170,8 @@ def optimise(
         optim.batch_size,
         seed,
         config.augment.crop_scale,
-        config.input.workers,
-        optim.balanced_sampling,
+        config.source.workers,
+        config.source.balanced_sampling,
     )
     per_epoch = len(loader) // accumulate
     validation = len(data.splits["val"]) / (optim.batch_size * accumulate)
@@ -215,7 +215,7 @@ def optimise(
                 kept,
                 val_split,
                 preprocess,
-                workers=config.input.workers,
+                workers=config.source.workers,
                 device=device,
                 title="validating",
             )

@@ -93,7 +93,7 @@ class Regression(nn.Module):
 def build_objective(model: Model, card: Card, config: TrainConfig, targets: Targets) -> nn.Module:
     """The objective of the model's task, for training images with these targets."""
     weights = None
-    if config.optim.class_weights:
+    if config.source.class_weights:
         weights = torch.from_numpy(class_weights(targets, len(card.classes))).to(config.run.device)
     if card.task == "multilabel":
         return MultiLabel(model, weights)

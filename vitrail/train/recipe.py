@@ -47,9 +47,9 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     config = override(config, _normalisation(config, data, given))
     if data.task == "regression" and config.augment.smoothing:
         raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
-    if data.task == "regression" and config.optim.class_weights:
+    if data.task == "regression" and config.source.class_weights:
         raise UserError(f"Class weights are for classes, but {source} is a regression. Leave out --class-weights.")
-    if data.task != "multiclass" and config.optim.balanced_sampling:
+    if data.task != "multiclass" and config.source.balanced_sampling:
         raise UserError("Balanced sampling needs one class an image. Leave out --balanced-sampling.")
     if "name" not in given:
         config = override(config, {"name": free_name(config.run)})
@@ -89,7 +89,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
         numbers: dict[str, Any] = {}
     elif choice == "dataset":
         plain = preprocessing(override(config, {"mean": 0.0, "std": 1.0}))
-        mean, std = mean_and_std(data.splits["train"], plain, seen.workers)
+        mean, std = mean_and_std(data.splits["train"], plain, config.source.workers)
         numbers = {"mean": mean, "std": std}
     elif choice == "imagenet":
         if seen.channels != 3:
@@ -179,17 +179,17 @@ def check(config: TrainConfig) -> TrainConfig:
         ),
         ("model_ema", o.model_ema, 0 <= o.model_ema < 1, "at least 0 and below 1"),
         ("layer_decay", o.layer_decay, 0 < o.layer_decay <= 1, "above 0 and at most 1"),
-        ("folds", config.input.folds, config.input.folds == 0 or config.input.folds >= 2, "0, or 2 and more"),
+        ("folds", config.source.folds, config.source.folds == 0 or config.source.folds >= 2, "0, or 2 and more"),
         (
             "fold",
-            config.input.fold,
-            0 <= config.input.fold <= config.input.folds,
+            config.source.fold,
+            0 <= config.source.fold <= config.source.folds,
             "between 0 and the number of folds",
         ),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
         ("channels", config.input.channels, config.input.channels >= 1, "at least 1"),
-        ("workers", config.input.workers, config.input.workers >= 1, "at least 1"),
-        ("cache_gb", config.input.cache_gb, config.input.cache_gb >= 0, "at least 0"),
+        ("workers", config.source.workers, config.source.workers >= 1, "at least 1"),
+        ("cache_gb", config.source.cache_gb, config.source.cache_gb >= 0, "at least 0"),
         ("crop_scale", a.crop_scale, 0 < a.crop_scale <= 1, "above 0 and at most 1"),
         ("color_jitter", a.color_jitter, 0 <= a.color_jitter <= 1, "between 0 and 1, a share"),
         ("smoothing", a.smoothing, 0 <= a.smoothing < 1, "at least 0 and below 1"),
@@ -202,7 +202,7 @@ def check(config: TrainConfig) -> TrainConfig:
     for name, value, fine, rule in rules:
         if not fine:
             raise UserError(f"'{name}' must be {rule}, but it is {value}.")
-    if o.class_weights and o.balanced_sampling:
+    if config.source.class_weights and config.source.balanced_sampling:
         raise UserError(
             "--class-weights and --balanced-sampling each make all classes count alike: with both, the rare ones would "
             "count too much. Choose one."

@@ -126,7 +126,7 @@ def uneven(config: TrainConfig, data: Data) -> str | None:
         return None
     counts = class_counts(data.splits["train"].targets, len(data.classes)).tolist()
     found = imbalance(dict(zip(data.classes, counts, strict=True)))
-    if found is None or config.optim.class_weights or config.optim.balanced_sampling:
+    if found is None or config.source.class_weights or config.source.balanced_sampling:
         return None
     return (
         f"{found}: try {'--class-weights' if data.task == 'multilabel' else '--balanced-sampling, or --class-weights'}."
