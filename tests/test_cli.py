@@ -344,7 +344,10 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
         ("train digits --epochs ten", "'--epochs' must be a whole number, but it is 'ten'."),
         ("train digits --opt sgd -b=x", "'-b' must be a whole number, but it is 'x'."),
         ("train digits --val-fraction much", "'--val-fraction' must be a number, but it is 'much'."),
-        ("train digits --opt adam", "'--opt' must be one of adamw, sgd, muon, but it is 'adam'. Did you mean 'adamw'?"),
+        (
+            "train digits --opt adam",
+            "'--opt' must be one of adamw, sgd, muon, lamb, but it is 'adam'. Did you mean 'adamw'?",
+        ),
         ("predict run a.png --top x", "'--top' must be a whole number, but it is 'x'."),
         ("train digits --img-size 8 --out", "'--out' must be followed by a value."),
         ("train digits more", "There is a word too many or too few: it must be `vitrail train [DATA]`, and options."),

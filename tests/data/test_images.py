@@ -348,9 +348,9 @@ def test_both_decoders_give_the_same_pixels(tmp_path, monkeypatch, mode, options
     path = saved(photo().convert(mode), tmp_path / "photo.jpg", **options)
     for least in (None, 30, 60):
         with monkeypatch.context() as patch:
-            fast = read_image(path, channels, least)
+            fast = read_image(path, channels, least=least)
             patch.setattr("vitrail.data.images.simplejpeg", None)
-            slow = read_image(path, channels, least)
+            slow = read_image(path, channels, least=least)
         assert fast.shape == slow.shape
         # The same library decodes for both; another build of it may round otherwise.
         assert np.abs(fast.astype(int) - slow).max() <= 2

@@ -116,7 +116,7 @@ def test_two_files_for_one_split_are_a_user_error(tmp_path):
     [
         (np.array([{}, {}], dtype=object), "could run code"),
         (images(9), r"one label for every image"),
-        (images(10, 8, 8, 5), "1 or 3 channels"),
+        (images(10, 5, 8, 8), r"the shape \(N, height, width\)"),
     ],
 )
 def test_arrays_of_the_wrong_kind_are_user_errors(tmp_path, content, reason):

@@ -236,7 +236,7 @@ def test_a_run_folder_holds_all_that_is_known(train, small):
             assert min(image.size) > 200
     log = (run / "train.log").read_text()
     assert all(f"epoch {epoch}/3" in log for epoch in (1, 2, 3))
-    assert "899 train, 898 val; 10 classes" in log
+    assert "899 train, 898 val; multi-class, 10 classes" in log
     assert log.count("waited for data") == 3
     assert all(0 <= row["wait"] < 1 for row in rows(run))
 
@@ -383,7 +383,7 @@ def test_a_damaged_image_is_left_out_by_name(digits, tmp_path, tiny, caplog):
     damaged.write_bytes(damaged.read_bytes()[:60])
     run = vitrail.train(folder, out=tmp_path, name="run", **tiny)
     assert f"1 of 240 images cannot be read and are left out: {damaged}" in caplog.text
-    counts = re.search(r"(\d+) train, (\d+) val; 10 classes", (run / "train.log").read_text())
+    counts = re.search(r"(\d+) train, (\d+) val; multi-class, 10 classes", (run / "train.log").read_text())
     assert int(counts[1]) + int(counts[2]) == 239
 
 

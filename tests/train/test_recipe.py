@@ -95,6 +95,8 @@ def test_the_images_decide_the_channels():
 
 
 ASKED = {
+    "cache_gb": 1.0,
+    "streaming": True,
     "time_budget": Duration(600),
     "model": "vit_ti8",
     "img_size": (40, 24),
