@@ -27,7 +27,7 @@ from vitrail.models import Model, build
 from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.journal import Journal
-from vitrail.train.memory import recompute_activations
+from vitrail.train.memory import keep_freed_memory, recompute_activations
 from vitrail.train.objectives import Supervised
 from vitrail.train.optim import Ema, build_optimizers, lr_at, set_lr
 from vitrail.train.recipe import model_config, resolve
@@ -47,6 +47,7 @@ from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
 def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
     """Trains and evaluates; `vitrail.train` is this with keywords."""
     speak()
+    keep_freed_memory()
     asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
     if asked.get("weights") is not None:
         asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
