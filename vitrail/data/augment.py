@@ -67,7 +67,8 @@ def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Ge
         source = rows[:, :, None] * w + cols[:, None, :]  # B H W
         pixels = pixels.flatten(2).gather(2, source.view(b, 1, h * w).expand(-1, c, -1)).view_as(pixels)
     if hflip:
-        pixels = torch.stack([image.flip(2) if flip else image for image, flip in zip(pixels, flips, strict=True)])
+        chosen = zip(pixels.unbind(), flips.tolist(), strict=True)
+        pixels = torch.stack([image.flip(2) if flip else image for image, flip in chosen])
     return pixels
 
 
@@ -85,7 +86,8 @@ def _mirror(places: Tensor, side: int) -> Tensor:
 
 def _autocontrast(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no strength
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
-    return torch.where(high > low, (images - low) * 255 / (high - low), images)
+    flat = high == low
+    return (images - low.masked_fill(flat, 0)) * (255 / (high - low)).masked_fill(flat, 1)
 
 
 def _equalize(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no strength
@@ -95,19 +97,21 @@ def _equalize(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has n
     leaves smaller than 16×16 as it is; this divides exactly.
     """
     values = images.flatten(2).long()
-    counts = torch.zeros(*values.shape[:2], 256, dtype=torch.long, device=images.device)
-    counts.scatter_add_(2, values, torch.ones_like(values))
-    darker = (counts.cumsum(2) - counts).gather(2, values).view_as(images)
-    most = darker.amax((2, 3), keepdim=True)
-    return torch.where(most > 0, darker * 255 / most, images)
+    counts = torch.zeros(*values.shape[:2], 256, device=images.device)
+    counts.scatter_add_(2, values, counts.new_ones(()).expand_as(values))
+    darker = counts.cumsum(2) - counts
+    most = torch.where(counts > 0, darker, 0).amax(2, keepdim=True)
+    new = torch.where(most > 0, darker * 255 / most, torch.arange(256, device=images.device))
+    return new.gather(2, values).view_as(images)
 
 
 def _solarize(images: Tensor, level: Tensor) -> Tensor:
-    return torch.where(images < 256 - 256 * level.abs(), images, 255 - images)
+    return (images - 255 * (images >= 256 - 256 * level.abs())).abs_()
 
 
 def _posterize(images: Tensor, level: Tensor) -> Tensor:
-    return images - images % torch.exp2((4 * level.abs()).round())
+    step = torch.exp2((4 * level.abs()).round())
+    return (images / step).floor_() * step
 
 
 def _brightness(images: Tensor, level: Tensor) -> Tensor:
@@ -115,7 +119,7 @@ def _brightness(images: Tensor, level: Tensor) -> Tensor:
 
 
 def _contrast(images: Tensor, level: Tensor) -> Tensor:
-    return _away(images, _grey(images).mean((1, 2, 3), keepdim=True), level)
+    return _away(images, _grey(images.mean((2, 3), keepdim=True)), level)
 
 
 def _saturation(images: Tensor, level: Tensor) -> Tensor:
@@ -187,18 +191,25 @@ def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.G
     pixels[:moved] = warp(pixels[:moved], maps)
     for slot in range(count):
         arrange(kinds[slot].argsort())
-        counts = kinds[slot].bincount(minlength=len(OPERATIONS)).tolist()
-        groups, strengths = torch.split(pixels, counts), torch.split(levels[slot], counts)
-        for name, group, level in zip(OPERATIONS, groups, strengths, strict=True):
-            if name in COLOUR and len(group):
-                group.copy_(recolour(group, name, level))
+        pixels = recolour(pixels, kinds[slot], levels[slot])
     return pixels.index_select(0, places.argsort().to(pixels.device))
 
 
-def recolour(pixels: Tensor, name: str, levels: Tensor) -> Tensor:
-    """One operation of `COLOUR` on uint8 images, each at its own level."""
-    images = COLOUR[name](pixels.float(), levels.to(pixels.device).view(-1, 1, 1, 1))
-    return images.round().clamp_(0, 255).to(torch.uint8)
+def recolour(pixels: Tensor, kinds: Tensor, levels: Tensor) -> Tensor:
+    """The operations of `COLOUR` on uint8 images in ascending order of their `kinds`; the other kinds do nothing."""
+    counts = kinds.bincount(minlength=len(OPERATIONS)).tolist()
+    others, counts = sum(counts[: -len(COLOUR)]), counts[-len(COLOUR) :]
+    images, levels = pixels[others:].float(), levels[others:].to(pixels.device).view(-1, 1, 1, 1)
+    groups = zip(COLOUR.values(), torch.split(images, counts), torch.split(levels, counts), strict=True)
+    for operation, group, level in groups:
+        if len(group):
+            group.copy_(operation(group, level))
+    return torch.cat([pixels[:others], _bytes(images.clamp_(0, 255))])
+
+
+def _bytes(images: Tensor) -> Tensor:
+    """Rounded, by way of whole numbers: torch is three times as fast at that."""
+    return images.round_().int().to(torch.uint8)
 
 
 def matrices(kinds: Tensor, levels: Tensor, size: tuple[int, int]) -> Tensor:
@@ -234,7 +245,7 @@ def warp(pixels: Tensor, maps: Tensor) -> Tensor:
     rows, columns = (down * y + offset).to(pixels.device), (across * x).to(pixels.device)
     grid = (rows + columns).permute(0, 2, 3, 1)  # B H W 2
     images = F.grid_sample(pixels.float(), grid, padding_mode="reflection", align_corners=False)
-    return images.round_().to(torch.uint8)
+    return _bytes(images)
 
 
 # On normalised images -------------------------------------------------------------------------------------

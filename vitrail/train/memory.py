@@ -21,8 +21,8 @@ def recompute_activations(model: Model) -> None:
 def keep_freed_memory() -> None:
     """Has the C library keep large blocks that are freed, instead of asking the kernel for them again in every step.
 
-    The kernel hands memory out page by page and blank, which took a tenth of a training step where it was measured.
-    Only glibc can be told; elsewhere this does nothing.
+    The kernel hands memory out page by page and blank, which takes time in every step. Only glibc can be told;
+    elsewhere this does nothing.
     """
     trim_threshold, mmap_max = -1, -4  # as in malloc.h
     try:
