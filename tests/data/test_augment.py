@@ -9,7 +9,8 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
 from vitrail.config import AugmentConfig
-from vitrail.data.augment import COLOUR, OPERATIONS, augment, blur, matrices, randaugment, recolour, warp
+from vitrail.data import augment as module
+from vitrail.data.augment import COLOUR, OPERATIONS, augment, blur, matrices, randaugment, warp
 
 CLASSES = 10
 EVERYTHING = AugmentConfig(
@@ -53,6 +54,10 @@ def to_pil(pixels: Tensor) -> Image.Image:
 def from_pil(image: Image.Image) -> Tensor:
     array = torch.from_numpy(np.array(image))
     return array[None] if array.ndim == 2 else array.permute(2, 0, 1)
+
+
+def recolour(pixels: Tensor, name: str, levels: Tensor) -> Tensor:
+    return module.recolour(pixels, torch.full((len(pixels),), OPERATIONS.index(name)), levels)
 
 
 def largest_difference(a: Tensor, b: Tensor) -> int:

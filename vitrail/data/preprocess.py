@@ -70,7 +70,7 @@ class Preprocess:
         white = WHITE[self.bits]
         mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
         std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
-        return (pixels.float() - mean) / std
+        return pixels.to(torch.float32, copy=True).sub_(mean).div_(std)  # in place: fresh memory is dear
 
     def __call__(self, image: Pixels) -> Tensor:
         """An image (H, W, C) as the model reads it, (C, h, w) float32."""

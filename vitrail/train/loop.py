@@ -29,7 +29,7 @@ from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.find_lr import RangeTest
 from vitrail.train.journal import Journal
-from vitrail.train.memory import recompute_activations
+from vitrail.train.memory import keep_freed_memory, recompute_activations
 from vitrail.train.objectives import build_objective
 from vitrail.train.optim import Ema, build_optimizers, set_lr
 from vitrail.train.recipe import free_name, model_config, preprocessing, resolve
@@ -52,6 +52,7 @@ from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
 def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
     """Trains and evaluates; `vitrail.train` is this with keywords."""
     speak()
+    keep_freed_memory()
     if find_lr and (resume is not None or overwrite):
         raise UserError("--find-lr makes a folder of its own and begins anew: leave out --resume and --overwrite.")
     asked = given(asked)
