@@ -18,7 +18,7 @@ import numpy as np
 
 from vitrail.config import TrainConfig, coerce, flat, load_yaml, override, save_yaml
 from vitrail.data import Data, full_name
-from vitrail.data.targets import titled
+from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import AnyMetrics
@@ -101,9 +101,9 @@ def derive(*numbers: int) -> int:
 def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     """What is about to be trained on what, in a few lines."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
-    c, o = config.input, config.optim
+    c, o, words = config.input, config.optim, WORDS[data.task]
     lines = [
-        f"data      {config.data}: {counts}; {titled(data.task, data.classes)}",
+        f"data      {config.data}: {counts}; {len(data.classes)} {words.many} ({words.title})",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
         f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.length} tokens, "
         f"{parameters(model):,} parameters",
