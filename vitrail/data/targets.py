@@ -101,7 +101,7 @@ def _flag(cell: str) -> float | None:
 
 def _number(cell: str) -> float | None:
     value = float(cell) if _NUMBER.fullmatch(cell) else np.inf
-    return value if abs(value) <= np.finfo(np.float32).max else None
+    return value if abs(value) <= float(np.finfo(np.float32).max) else None
 
 
 def _from_lists(cells: Sequence[str], known: Sequence[str] | None) -> tuple[tuple[str, ...], Targets]:
