@@ -101,7 +101,8 @@ def test_normalise_centres_and_scales_every_channel():
     for c in range(3):
         expected = (pixels[:, c].double() / 255 - preprocess.mean[c]) / preprocess.std[c]
         torch.testing.assert_close(found[:, c].double(), expected, rtol=1e-5, atol=1e-6)
-    assert Preprocess((4, 5), 3).normalise(torch.tensor([0, 255], dtype=torch.uint8)).unique().tolist() == [-1, 1]
+    ends = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2)
+    assert Preprocess((1, 2), 1).normalise(ends).flatten().tolist() == [-1, 1]
 
 
 def test_a_call_gives_what_the_model_reads():
@@ -356,3 +357,52 @@ def test_only_a_few_batches_are_read_ahead_and_threads_end_with_the_loader():
     found.close()
     assert len(split.asked) <= 5 * 5
     assert readers() == []
+
+
+# Resizing
+
+
+def photograph() -> np.ndarray:
+    from sklearn.datasets import load_sample_image
+
+    return load_sample_image("china.jpg")
+
+
+@pytest.mark.parametrize("box", [(0, 0, 427, 640), (100, 50, 300, 290), (200, 300, 60, 80)])
+def test_a_crop_of_a_photograph_is_resized_as_pillow_does(box):
+    y, x, h, w = box
+    picture = Image.fromarray(photograph()[y : y + h, x : x + w]).resize((128, 96), Image.Resampling.BICUBIC)
+    found = Preprocess((96, 128), 3).crop_pixels(photograph(), box)
+    assert np.abs(found.astype(int) - np.asarray(picture).transpose(2, 0, 1)).mean() < 0.05
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_of_one_size_are_resized_together_as_each_alone(channels):
+    images, preprocess = noise(2, 5, 20, 30, 3), Preprocess((16, 12), channels, 0.9)
+    together = preprocess.pixels(images)
+    assert together.shape == (2, 5, channels, 16, 12)
+    assert np.array_equal(together[1, 3], preprocess.pixels(images[1, 3]))
+
+
+def test_arrays_that_torch_cannot_share_are_read_too():
+    image = noise(30, 40, 3)
+    expected = Preprocess((8, 8), 3).pixels(image[:, ::-1].copy())
+    locked = image.copy()
+    locked.flags.writeable = False
+    assert np.array_equal(Preprocess((8, 8), 3).pixels(image[:, ::-1]), expected)
+    assert np.array_equal(Preprocess((8, 8), 3).pixels(locked[:, ::-1]), expected)
+
+
+def test_the_middle_of_a_very_long_image_is_kept():
+    image = np.zeros((10, 1001, 1), dtype=np.uint8)
+    image[:, 495:506] = 200
+    found = Preprocess((20, 20), 1).pixels(image)
+    assert (found[0, :, 2:18] == 200).all()
+    assert np.array_equal(found, found[:, :, ::-1])
+
+
+def test_a_large_batch_is_normalised_as_each_image_alone():
+    pixels = torch.from_numpy(noise(7, 3, 200, 210))
+    preprocess = Preprocess((200, 210), 3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    assert torch.equal(preprocess.normalise(pixels), torch.cat([preprocess.normalise(image[None]) for image in pixels]))
+    assert preprocess.normalise(pixels[:0]).shape == (0, 3, 200, 210)

@@ -241,6 +241,16 @@ def test_a_run_folder_holds_all_that_is_known(train, small):
     assert all(0 <= row["wait"] < 1 for row in rows(run))
 
 
+@pytest.mark.parametrize("crop_scale", [1.0, 0.5])
+def test_a_cache_changes_nothing(digits, small, tmp_path, crop_scale):
+    settings = {**small, "crop_scale": crop_scale, "out": tmp_path}
+    for name, cache_gb in (("without", 0.0), ("making", 1.0), ("with", 1.0)):
+        vitrail.train(digits, **settings, name=name, cache_gb=cache_gb)
+    for name in ("making", "with"):
+        assert timeless(tmp_path / name) == timeless(tmp_path / "without")
+        assert_close(tmp_path / name, tmp_path / "without", rtol=0, atol=0)
+
+
 def test_the_share_of_time_without_data_is_that_of_the_epoch_across_a_pause():
     progress = Progress(trained=0.5, waited=0.1)
     with progress.waiting():

@@ -70,7 +70,12 @@ class Preprocess:
         white = WHITE[self.bits]
         mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
         std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
-        return pixels.to(torch.float32, copy=True).sub_(mean).div_(std)  # in place: fresh memory is dear
+        images = torch.empty(pixels.shape, device=pixels.device)
+        # A part at a time, small enough to stay in the processor's cache between the operations.
+        step = max(2**17 // max(pixels[:1].numel(), 1), 1)
+        for part, image in zip(torch.split(pixels, step), torch.split(images, step), strict=True):
+            image.copy_(part).sub_(mean).div_(std)
+        return images
 
     def __call__(self, image: Pixels) -> Tensor:
         """An image (H, W, C) as the model reads it, (C, h, w) float32."""
