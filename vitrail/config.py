@@ -138,7 +138,7 @@ class TrainConfig:
     """Everything that determines a training run."""
 
     data: str = option("folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name")
-    recipe: str = option("small (from scratch) or finetune (from --weights): chooses what is not given")
+    recipe: str = option("chooses what is not given: see `vitrail recipes`; small, or finetune with --weights")
     model: str = option("name of the model: `vitrail models` lists them")
     weights: str | None = option("run or file whose weights training starts from", None)
     source: SourceConfig = field(default_factory=SourceConfig)

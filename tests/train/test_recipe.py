@@ -184,6 +184,11 @@ def test_what_follows_from_a_setting_follows_it():
     assert resolve("made-up", data_of(30), {"model": "vit_b16"}).input.img_size == (64, 64)
 
 
+def test_the_default_is_made_for_the_number_of_images():
+    recipes = [resolve("made-up", data_of(images=images), {}).recipe for images in (1, 100_000, 100_001)]
+    assert recipes == ["small", "small", "beyer"]
+
+
 def test_fewer_images_are_seen_more_often():
     few, many = (resolve("made-up", data_of(images=images), {}).optim for images in (500, 60_000))
     assert few.epochs > many.epochs

@@ -18,22 +18,22 @@ from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import ModelConfig, canonical
-from vitrail.train.recipes import RECIPES, SMALL_IMAGE, Facts, Recipe
+from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
 
 
 def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
     """The complete configuration: the recipe's choices for this data, with what the user asked for on top."""
     given: dict[str, Any] = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
-    weights = given.get("weights")
-    name = given.get("recipe", "finetune" if weights else "small")
+    weights, images = given.get("weights"), len(data.splits["train"])
+    name = given.get("recipe", "finetune" if weights else "small" if images <= MOST_SMALL else "beyer")
     if name not in RECIPES:
         raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)} There are {', '.join(RECIPES)}.")
     model, architecture = _choose_model(data, given, RECIPES[name])
     facts = Facts(
         source=source,
         name=data.name,
-        images=len(data.splits["train"]),
+        images=images,
         model=model,
         config=architecture,
         device=choose_device(given.get("device")),

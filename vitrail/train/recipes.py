@@ -47,7 +47,7 @@ class Facts:
 
 
 def small(facts: Facts) -> TrainConfig:
-    """From scratch on small data, below about 100,000 images: the default.
+    """From scratch on small data: the default up to 100,000 images.
 
     `vitrail train fashion-mnist`: 91.87 % of the 10,000 test images after 10 epochs, 12 min 49 s on two CPU cores.
     `vitrail train digits --epochs 30`: 98.05 % of 359 held-out digits at the best epoch, 58 s on the same cores.
@@ -344,6 +344,7 @@ RECIPES = {
 }
 
 SMALL_IMAGE = 96  # longest side up to which images keep their size; beyond they are photographs
+MOST_SMALL = 100_000  # images up to which a data set is small
 _PASS = 128  # images of a forward pass, unless the user says so
 
 
