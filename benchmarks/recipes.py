@@ -11,8 +11,8 @@ figure given is the test accuracy at the end of the time, never the best on the 
 timm's side has timm's own parts with the settings that its documentation gives for a ViT: AdamW, weight decay 0.05,
 warm-up, cosine decay, RandAugment `rand-m9-mstd0.5-inc1`, random resized crops, mirror images, mixup 0.8, label
 smoothing 0.1; learning rate 1e-3 at batch 128, as for small ViTs in https://arxiv.org/abs/2112.13492. It is spared what
-would cost it the budget: its loader runs beside the training, its threads give way as vitrail's do (GOMP_SPINCOUNT), and
-its schedule too ends with the time.
+would cost it the budget: its loader runs beside the training, its threads give way as vitrail's do (GOMP_SPINCOUNT),
+and its schedule too ends with the time.
 """
 
 from __future__ import annotations
