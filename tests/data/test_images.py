@@ -341,7 +341,13 @@ def turned(orientation: int) -> Image.Exif:
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"subsampling": 0, "quality": 95}, {"progressive": True}, *({"exif": turned(k)} for k in (3, 5, 6, 8))],
+    [
+        {},
+        {"subsampling": 0, "quality": 95},
+        {"progressive": True},
+        {"xmp": b'<x:xmpmeta tiff:Orientation="6"/>'},
+        *({"exif": turned(k)} for k in (3, 5, 6, 8)),
+    ],
 )
 def test_both_decoders_give_the_same_pixels(tmp_path, monkeypatch, mode, options, channels):
     pytest.importorskip("simplejpeg")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 try:
     import simplejpeg
@@ -36,6 +38,8 @@ _FORMAT_OF: dict[str, str] = {".npy": "NPY"}
 _FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().items() if kind in _FORMATS}
 EXTENSIONS = frozenset(_FORMAT_OF)
 THUMBNAIL = 16  # side
+
+_JPEG, _SCAN = b"\xff\xd8", b"\xda"  # how a JPEG begins, and where its pixels do
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -94,25 +98,19 @@ def read_image(
     half, a quarter or an eighth of its size if its shorter side keeps that many pixels; that is cheaper to decode
     and to keep.
     """
+    if (decoded := _decode_jpeg(source, least)) is not None:
+        return fit(decoded, channels, bits)
     with _opened(source) as image:
         if isinstance(image, Bands):
             return fit(image.pixels, channels, bits)
-        grey = _is_grey(image)
-        factor = 1 if least is None else max(f for f in (1, 2, 4, 8) if f == 1 or min(image.size) >= f * least)
-        decoded = _decode_jpeg(image, factor)
-        if decoded is not None:
-            turn = _turn(image)
-            if turn is None and channels in (None, decoded.shape[2]):
-                return fit(decoded, channels, bits)
-            image = Image.fromarray(decoded[:, :, 0] if grey else decoded)
-        else:
-            small = factor > 1 and image.draft(None, (image.width // factor, image.height // factor))
-            image.load()
-            turn = _turn(image)
-            deep = _bits(image) > 8
-            image = _plain(image, grey, alpha=channels == 4)
-            if factor > 1 and not small and not deep:
-                image = image.reduce(factor)
+        grey, factor = _is_grey(image), _reduction(*image.size, least)
+        small = factor > 1 and image.draft(None, (image.width // factor, image.height // factor))
+        image.load()
+        turn = _turn(image)
+        deep = _bits(image) > 8
+        image = _plain(image, grey, alpha=channels == 4)
+        if factor > 1 and not small and not deep:
+            image = image.reduce(factor)
         if channels in (1, 3) and image.mode in ("L", "RGB"):
             image = image.convert("L" if channels == 1 else "RGB")
         if turn is not None:
@@ -249,21 +247,61 @@ def _quiet() -> Iterator[None]:
         filters.remove(_PILLOW_WARNINGS)
 
 
-def _decode_jpeg(image: Image.Image, factor: int) -> Pixels | None:
-    """The pixels of an open JPEG at 1 / `factor` of its size, bit for bit Pillow's; None if Pillow has to decode it."""
-    if simplejpeg is None or _content(image) != "JPEG" or image.mode not in ("L", "RGB"):
+def _reduction(width: int, height: int, least: int | None) -> int:
+    """How many times smaller an image may be read: 1, 2, 4 or 8."""
+    return 1 if least is None else max(f for f in (1, 2, 4, 8) if f == 1 or min(width, height) >= f * least)
+
+
+def _decode_jpeg(source: str | Path | bytes, least: int | None) -> Pixels | None:
+    """The pixels of a plain JPEG, upright, bit for bit Pillow's in half the time; None if Pillow has to see to it."""
+    if simplejpeg is None:
         return None
-    assert isinstance(image, ImageFile.ImageFile)
-    assert image.fp is not None
-    image.fp.seek(0)
-    h, w = -(-image.height // factor), -(-image.width // factor)
     try:
+        content = source if isinstance(source, bytes) else _content_if_jpeg(Path(source))
+        if not content.startswith(_JPEG):
+            return None
+        h, w, colours, _ = simplejpeg.decode_jpeg_header(content)
+        turn = _jpeg_turn(content)
+        if colours not in ("Gray", "YCbCr", "RGB") or turn == "unknown" or h * w > (Image.MAX_IMAGE_PIXELS or math.inf):
+            return None
+        factor = _reduction(w, h, least)
         pixels: Pixels = simplejpeg.decode_jpeg(
-            image.fp.read(), "GRAY" if image.mode == "L" else "RGB", min_height=h, min_width=w
+            content, "GRAY" if colours == "Gray" else "RGB", min_height=-(-h // factor), min_width=-(-w // factor)
         )
-    except ValueError:  # damaged or unusual: Pillow reads it, or says what is wrong
+    except (OSError, ValueError):  # damaged or unusual: Pillow reads it, or says what is wrong
         return None
-    return pixels
+    if turn is None:
+        return pixels
+    upright = np.array(Image.fromarray(pixels[:, :, 0] if colours == "Gray" else pixels).transpose(turn))
+    return upright if upright.ndim == 3 else upright[:, :, None]
+
+
+def _content_if_jpeg(path: Path) -> bytes:
+    """What a JPEG file holds; of other files the first bytes."""
+    with path.open("rb") as file:
+        first = file.read(len(_JPEG))
+        return first + file.read() if first == _JPEG else first
+
+
+def _jpeg_turn(content: bytes) -> Image.Transpose | Literal["unknown"] | None:
+    """What makes a JPEG upright, by the EXIF data before its pixels; unknown if something else might say it."""
+    at = len(_JPEG)
+    while content[at : at + 1] == b"\xff" and content[at + 1 : at + 2] != _SCAN:
+        end = at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+        segment = content[at + 4 : end]
+        if segment.startswith(b"Exif\0\0"):
+            exif = Image.Exif()
+            try:
+                exif.load(segment)
+                number = exif.get(ExifTags.Base.Orientation)
+            except Exception:  # as in `_turn`
+                return "unknown"
+            if number is not None:
+                return _TURNS.get(number)
+        elif b"tiff:Orientation" in segment:  # XMP, which Pillow asks if EXIF does not tell
+            return "unknown"
+        at = end
+    return None if content[at + 1 : at + 2] == _SCAN else "unknown"
 
 
 def _is_grey(image: Image.Image) -> bool:
