@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 
-from vitrail.data import ArraySplit, FileSplit, Split
+from vitrail.data import ArraySplit, FileSplit, Split, open_data
 from vitrail.data.cache import once, root
 from vitrail.data.loader import TrainBatches, batches
 from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
 
 SMALL = Preprocess((16, 16), 3)
 EXACT = 20 * 3 * 16 * 16 / 2**30  # GiB of the images below as SMALL
@@ -25,7 +31,7 @@ EXACT = 20 * 3 * 16 * 16 / 2**30  # GiB of the images below as SMALL
 def place(tmp_path, monkeypatch) -> Path:
     """An empty cache for every test."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    return tmp_path / "cache" / "images"
 
 
 def arrays(n: int = 20, size: int = 10, channels: int = 1) -> ArraySplit:
@@ -205,9 +211,53 @@ def test_a_place_that_cannot_be_written_is_only_a_warning(tmp_path, monkeypatch,
     assert "cannot be kept" in caplog.text
 
 
+def tar_of(split: FileSplit, path: Path) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for i, file in enumerate(split.paths):
+            tar.add(file, f"{i:02}{file.suffix}")
+            label = tarfile.TarInfo(f"{i:02}.cls")
+            label.size = 1
+            tar.addfile(label, io.BytesIO(b"%d" % (i % 2)))
+    return path
+
+
+@pytest.mark.parametrize("crop_scale", [1.0, 0.3])
+def test_images_of_shards_are_kept_too_until_a_shard_changes(tmp_path, place, crop_scale):
+    path = tar_of(files(tmp_path / "files"), tmp_path / "x.tar")
+    split = open_data(path).splits["train"]
+    first = once(split, SMALL, crop_scale < 1, 1)
+    assert len(caches(place)) == 1
+    expected = epoch(first, crop_scale=crop_scale)
+    facts = path.stat()
+    path.write_bytes(b"x" * facts.st_size)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert same(epoch(once(split, SMALL, crop_scale < 1, 1), crop_scale=crop_scale), expected)
+    path.touch()
+    with pytest.raises(UserError, match="cannot be read now"):
+        once(split, SMALL, crop_scale < 1, 1)
+
+
+def test_images_of_hugging_face_sets_are_kept_too_if_the_set_holds_them(tmp_path, place):
+    paths = files(tmp_path / "files").paths
+    inside = [{"bytes": path.read_bytes(), "path": None} for path in paths]
+    rows = datasets.Dataset.from_dict({"image": inside, "label": [0, 1] * 10}).cast_column("image", datasets.Image())
+    rows.save_to_disk(tmp_path / "saved")
+    for _ in range(2):
+        kept = once(open_data(tmp_path / "saved").splits["train"], SMALL, False, 1)
+        assert len(caches(place)) == 1
+    assert same(epoch(kept), epoch(open_data(tmp_path / "saved").splits["train"]))
+
+    beside = [{"bytes": None, "path": str(path)} for path in paths]
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    table = pyarrow.table({"image": pyarrow.array(beside, kind), "label": [0, 1] * 10})
+    pyarrow.parquet.write_table(table, tmp_path / "set.parquet")
+    once(open_data(tmp_path / "set.parquet").splits["train"], SMALL, False, 1)
+    assert len(caches(place)) == 1  # files beside it may change, and nobody would tell
+
+
 def test_caches_lie_where_such_things_belong(monkeypatch):
     monkeypatch.delenv("VITRAIL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert root() == Path("/somewhere/vitrail")
+    assert root() == Path("/somewhere/vitrail/images")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert root() == Path.home() / ".cache" / "vitrail"
+    assert root() == Path.home() / ".cache" / "vitrail" / "images"

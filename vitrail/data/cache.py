@@ -4,9 +4,10 @@ What is kept are pixels in a memory-mapped file: where nothing is cropped at ran
 epoch only gathers rows; else the images as they are read, from which every epoch cuts its crops. Kept or read
 anew, the pixels are the same, so a cache changes how long a run takes and nothing else.
 
-A cache is a folder, named after all that its pixels depend on: the path, size and time of every file, and the
-preprocessing. It is written under another name and renamed when it is whole, so that two runs at once do not meet.
-Before one is written, those longest unused are removed until all together are within the budget.
+A cache is a folder, named after all that its pixels depend on: the version of the images, which for files is the path,
+size and time of each, and the preprocessing. It is written under another name and renamed when it is whole, so that
+two runs at once do not meet. Before one is written, those longest unused are removed until all together are within
+the budget.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, Split
+from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, Split, StoredSplit
+from vitrail.data.download import cache_folder
 from vitrail.data.images import Pixels
 from vitrail.data.loader import ReadySplit, batches, images
 from vitrail.data.preprocess import Preprocess
@@ -32,6 +34,8 @@ _VERSION = 1  # of the pixels: to be raised when images are decoded or resized i
 _IN_MEMORY = 2 * 2**30  # bytes of resized arrays that a split may take
 _FREE = 2**30  # bytes of the disk that are left to others
 _BATCH = 256
+Files = FileSplit | StoredSplit  # what has to be decoded, and is always the same
+
 _PIXELS, _TABLE = "pixels", "table.npy"
 
 
@@ -66,14 +70,16 @@ def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, wo
     """
     if isinstance(split, ArraySplit | MappedSplit):
         return split if crops else _resized(split, preprocess)
-    if not isinstance(split, FileSplit) or preprocess.bits > 8:
+    if not isinstance(split, FileSplit | StoredSplit) or preprocess.bits > 8:
         return split
     if crops:
         split = replace(split, least=2 * max(preprocess.img_size))
     if gigabytes == 0:
         return split
     try:
-        folder = root() / _key(split, preprocess, crops)
+        if (version := split.version()) is None:
+            return split
+        folder = root() / _key(split, version, preprocess, crops)
         return _opened(folder, split, preprocess, crops) or _made(folder, split, preprocess, crops, gigabytes, workers)
     except OSError as error:
         log.warning(f"Images are read anew in every epoch: they cannot be kept in {root()} ({error.strerror}).")
@@ -81,9 +87,8 @@ def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, wo
 
 
 def root() -> Path:
-    """Where caches lie: $VITRAIL_CACHE, or `vitrail` in the user's folder for such things."""
-    given = os.environ.get("VITRAIL_CACHE")
-    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
+    """Where caches lie."""
+    return cache_folder() / "images"
 
 
 def _resized(split: ArraySplit | MappedSplit, preprocess: Preprocess) -> Split:
@@ -96,7 +101,7 @@ def _resized(split: ArraySplit | MappedSplit, preprocess: Preprocess) -> Split:
     return ReadySplit(split, preprocess, pixels)
 
 
-def _opened(folder: Path, split: FileSplit, preprocess: Preprocess, crops: bool) -> Split | None:
+def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> Split | None:
     """The split with its cache, if there is one."""
     if not folder.is_dir():
         return None
@@ -115,7 +120,7 @@ def _opened(folder: Path, split: FileSplit, preprocess: Preprocess, crops: bool)
     return None
 
 
-def _made(folder: Path, split: FileSplit, preprocess: Preprocess, crops: bool, gigabytes: float, workers: int) -> Split:
+def _made(folder: Path, split: Files, preprocess: Preprocess, crops: bool, gigabytes: float, workers: int) -> Split:
     """The split with a cache that is made now, if it fits; else the split itself."""
     place, size = folder.parent, _size(split, preprocess, crops, workers)
     if size > gigabytes * 2**30:
@@ -151,7 +156,7 @@ def _made(folder: Path, split: FileSplit, preprocess: Preprocess, crops: bool, g
     return _opened(folder, split, preprocess, crops) or split
 
 
-def _kept(split: FileSplit, preprocess: Preprocess, crops: bool, workers: int) -> Iterator[Pixels]:
+def _kept(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> Iterator[Pixels]:
     """What is written for every image, in order."""
     if crops:
         yield from images(split, workers)
@@ -160,17 +165,13 @@ def _kept(split: FileSplit, preprocess: Preprocess, crops: bool, workers: int) -
             yield from pixels.numpy()
 
 
-def _key(split: FileSplit, preprocess: Preprocess, crops: bool) -> str:
+def _key(split: Files, version: str, preprocess: Preprocess, crops: bool) -> str:
     """Changes with everything that the pixels depend on."""
     what = (split.least, split.channels) if crops else (preprocess.img_size, preprocess.channels, preprocess.crop)
-    digest = hashlib.blake2b(repr((_VERSION, crops, what)).encode(), digest_size=16)
-    for path in split.paths:
-        facts = path.stat()
-        digest.update(f"{path.absolute()}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    return hashlib.blake2b(repr((_VERSION, crops, what, version)).encode(), digest_size=16).hexdigest()
 
 
-def _size(split: FileSplit, preprocess: Preprocess, crops: bool, workers: int) -> int:
+def _size(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> int:
     """How many bytes a cache takes: where the images are of any size, as some of them tell."""
     if not crops:
         return len(split) * preprocess.channels * math.prod(preprocess.img_size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -60,6 +61,10 @@ class FileSplit:
     def name(self, i: int) -> str:
         return str(self.paths[i])
 
+    def version(self) -> str:
+        """Changes when any of the files does."""
+        return files_version(self.paths)
+
 
 class Store(Protocol):
     """The images of one split as their files would hold them."""
@@ -68,6 +73,9 @@ class Store(Protocol):
         """The content of an image's file; an UnreadableImage if it cannot be had."""
 
     def name(self, row: int) -> str: ...
+
+    def version(self) -> str | None:
+        """Changes when any of the images does; None if that cannot be told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +87,13 @@ class StoredSplit:
     targets: Targets
     channels: int
     bits: int = 8
+    least: int | None = None  # as in `read_image`
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def image(self, i: int) -> Pixels:
-        return read_image(self.content(i), self.channels, self.bits)
+        return read_image(self.content(i), self.channels, self.bits, self.least)
 
     def content(self, i: int) -> bytes:
         """What the file of image `i` would hold."""
@@ -92,6 +101,20 @@ class StoredSplit:
 
     def name(self, i: int) -> str:
         return self.store.name(int(self.rows[i]))
+
+    def version(self) -> str | None:
+        """Changes when any of the images does; None if that cannot be told."""
+        version = self.store.version()
+        return None if version is None else version + hashlib.blake2b(self.rows.tobytes(), digest_size=16).hexdigest()
+
+
+def files_version(paths: Iterable[Path]) -> str:
+    """Changes when the path, the size or the time of any of the files does."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        facts = path.stat()
+        digest.update(f"{path.absolute()}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,9 @@ _PIECE = 1 << 18  # bytes
 
 
 def cache_folder() -> Path:
-    """Where vitrail keeps what it can fetch or compute again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitrail"
+    """Where vitrail keeps what it can fetch or compute again: $VITRAIL_CACHE, or a folder in the user's cache."""
+    given = os.environ.get("VITRAIL_CACHE")
+    return Path(given or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitrail").expanduser()
 
 
 def download(address: str, path: Path, md5: str) -> None:

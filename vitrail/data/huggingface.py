@@ -246,6 +246,11 @@ class _Rows:
     def name(self, row: int) -> str:
         return f"{self.title}/{row}"
 
+    def version(self) -> str | None:
+        if self.rows[0][self.column]["bytes"] is None:
+            return None  # the rows hold the paths of files, of which `datasets` knows nothing
+        return str(self.rows._fingerprint)
+
 
 def _rows(
     source: str, title: str, splits: Mapping[str, Any], image_column: str | None, label_column: str | None

@@ -27,7 +27,7 @@ from typing import BinaryIO
 import numpy as np
 
 from vitrail.data.arrays import class_numbers
-from vitrail.data.dataset import Array, Found, Numbers
+from vitrail.data.dataset import Array, Found, Numbers, files_version
 from vitrail.data.download import cache_folder
 from vitrail.data.folder import SPLITS, prove, subfolders
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
@@ -191,6 +191,9 @@ class _Shards:
     def name(self, row: int) -> str:
         index, i = self._find(row)
         return f"{index.path}/{index.names[i].decode('utf-8', 'replace')}"
+
+    def version(self) -> str:
+        return files_version(index.path for index in self._indices)
 
 
 def _read(index: _Index, i: int) -> bytes:
