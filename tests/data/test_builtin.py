@@ -21,7 +21,7 @@ from vitrail.errors import UserError
 def nothing_installed(monkeypatch, tmp_path):
     """Neither the machine's own data sets nor its settings are seen, and nothing is fetched from afar."""
     monkeypatch.delenv("VITRAIL_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for name, release in builtin._RELEASES.items():
         monkeypatch.setitem(builtin._RELEASES, name, release._replace(address="http://127.0.0.1:9/"))
     monkeypatch.setattr(builtin, "_DEBIAN_FASHION", tmp_path / "debian")
@@ -291,7 +291,7 @@ def test_a_set_is_downloaded_once_to_the_cache(tmp_path, server, caplog):
         data = open_data("mnist")
     assert np.array_equal(data.splits["train"].pixels[..., 0], arrays["train-images-idx3-ubyte"])
     assert data.splits["test"].targets.tolist() == arrays["t10k-labels-idx1-ubyte"].tolist()
-    folder = tmp_path / "cache" / "vitrail" / "datasets" / "mnist"
+    folder = tmp_path / "cache" / "datasets" / "mnist"
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.gz" for name in builtin._IDX_FILES)
     assert caplog.text.count("Downloading") == 4
     for path in root.iterdir():

@@ -76,6 +76,7 @@ class StreamReading:
         self._waiting: dict[int, bytes] = {}  # read, but not asked for yet
         self._coming = self._read(wanted)
         self._lock = threading.Lock()
+        self._failure: UserError | None = None
 
     def __len__(self) -> int:
         return len(self.split)
@@ -86,7 +87,13 @@ class StreamReading:
     def image(self, i: int) -> Pixels:
         with self._lock:
             while i not in self._waiting:
-                number, content = next(self._coming)
+                if self._failure is not None:  # another thread has met it, and the stream is at its end
+                    raise self._failure
+                try:
+                    number, content = next(self._coming)
+                except UserError as error:
+                    self._failure = error
+                    raise
                 self._waiting[number] = content
             content = self._waiting.pop(i)
         try:
