@@ -14,6 +14,7 @@ from vitrail.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from vitrail.evaluate.check import check
+    from vitrail.evaluate.embed import embed
     from vitrail.evaluate.predict import predict
     from vitrail.evaluate.verbs import evaluate
     from vitrail.models import create
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from vitrail.train.verbs import recipes
     from vitrail.weights import load
 
-__all__ = ["UserError", "__version__", "check", "create", "evaluate", "load", "predict", "recipes", "train"]
+__all__ = ["UserError", "__version__", "check", "create", "embed", "evaluate", "load", "predict", "recipes", "train"]
 
 _HOME = {
     "check": "vitrail.evaluate.check",
     "create": "vitrail.models",
+    "embed": "vitrail.evaluate.embed",
     "load": "vitrail.weights",
     "predict": "vitrail.evaluate.predict",
     "recipes": "vitrail.train.verbs",

@@ -98,7 +98,12 @@ def evaluate(
     run: Positional[Run],
     data: Positional[Annotated[str | None, arg(metavar="[DATA]", help_behavior_hint="")]] = None,
     *,
+    method: Literal["head", "knn", "linear", "fewshot"] = "head",
     split: str | None = None,
+    k: int | None = None,
+    shots: tuple[int, ...] | None = None,
+    draws: int | None = None,
+    seed: int | None = None,
     batch_size: int = 256,
     workers: int = 2,
     device: str | None = None,
@@ -112,8 +117,13 @@ def evaluate(
 
     Args:
         run: run folder or .safetensors file
-        data: data set to measure on (default: the run's own)
+        data: data set to measure on (default: the run's own); any classes will do unless the method is head
+        method: head for the model's own answers; knn, linear or fewshot for what its features are worth
         split: train, val or test (default: val; of other data val, test or everything)
+        k: neighbours that vote, with knn (default: 20)
+        shots: training images per class, with fewshot (default: 1 5 10)
+        draws: how often they are drawn, with fewshot (default: 5)
+        seed: of what fewshot draws and linear holds out (default: 0)
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
@@ -128,7 +138,12 @@ def evaluate(
     result = evaluate(
         run,
         data,
+        method=method,
         split=split,
+        k=k,
+        shots=shots,
+        draws=draws,
+        seed=seed,
         batch_size=batch_size,
         workers=workers,
         device=device,
@@ -166,6 +181,34 @@ def predict(
 
     predictions = predict(run, images, top=top, batch_size=batch_size, workers=workers, device=device)
     return 1 if write(predictions, format, sys.stdout) else 0
+
+
+def embed(
+    run: Positional[Run],
+    images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGES…", help_behavior_hint="")]],
+    *,
+    out: Annotated[str, arg(metavar="FILE")],
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str | None = None,
+) -> int:
+    """Write the feature vectors of images to a file. Exits 1 if any image could not be read.
+
+    Args:
+        run: run folder or .safetensors file
+        images: files, folders, globs
+        out: file to write, .npz or .parquet
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
+    """
+    from vitrail.evaluate.embed import embed, write
+
+    written = write(embed(run, images, batch_size=batch_size, workers=workers, device=device), out)
+    for file, error in written.unreadable:
+        print(f"{file}  — unreadable: {error}")
+    print(f"{written.images:,} vectors of {written.width:,} numbers are in {out}")
+    return 1 if written.unreadable else 0
 
 
 def _flags(group: str, *without: str) -> type[Any]:
@@ -269,6 +312,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
+    "embed": embed,
     "recipes": recipes,
 }
 

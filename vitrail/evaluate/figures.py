@@ -18,6 +18,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitrail.evaluate.metrics import BINS, AnyMetrics, LabelMetrics, Metrics, ValueMetrics
+from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
 
 P = ParamSpec("P")
 
@@ -78,7 +79,7 @@ def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return styled
 
 
-def drawings(metrics: AnyMetrics) -> dict[str, Callable[[], Figure]]:
+def drawings(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics) -> dict[str, Callable[[], Figure]]:
     """The figures of an evaluation, by the names of their files."""
     if isinstance(metrics, LabelMetrics):
         return {
@@ -87,11 +88,15 @@ def drawings(metrics: AnyMetrics) -> dict[str, Callable[[], Figure]]:
         }
     if isinstance(metrics, ValueMetrics):
         return {"predicted": partial(predicted, metrics)}
+    if isinstance(metrics, FewShotMetrics):
+        return {"shots": partial(shots, metrics)}
+    if isinstance(metrics, ProbeMetrics):
+        return {"confusion": partial(confusion, metrics)}
     return {"confusion": partial(confusion, metrics), "reliability": partial(reliability, metrics)}
 
 
 @_styled
-def confusion(metrics: Metrics) -> Figure:
+def confusion(metrics: Metrics | ProbeMetrics) -> Figure:
     """True classes in rows, predicted ones in columns; the colour is the share of the row."""
     counts = metrics.confusion
     classes = len(counts)
@@ -171,6 +176,34 @@ def reliability(metrics: Metrics) -> Figure:
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.grid(axis="x", visible=False)
+    return figure
+
+
+@_styled
+def shots(metrics: FewShotMetrics) -> Figure:
+    """Accuracy over the number of training images per class: every draw, their mean and standard deviation."""
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    results = sorted(metrics.shots, key=lambda result: result.shots)
+    numbers = [result.shots for result in results]
+    means, spreads = [result.mean for result in results], [result.std for result in results]
+    axes.scatter(
+        [result.shots for result in results for _ in result.top1],
+        [value for result in results for value in result.top1],
+        s=14,
+        color=SKY,
+        linewidths=0,
+        zorder=3,
+    )
+    axes.errorbar(numbers, means, spreads, color=BLUE, marker="o", markersize=4, capsize=3, zorder=4)
+    axes.set_xscale("log")
+    axes.set_xticks(numbers, [f"{number:,}" for number in numbers])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xlabel("training images per class")
+    axes.set_ylabel("top-1")
+    draws = f"mean and standard deviation of {metrics.draws} draws" if metrics.draws > 1 else "one draw"
+    _title(axes, "Few-shot accuracy", f"{draws}, {metrics.images:,} images")
     return figure
 
 

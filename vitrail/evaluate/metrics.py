@@ -59,25 +59,19 @@ class Metrics:
     def summary(self) -> dict[str, float]:
         """The numbers that stand for the whole."""
         scalars = {"top1": self.top1, "top5": self.top5, "loss": self.loss, "ece": self.ece}
-        return {"images": self.images} | _rounded(scalars)
+        return {"images": self.images} | rounded(scalars)
 
     def to_json(self) -> dict[str, Any]:
         """Everything, in types that JSON knows."""
         return self.summary() | {
-            "per_class": [_rounded(asdict(score)) for score in self.per_class],
+            "per_class": [rounded(asdict(score)) for score in self.per_class],
             "confusion": self.confusion.tolist(),
-            "bins": [_rounded(asdict(bin)) for bin in self.bins],
+            "bins": [rounded(asdict(bin)) for bin in self.bins],
         }
 
     def csv(self) -> dict[str, list[list[object]]]:
         """The tables to keep, by the names of their files."""
-        names = [score.name for score in self.per_class]
-        confusion = [[name, *row] for name, row in zip(names, self.confusion.tolist(), strict=True)]
-        scores = [[s.name, f"{s.precision:.6f}", f"{s.recall:.6f}", f"{s.f1:.6f}", s.support] for s in self.per_class]
-        return {
-            "confusion": [["true \\ predicted", *names], *confusion],
-            "per_class": [["class", "precision", "recall", "f1", "support"], *scores],
-        }
+        return class_tables(self.per_class, self.confusion)
 
     def table(self, most: int = 20) -> str:
         """The numbers for people: the whole, then every class, or the `most` that are recognised worst."""
@@ -89,16 +83,31 @@ class Metrics:
             f"calibration error  {self.ece:>7.2%}",
             "",
         ]
-        shown = self.per_class
-        if len(shown) > most:
-            shown = sorted(shown, key=lambda score: score.f1)[:most]
-            lines.append(f"The {most} classes of {len(self.per_class)} with the lowest F1:")
-        width = max(len("class"), *(len(score.name) for score in shown))
-        lines.append(f"{'class':<{width}}  precision  recall      F1  images")
-        lines += [
-            f"{s.name:<{width}}  {s.precision:>9.1%}  {s.recall:>6.1%}  {s.f1:>6.1%}  {s.support:>6,}" for s in shown
-        ]
-        return "\n".join(lines + _where(self.folder))
+        return "\n".join(lines + class_lines(self.per_class, most) + where(self.folder))
+
+
+def class_tables(scores: Sequence[ClassScore], confusion: NDArray[np.int64]) -> dict[str, list[list[object]]]:
+    """The confusion matrix and the scores of the classes as tables to keep, by the names of their files."""
+    names = [score.name for score in scores]
+    rows = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
+    numbers = [[s.name, f"{s.precision:.6f}", f"{s.recall:.6f}", f"{s.f1:.6f}", s.support] for s in scores]
+    return {
+        "confusion": [["true \\ predicted", *names], *rows],
+        "per_class": [["class", "precision", "recall", "f1", "support"], *numbers],
+    }
+
+
+def class_lines(scores: Sequence[ClassScore], most: int) -> list[str]:
+    """Every class in a line, or the `most` that are recognised worst."""
+    lines = []
+    if len(scores) > most:
+        lines.append(f"The {most} classes of {len(scores)} with the lowest F1:")
+        scores = sorted(scores, key=lambda score: score.f1)[:most]
+    width = max(len("class"), *(len(score.name) for score in scores))
+    lines.append(f"{'class':<{width}}  precision  recall      F1  images")
+    return lines + [
+        f"{s.name:<{width}}  {s.precision:>9.1%}  {s.recall:>6.1%}  {s.f1:>6.1%}  {s.support:>6,}" for s in scores
+    ]
 
 
 def measure(logits: NDArray[np.floating], labels: NDArray[np.integer], classes: Sequence[str]) -> Metrics:
@@ -192,16 +201,16 @@ class LabelMetrics:
         return {"loss": self.loss, "map": self.map, "macro_f1": self.macro_f1, "micro_f1": self.micro_f1}
 
     def summary(self) -> dict[str, float]:
-        return {"images": self.images} | _rounded(self.row())
+        return {"images": self.images} | rounded(self.row())
 
     def to_json(self) -> dict[str, Any]:
         return self.summary() | {
-            "per_label": [_rounded(asdict(score)) for score in self.per_label],
+            "per_label": [rounded(asdict(score)) for score in self.per_label],
             "thresholds_chosen_on_these_images": self.chosen_here,
         }
 
     def csv(self) -> dict[str, list[list[object]]]:
-        rows = [list(_rounded(asdict(score)).values()) for score in self.per_label]
+        rows = [list(rounded(asdict(score)).values()) for score in self.per_label]
         return {"per_label": [[f.name if f.name != "name" else "label" for f in fields(LabelScore)], *rows]}
 
     def table(self, most: int = 20) -> str:
@@ -228,7 +237,7 @@ class LabelMetrics:
             lines += ["", f"No image here has {some(self.unseen, 5)}: left out of the means over labels."]
         chosen = "these images" if self.chosen_here else "the validation images of the run"
         lines += ["", f"Thresholds are those with the best F1 on {chosen}: on them, F1 is optimistic."]
-        return "\n".join(lines + _where(self.folder))
+        return "\n".join(lines + where(self.folder))
 
 
 def measure_labels(
@@ -333,7 +342,7 @@ class ValueMetrics:
             f"{'value':<{width}}  {'MAE':>10}  {'RMSE':>10}  {'R²':>7}",
             *(f"{s.name:<{width}}  {s.mae:>10.4g}  {s.rmse:>10.4g}  {s.r2:>7.4f}" for s in rows),
         ]
-        return "\n".join(lines + _where(self.folder))
+        return "\n".join(lines + where(self.folder))
 
 
 def measure_values(
@@ -406,9 +415,11 @@ def _check(outputs: NDArray[np.floating], targets: NDArray[Any], classes: Sequen
         )
 
 
-def _where(folder: Path | None) -> list[str]:
+def where(folder: Path | None) -> list[str]:
+    """The last lines of a table: where the files are, if there are any."""
     return [] if folder is None else ["", f"Figures and tables are in {folder}"]
 
 
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
+def rounded(values: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as they are kept in JSON."""
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}

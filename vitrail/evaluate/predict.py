@@ -9,7 +9,7 @@ import csv
 import glob
 import json
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -70,15 +70,9 @@ def predict(
         raise UserError(
             f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
         )
-    if not images:
-        raise UserError("There is nothing to predict: give image files, folders or globs.")
-    sources = [str(source) for source in images]
-    for source in sources:
-        if next(find(source), None) is None:
-            raise UserError(_nothing(source))
+    files = listed(images)
     device = choose_device(device)
     model, card = open_run(run, device)
-    files = chain.from_iterable(map(find, sources))
     return classify(model, card, files, top, batch_size, workers, device)
 
 
@@ -92,20 +86,34 @@ def classify(
     device: str,
 ) -> Iterator[Prediction]:
     """What `predict` does once the model is open: `files` is consumed only as far as it is needed."""
-    with closing(_read_ahead(files, card.preprocess, workers, ahead=2 * batch_size)) as read:
+    with closing(run_files(model, files, card.preprocess, batch_size, workers, device)) as answers:
+        for file, outputs in answers:
+            if isinstance(outputs, UnreadableImage):
+                yield Prediction(file, error=str(outputs), task=card.task)
+            else:
+                yield _say(file, outputs, card, top)
+
+
+def run_files(
+    compute: Callable[[Tensor], Tensor],
+    files: Iterable[str],
+    preprocess: Preprocess,
+    batch_size: int,
+    workers: int,
+    device: str,
+) -> Generator[tuple[str, Tensor | UnreadableImage], None, None]:
+    """What `compute`, a model or a method of it, makes of every file; or why a file cannot be read."""
+    with closing(_read_ahead(files, preprocess, workers, ahead=2 * batch_size)) as read:
         while batch := list(islice(read, batch_size)):
             good = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImage)]
-            outputs = iter(_outputs(model, card.preprocess, good, device) if good else ())
+            outputs = iter(_outputs(compute, preprocess, good, device) if good else ())
             for file, pixels in batch:
-                if isinstance(pixels, UnreadableImage):
-                    yield Prediction(file, error=str(pixels), task=card.task)
-                else:
-                    yield _say(file, next(outputs), card, top)
+                yield file, pixels if isinstance(pixels, UnreadableImage) else next(outputs)
 
 
-def _outputs(model: Model, preprocess: Preprocess, pixels: list[Pixels], device: str) -> Tensor:
+def _outputs(compute: Callable[[Tensor], Tensor], preprocess: Preprocess, pixels: list[Pixels], device: str) -> Tensor:
     with torch.inference_mode():
-        return model(preprocess.normalise(torch.from_numpy(np.stack(pixels)).to(device))).float().cpu()
+        return compute(preprocess.normalise(torch.from_numpy(np.stack(pixels)).to(device))).float().cpu()
 
 
 def _say(file: str, outputs: Tensor, card: Card, top: int | None) -> Prediction:
@@ -147,6 +155,17 @@ def _read_ahead(
             yield rest, pixels.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def listed(images: Sequence[str | Path]) -> Iterator[str]:
+    """The image files in files, folders and globs, in their order; a UserError at once if one of them holds none."""
+    if not images:
+        raise UserError("There is nothing to predict: give image files, folders or globs.")
+    sources = [str(source) for source in images]
+    for source in sources:
+        if next(find(source), None) is None:
+            raise UserError(_nothing(source))
+    return chain.from_iterable(map(find, sources))
 
 
 def find(source: str) -> Iterator[str]:

@@ -1,0 +1,167 @@
+"""Feature vectors of image files, one by one or in a file: read ahead by threads, computed in batches.
+
+However many files there are, the pixels of three batches and some vectors are the most that is in memory: a Parquet
+file is written in row groups, the arrays of an `.npz` file piece by piece. Only the names are held until the end.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.data.images import UnreadableImage
+from vitrail.device import choose_device
+from vitrail.errors import UserError
+from vitrail.evaluate.predict import listed, run_files
+from vitrail.progress import track
+from vitrail.weights import open_run
+from vitrail.weights.files import replacing
+
+Vectors = NDArray[np.float32]
+Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # names of files, and their vectors (N, D)
+
+_ROWS = 4096  # vectors, or names, that are written at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """The feature vector of a file; one that could not be read has an error instead."""
+
+    file: str
+    features: Vectors | None = None  # D
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is in a file of vectors, and the files that could not be read, with the reasons."""
+
+    images: int
+    width: int
+    unreadable: tuple[tuple[str, str], ...]
+
+
+def embed(
+    run: str | Path,
+    images: Sequence[str | Path],
+    *,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str | None = None,
+) -> Iterator[Embedding]:
+    """The feature vector of every image in files, folders and globs, in their order: what the model's head reads.
+
+    A path or glob without any image is a UserError, before anything is computed; a file that is damaged is an
+    Embedding with an error, and the rest goes on.
+    """
+    if min(batch_size, workers) < 1:
+        raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
+    files = listed(images)
+    device = choose_device(device)
+    model, card = open_run(run, device)
+    return _embeddings(run_files(model.embed, files, card.preprocess, batch_size, workers, device))
+
+
+def _embeddings(answers: Generator[tuple[str, Tensor | UnreadableImage], None, None]) -> Iterator[Embedding]:
+    with closing(answers):
+        for file, vector in answers:
+            if isinstance(vector, UnreadableImage):
+                yield Embedding(file, error=str(vector))
+            else:
+                yield Embedding(file, vector.numpy())
+
+
+def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:
+    """Writes names and vectors as they come to an `.npz` or `.parquet` file, which is there when it is whole.
+
+    Both hold `features`, float32, and the name of each one's file, which is called `files` in an `.npz`, where it is an
+    array, and `file` in a table.
+    """
+    path = Path(out)
+    if path.suffix not in _WRITERS:
+        raise UserError(f"Vectors are written to {' or '.join(_WRITERS)} files, but --out is {path}.")
+    unreadable: list[tuple[str, str]] = []
+
+    def readable() -> Iterator[tuple[str, Vectors]]:
+        for embedding in track(embeddings, "embedding", unit="img"):
+            if embedding.features is None:
+                unreadable.append((embedding.file, str(embedding.error)))
+            else:
+                yield embedding.file, embedding.features
+
+    with replacing(path) as temporary:
+        images, width = _WRITERS[path.suffix](_parts(readable()), temporary)
+        if not images:
+            first = "".join(f": {file} ({error})" for file, error in unreadable[:1])
+            raise UserError(f"No image could be read, so {path} is not written{first}.")
+    return Written(images, width, tuple(unreadable))
+
+
+def _parts(rows: Iterator[tuple[str, Vectors]]) -> Parts:
+    while part := list(islice(rows, _ROWS)):
+        names, vectors = zip(*part, strict=True)
+        yield names, np.stack(vectors)
+
+
+def _write_npz(parts: Parts, path: Path) -> tuple[int, int]:
+    """The vectors wait in a file without a name: an array begins with its length, which is known at the end."""
+    names: list[str] = []
+    width = 0
+    with zipfile.ZipFile(path, "w") as archive, tempfile.TemporaryFile(dir=path.parent) as waiting:
+        for files, vectors in parts:
+            names += files
+            width = vectors.shape[1]
+            waiting.write(vectors.astype("<f4").data)
+        waiting.seek(0)
+        with _array(archive, "features", "<f4", (len(names), width)) as member:
+            shutil.copyfileobj(waiting, member)
+        text = f"<U{max(map(len, names), default=1)}"
+        with _array(archive, "files", text, (len(names),)) as member:
+            for at in range(0, len(names), _ROWS):
+                member.write(np.array(names[at : at + _ROWS], text).tobytes())
+    return len(names), width
+
+
+def _array(archive: zipfile.ZipFile, name: str, kind: str, shape: tuple[int, ...]) -> IO[bytes]:
+    """An array of an `.npz` file, to which its content is yet to be written."""
+    member = archive.open(f"{name}.npy", "w", force_zip64=True)
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(member, header)  # type: ignore[no-untyped-call]
+    return member
+
+
+def _write_parquet(parts: Parts, path: Path) -> tuple[int, int]:
+    try:
+        import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as error:
+        raise UserError("Writing Parquet needs pyarrow: pip install 'vitrail[data]'. Or write an .npz file.") from error
+    images, width = 0, 0
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("wb"))
+        writer = None
+        for files, vectors in parts:
+            images, width = images + len(files), vectors.shape[1]
+            names = [name.encode(errors="backslashreplace") for name in files]  # a file name may be no text
+            columns = {
+                "file": pyarrow.array([name.decode() for name in names]),
+                "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), width),
+            }
+            group = pyarrow.table(columns)
+            writer = writer or stack.enter_context(pyarrow.parquet.ParquetWriter(file, group.schema))
+            writer.write_table(group)
+    return images, width
+
+
+_WRITERS = {".npz": _write_npz, ".parquet": _write_parquet}
