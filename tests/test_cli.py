@@ -20,6 +20,7 @@ import vitrail
 from vitrail import cli
 from vitrail.config import TrainConfig, from_plain, load_yaml, options
 from vitrail.errors import UserError
+from vitrail.evaluate.embed import embed
 from vitrail.evaluate.predict import predict
 from vitrail.evaluate.verbs import evaluate
 from vitrail.mistakes import explain
@@ -84,7 +85,14 @@ def parameters(function):
 
 @pytest.mark.parametrize(
     ("command", "function"),
-    [(cli.evaluate, evaluate), (cli.predict, predict), (cli.models, table), (cli.train, train), (cli.recipes, recipes)],
+    [
+        (cli.evaluate, evaluate),
+        (cli.predict, predict),
+        (cli.embed, embed),
+        (cli.models, table),
+        (cli.train, train),
+        (cli.recipes, recipes),
+    ],
 )
 def test_a_verb_has_the_names_and_defaults_of_its_function(command, function):
     assert parameters(command) == parameters(function)
@@ -195,6 +203,34 @@ def test_predict_goes_on_after_a_bad_file_and_exits_1(vitrail_says, trained, dig
     assert code == 1
     assert [line["file"] for line in lines] == [str(good), "bad.png", str(good)]
     assert [bool(line["error"]) for line in lines] == [False, True, False]
+
+
+def test_features_are_measured_by_every_method(vitrail_says, trained):
+    code, out, _ = vitrail_says("evaluate", trained, "--method", "knn", "--k", 5, "--out", "knn")
+    assert code == 0
+    assert "k 5" in out
+    assert "top-1" in out
+    assert {path.name for path in Path("knn").iterdir()} == {
+        "metrics.json",
+        "confusion.png",
+        "confusion.csv",
+        "per_class.csv",
+    }
+
+    words = ["--method", "fewshot", "--shots", 1, 3, "--draws", 2, "--seed", 4, "--out", "few", "--json"]
+    code, out, _ = vitrail_says("evaluate", trained, *words)
+    assert code == 0
+    assert [(row["shots"], len(row["top1"])) for row in json.loads(out)["shots"]] == [(1, 2), (3, 2)]
+    assert {path.name for path in Path("few").iterdir()} == {"metrics.json", "shots.csv", "shots.png"}
+
+
+def test_embed_goes_on_after_a_bad_file_and_exits_1(vitrail_says, trained, digits):
+    files = sorted((digits / "0").iterdir())[:2]
+    Path("bad.png").write_bytes(b"")
+    code, out, _ = vitrail_says("embed", trained, files[0], "bad.png", files[1], "--out", "f.npz")
+    assert code == 1
+    assert out.splitlines() == ["bad.png  — unreadable: empty file", "2 vectors of 128 numbers are in f.npz"]
+    assert vitrail_says("embed", trained, *files, "--out", "f.npz")[0] == 0
 
 
 def test_recipes_as_a_list_and_one_with_all_its_values(vitrail_says):
@@ -321,6 +357,10 @@ def test_a_corrupt_checkpoint_and_corrupt_weights(refuses, trained):
         (["predict", "RUN", "folder"], "The folder folder holds no image"),
         (["predict", "nowhere", "image.png"], "nowhere is neither a run folder nor a weights file"),
         (["predict", "RUN", "image.png", "--top", "0"], "top"),
+        (["evaluate", "RUN", "--method", "linear", "--k", "3"], "'k' is for the method knn"),
+        (["embed", "RUN", "image.png", "--out", "a.txt"], ".npz or .parquet files, but --out is a.txt."),
+        (["embed", "RUN", "image.png", "--out", "nowhere/a.npz"], "Could not write nowhere/a.npz"),
+        (["embed", "RUN", "folder", "--out", "a.npz"], "The folder folder holds no image"),
         (["models", "resnet"], "No model has 'resnet' in its name."),
         (["recipes", "diet"], "There is no recipe 'diet'. Did you mean 'deit'?"),
         (["recipes", "deit", "nowhere"], "There is no data 'nowhere'"),
@@ -352,6 +392,9 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
         ("train digits --img-size 8 --out", "'--out' must be followed by a value."),
         ("train digits more", "There is a word too many or too few: it must be `vitrail train [DATA]`, and options."),
         ("predict", "it must be `vitrail predict RUN IMAGES`"),
+        ("embed run a.png", "it must be `vitrail embed RUN IMAGES --out …`"),
+        ("evaluate run --method kn", "'--method' must be one of head, knn, linear, fewshot, but it is 'kn'."),
+        ("evaluate run --method fewshot --shots one", "'--shots' must be a whole number, but it is 'one'."),
         ("trian digits", "There is no command 'trian'. Did you mean 'train'?"),
         ("", "The commands are models, check, train"),
     ],

@@ -36,8 +36,18 @@ def explain(words: Sequence[str], verbs: Mapping[str, Verb]) -> str:
         for p in inspect.signature(verb).parameters.values()
         if p.kind is not p.KEYWORD_ONLY
     ]
-    usage = " ".join([command, *places])
+    usage = " ".join([command, *places, *(f"{flag} …" for flag in _needed(verb))])
     return f"There is a word too many or too few: it must be `{usage}`, and options. `{command} --help` lists them."
+
+
+def _needed(verb: Verb) -> list[str]:
+    """The flags that must be given."""
+    hints = get_type_hints(verb)
+    return [
+        f"--{p.name}".replace("_", "-")
+        for p in inspect.signature(verb).parameters.values()
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty and not dataclasses.is_dataclass(hints[p.name])
+    ]
 
 
 def _flags(verb: Verb) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _version(split: Split) -> str | None:
 def _kept(file: Path, key: str) -> NDArray[np.float32] | None:
     """The features in a file, if it is whole and has this key."""
     try:
-        with np.load(file, allow_pickle=False) as arrays:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             if arrays["key"].item() == key:
                 features: NDArray[np.float32] = arrays["features"]
                 return features

@@ -190,12 +190,12 @@ def shots(metrics: FewShotMetrics) -> Figure:
     axes.scatter(
         [result.shots for result in results for _ in result.top1],
         [value for result in results for value in result.top1],
-        s=14,
+        s=18,
         color=SKY,
         linewidths=0,
         zorder=3,
     )
-    axes.errorbar(numbers, means, spreads, color=BLUE, marker="o", markersize=4, capsize=3, zorder=4)
+    axes.errorbar(numbers, means, spreads, color=BLUE, marker="o", markersize=5, elinewidth=0.8, capsize=3)
     axes.set_xscale("log")
     axes.set_xticks(numbers, [f"{number:,}" for number in numbers])
     axes.set_xticks([], minor=True)
