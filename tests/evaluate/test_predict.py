@@ -141,7 +141,7 @@ def test_paths_without_images_are_an_error_before_anything_is_read(run: Path, tm
 
 def test_wrong_inputs_are_one_sentence(run: Path, tmp_path: Path):
     paint(tmp_path / "a.png")
-    with pytest.raises(UserError, match="nothing to predict"):
+    with pytest.raises(UserError, match="There are no images"):
         predict(run, [])
     with pytest.raises(UserError, match="must be at least 1"):
         predict(run, [tmp_path / "a.png"], top=0)

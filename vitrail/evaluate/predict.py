@@ -160,7 +160,7 @@ def _read_ahead(
 def listed(images: Sequence[str | Path]) -> Iterator[str]:
     """The image files in files, folders and globs, in their order; a UserError at once if one of them holds none."""
     if not images:
-        raise UserError("There is nothing to predict: give image files, folders or globs.")
+        raise UserError("There are no images: give image files, folders or globs.")
     sources = [str(source) for source in images]
     for source in sources:
         if next(find(source), None) is None:
