@@ -85,8 +85,10 @@ def _number(kind: Any, value: str) -> str:
     """What kind of number a value must be, if it must be one and is none."""
     if kind == Size:  # 224 or 192x256: text to the parser
         return ""
+    inner = [kind, *get_args(kind)]
+    inner += [part for union in get_args(kind) for part in get_args(union)]  # of several numbers, or None
     for number, rule in ((int, "a whole number"), (float, "a number")):
-        if number in (kind, *get_args(kind)):
+        if number in inner:
             try:
                 number(value)
             except ValueError:
