@@ -146,8 +146,8 @@ def knn(
     rows = max(_SIMILARITIES // len(x), 1)
     for at in range(0, len(test), rows):
         part = torch.nn.functional.normalize(torch.from_numpy(test[at : at + rows]))
-        nearest, which = (part @ train.T).double().topk(k)
-        weights = torch.exp((nearest - nearest[:, :1]) / temperature)  # in proportion, and never too large
+        nearest, which = (part @ train.T).topk(k)
+        weights = torch.exp((nearest - nearest[:, :1]).double() / temperature)  # in proportion, and never too large
         counted = torch.zeros(len(part), len(names), dtype=torch.float64)
         votes[at : at + rows] = counted.scatter_add_(1, own[which], weights).numpy()
     return _measured("knn", votes, truth, names, len(x), {"k": k, "temperature": temperature})
