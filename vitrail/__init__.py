@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from vitrail.train import train
     from vitrail.train.verbs import recipes
     from vitrail.weights import load
+    from vitrail.weights.convert import convert
 
-__all__ = ["UserError", "__version__", "check", "create", "evaluate", "load", "predict", "recipes", "train"]
+__all__ = ["UserError", "__version__", "check", "convert", "create", "evaluate", "load", "predict", "recipes", "train"]
 
 _HOME = {
     "check": "vitrail.evaluate.check",
+    "convert": "vitrail.weights.convert",
     "create": "vitrail.models",
     "load": "vitrail.weights",
     "predict": "vitrail.evaluate.predict",
