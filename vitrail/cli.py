@@ -260,8 +260,8 @@ def recipes(
 def convert(
     source: Positional[Annotated[str, arg(metavar="SRC", help_behavior_hint="")]],
     out: Positional[Annotated[str, arg(metavar="DST", help_behavior_hint="")]],
-    to: Literal["vitrail", "timm", "hf", "npz", "torchvision"] = "vitrail",
     *,
+    to: Literal["vitrail", "timm", "hf", "npz", "torchvision"] = "vitrail",
     model: str | None = None,
     classes: int | None = None,
     overwrite: bool = False,
@@ -278,7 +278,7 @@ def convert(
     """
     from vitrail.weights.convert import convert
 
-    print(convert(source, out, to, model=model, classes=classes, overwrite=overwrite))
+    print(convert(source, out, to=to, model=model, classes=classes, overwrite=overwrite))
     return 0
 
 

@@ -37,6 +37,9 @@ from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensor
 WEIGHTS_FILE = "model.safetensors"
 _FOREIGN_FILES = ("pytorch_model.bin",)  # what a folder of others may hold instead
 
+# Second heads: distilled DeiT has one on its distillation token, DINOv2 one on the average of the patches.
+_OTHER_HEADS = ("head_dist.", "head_patches.")
+
 Source = str | Path | Mapping[str, Any]  # a run, a file, a name of the hub, or a state dict in memory
 
 # What a card must hold beside the classes to tell what the outputs mean.
@@ -233,12 +236,6 @@ def _open(source: Source, expected: str | ModelConfig | None = None) -> _Opened:
     weights = foreign.recognise(tensors, where)
     beside = foreign.settings(weights.format, path.parent if path is not None else None)
     config = foreign.architecture(weights, beside, model)
-    if model is not None:
-        for name in ("width", "depth", "heads", "mlp", "patch"):
-            if getattr(model, name) != getattr(config, name):
-                raise UserError(
-                    f"{where} has {name} {getattr(config, name)}, but `model` asks for {getattr(model, name)}."
-                )
     preprocess, assumed = foreign.preprocessing(weights, config, beside)
     has_head = "head.weight" in weights.shapes()
     fits = len(beside.classes) == config.classes
@@ -285,9 +282,9 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     state = opened.weights.read(old.grid[0] * old.grid[1])
     notes = list(opened.notes)
 
-    unneeded = [] if opened.own else foreign.pretraining(state)
+    unneeded = foreign.pretraining(state)
     if card.classes != wanted.classes or card.task != wanted.task:
-        unneeded += [name for name in state if name.startswith("head_dist.")]
+        unneeded += [name for name in state if name.startswith(_OTHER_HEADS)]
         for name in ("head.weight", "head.bias"):
             state[name] = torch.zeros(model.get_parameter(name).shape)
         task = wanted.task
@@ -296,17 +293,16 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     if unneeded:
         notes.append(f"left out {some(unneeded, 4)}")
         state = {name: value for name, value in state.items() if name not in unneeded}
-    other = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()} - {"float32"})
-    for name in state:
-        state[name] = as_float(name, state[name], where)  # one by one, so that what it replaces is freed
-    if other:
-        notes.append(f"{', '.join(other)} became float32")
-
     wrong = _mismatch(state, _meta_state(dataclasses.replace(old, classes=new.classes)))
     if wrong and opened.own:
         raise UserError(f"{where} does not fit the architecture in its {Path(where).stem}.json: {wrong}")
     if wrong:
         raise UserError(f"{where} is no {card.model} that vitrail can build: {wrong}{_way_out(state)}")
+    other = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()} - {"float32"})
+    for name in state:
+        state[name] = as_float(name, state[name], where)  # one by one, so that what it replaces is freed
+    if other:
+        notes.append(f"{', '.join(other)} became float32")
     if old.grid != new.grid:
         state = resample_state(state, old.grid, new.grid)
         notes.append(f"positions resampled from {old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches")
@@ -329,8 +325,8 @@ def _meta_state(config: ModelConfig) -> dict[str, Tensor]:
 
 
 def _way_out(state: Mapping[str, Tensor]) -> str:
-    if "head_dist.weight" in state:
-        return "\nIts two heads are averaged, which vitrail does not do. Ask for a new one: classes=N, or --classes N."
+    if any(name.startswith(_OTHER_HEADS) for name in state):
+        return "\nIts head reads two vectors, which vitrail's do not. Ask for a new one: classes=N, or --classes N."
     return ""
 
 

@@ -29,7 +29,7 @@ class Beside:
         checked: dict[str, Any] = {
             "heads": None if self.heads is None else coerce(ModelConfig, "heads", self.heads),
             "img_size": None if self.img_size is None else coerce(ModelConfig, "img_size", self.img_size),
-            "classes": tuple(str(name) for name in self.classes or ()),
+            "classes": tuple(map(str, self.classes)),
             "mean": None if self.mean is None else coerce(Preprocess, "mean", self.mean),
             "std": None if self.std is None else coerce(Preprocess, "std", self.std),
             "crop": None if self.crop is None else coerce(Preprocess, "crop", self.crop),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from safetensors.torch import save as to_bytes
@@ -23,8 +23,8 @@ To = Literal["vitrail", "timm", "hf", "npz", "torchvision"]
 def convert(
     source: Source,
     out: str | Path,
-    to: To = "vitrail",
     *,
+    to: To = "vitrail",
     model: str | ModelConfig | None = None,
     classes: int | Sequence[str] | None = None,
     overwrite: bool = False,
@@ -76,7 +76,8 @@ def _write(path: Path, state: Mapping[str, Tensor]) -> None:
     with replacing(path) as temporary:
         if path.suffix == ".npz":
             with temporary.open("wb") as file:
-                np.savez(file, **{name: value.numpy() for name, value in state.items()})
+                arrays: dict[str, Any] = {name: value.numpy() for name, value in state.items()}
+                np.savez(file, **arrays)
         else:
             content = to_bytes({name: value.contiguous() for name, value in state.items()}, metadata={"format": "pt"})
             temporary.write_bytes(content)

@@ -67,8 +67,8 @@ def recognise(tensors: Tensors, where: str) -> Weights:
         pattern = re.compile(rf"(|.*[./]){re.escape(module.MARKER)}")
         found |= {match[1]: format for name in plain if (match := pattern.fullmatch(name))}
     if not found:
-        names = some(sorted(plain), 4)
-        raise UserError(f"{where} is no ViT of {', '.join(get_args(Format))} or vitrail: it holds {names}.")
+        held = some(sorted(plain), 4)
+        raise UserError(f"{where} is no ViT of {', '.join(get_args(Format))} or vitrail: it holds {held}.")
     if len(found) > 1:
         raise UserError(f"{where} holds several models: {some(sorted(found), 6)}. Give the state dict of one of them.")
     (prefix, format), *_ = found.items()
@@ -107,6 +107,9 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
         raise UserError(f"{weights.where} has patches of {patch}x{other} pixels; vitrail's are squares.")
     depth = len({match[1] for name in state if (match := re.match(r"blocks\.(\d+)\.", name))})
     mlp = _sizes(weights, state, "blocks.0.mlp.fc1.weight", 2)[0]
+    if model is not None:
+        seen = {"width": width, "depth": depth, "mlp": mlp, "patch": patch}
+        _compare(weights, seen, {name: getattr(model, name) for name in seen})
     registers = _tokens(state, "reg_token") + _tokens(state, "dist_token")
     asked = model.img_size if model is not None and model.patch == patch else None
     size = _img_size(weights, state, registers, patch, beside.img_size, asked)
@@ -204,9 +207,10 @@ def _img_size(weights: Weights, state: Mapping[str, Tensor], registers: int, pat
 
 
 def _heads(weights: Weights, width: int, beside: Beside, model: ModelConfig | None) -> int:
-    if weights.format == "npz" and (shown := npz.heads(weights.tensors.shapes)):
-        return shown
-    told = beside.heads or (model.heads if model is not None else None) or _HEADS.get(width)
+    shown = npz.heads(weights.tensors.shapes) if weights.format == "npz" else beside.heads
+    if shown and model is not None:
+        _compare(weights, {"heads": shown}, {"heads": model.heads})
+    told = shown or (model.heads if model is not None else _HEADS.get(width))
     if told is None:
         candidates = [str(heads) for heads in range(1, width + 1) if width % heads == 0 and width // heads >= 8]
         raise UserError(
@@ -214,3 +218,9 @@ def _heads(weights: Weights, width: int, beside: Beside, model: ModelConfig | No
             f"{some(candidates, 12)}. Put a config.json beside it, or give `model`."
         )
     return told
+
+
+def _compare(weights: Weights, seen: Mapping[str, int], asked: Mapping[str, int]) -> None:
+    for name, value in seen.items():
+        if asked[name] != value:
+            raise UserError(f"{weights.where} has {name} {value}, but `model` asks for {asked[name]}.")

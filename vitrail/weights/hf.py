@@ -68,7 +68,7 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for block in (_VIT, _DINOV2, _MODULES):
         for where in (_FILE, _MODULE):
             table |= inverse(stems(depth, {}, block, where))
-    return join_qkv(rename(tensors, table))
+    return _one_head(join_qkv(rename(tensors, table)))
 
 
 def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -159,11 +159,21 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Besid
     return Beside(
         heads=document.get("num_attention_heads"),
         img_size=document.get("image_size"),
-        classes=names,
+        classes=tuple(names),
         mean=processor.get("image_mean"),
         std=processor.get("image_std"),
         crop=crop,
     )
+
+
+def _one_head(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """DINOv2's head reads the class token and the average of the patches; the second half fits only if it is zero."""
+    head, norm = state.get("head.weight"), state.get("norm.weight")
+    if head is None or norm is None or head.ndim != 2 or head.shape[1] != 2 * norm.numel():
+        return state
+    first, second = head.chunk(2, dim=1)
+    unused = second.is_meta or not second.any()
+    return state | {"head.weight": first} | ({} if unused else {"head_patches.weight": second})
 
 
 def _edge(size: Any) -> int | None:

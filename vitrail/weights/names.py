@@ -53,7 +53,7 @@ def join_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def split_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `join_qkv`."""
-    split = {}
+    split: dict[str, Tensor] = {}
     for name, value in state.items():
         match = re.fullmatch(r"(.*\.attn)\.qkv\.(weight|bias)", name)
         if match:

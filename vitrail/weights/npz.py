@@ -98,9 +98,9 @@ def _to_theirs(name: str, value: Tensor, heads: int) -> Tensor:
     if name == "patch_embed.proj.weight":
         return value.permute(2, 3, 1, 0)
     if re.search(r"attn\.[qkv]\.weight$", name):
-        return value.T.unflatten(1, (heads, -1))
+        return value.T.reshape(value.shape[1], heads, -1)
     if re.search(r"attn\.[qkv]\.bias$", name):
-        return value.unflatten(0, (heads, -1))
+        return value.reshape(heads, -1)
     if name.endswith("attn.proj.weight"):
-        return value.T.unflatten(0, (heads, -1))
+        return value.T.reshape(heads, -1, value.shape[0])
     return value.T if name.endswith("weight") and value.ndim == 2 else value

@@ -101,12 +101,10 @@ def _unwrap(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, .
 
 def _open_safetensors(path: Path) -> Tensors:
     try:
-        file = safetensors.safe_open(path, framework="pt")
-        # A handle for both: its tensors are views of the mapped file.
+        file: Any = safetensors.safe_open(path, framework="pt")  # what it gives are views of the mapped file
         shapes = {
             name: torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype(), name, path), device="meta")
-            for name in file.keys()  # noqa: SIM118  # it is no mapping
-            for part in [file.get_slice(name)]
+            for name, part in ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118  # it is no mapping
         }
     except (safetensors.SafetensorError, OSError) as error:
         raise damaged(path, error) from error
@@ -146,13 +144,14 @@ def _open_npz(path: Path) -> Tensors:
             raise damaged(path, error) from error
 
     shapes = {}
+    format: Any = np.lib.format
     try:
         with zipfile.ZipFile(path) as file:
             for member in file.infolist():
                 with file.open(member) as stream:
-                    version = np.lib.format.read_magic(stream)
-                    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else None
-                    shape, _, dtype = (header or np.lib.format.read_array_header_2_0)(stream)
+                    first = format.read_magic(stream) == (1, 0)
+                    header = format.read_array_header_1_0 if first else format.read_array_header_2_0
+                    shape, _, dtype = header(stream)
                 if math.prod(shape) * dtype.itemsize > member.file_size:
                     raise ValueError(f"{member.filename} claims {math.prod(shape):,} values, more than it holds")
                 name = member.filename.removesuffix(".npy")

@@ -44,7 +44,7 @@ def settings(document: Mapping[str, Any]) -> Beside:
     return Beside(
         heads=arguments.get("num_heads"),
         img_size=size,
-        classes=about.get("label_names") or document.get("label_names"),
+        classes=tuple(about.get("label_names") or document.get("label_names") or ()),
         mean=about.get("mean"),
         std=about.get("std"),
         crop=about.get("crop_pct"),
