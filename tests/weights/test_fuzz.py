@@ -147,10 +147,10 @@ def test_other_floats_become_float32(state, dtype):
     assert torch.equal(model.norm.bias, state["norm.bias"].to(dtype).float())
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (3, 5), (16, 16), (2, 2, 2), (1, 1, 16), (1, 1, 1, 1)])
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (3, 5), (16, 8), (2, 2, 2), (1, 1, 16), (1, 1, 1, 1)])
 def test_wrong_shapes(state, shape):
     for name in state:
-        if state[name].shape != shape:
+        if state[name].shape != shape and (name, shape) != ("pos_embed", (1, 1, 16)):  # which is a smaller picture's
             with pytest.raises(UserError):
                 load(state | {name: torch.zeros(shape)}, CONFIG)
     arrays = FORMATS["npz"].write(state, CONFIG)
