@@ -93,10 +93,11 @@ def same(model, other):
         ({"init_values": 0.1}, {"layer_scale": 1e-5}),
         ({"reg_tokens": 4, "init_values": 0.1, "no_embed_class": True}, {"registers": 4, "layer_scale": 1e-5}),
         ({"reg_tokens": 3}, {"registers": 3}),
+        ({"no_embed_class": True}, {}),
         ({"class_token": False, "global_pool": "avg", "fc_norm": False}, {"pool": "gap"}),
         ({"class_token": False, "global_pool": "map"}, {"pool": "map"}),
     ],
-    ids=["plain", "LayerScale", "DINOv2 with registers", "registers", "gap", "map"],
+    ids=["plain", "LayerScale", "DINOv2 with registers", "registers", "DeiT III", "gap", "map"],
 )
 def test_timm(options, changes):
     theirs = timm_vit(**options)
@@ -518,6 +519,13 @@ def test_another_model_than_the_one_asked_for_is_refused():
         load(state, "vit_b16")
     with pytest.raises(UserError, match="has depth 2, but `model` asks for 3"):
         load(state, replace(CONFIG, depth=3))
+
+
+def test_positions_of_no_square_need_to_be_told():
+    state = timm_vit(replace(CONFIG, img_size=(16, 32))).state_dict()
+    with pytest.raises(UserError, match="33 positions, which are no square of patches"):
+        load(state, CONFIG)
+    assert load(state, replace(CONFIG, img_size=(16, 32))).config.img_size == (16, 32)
 
 
 def test_the_table_of_what_does_not_fit():

@@ -131,8 +131,6 @@ def test_without_its_card_a_file_shows_all_but_the_heads(path):
     path.with_suffix(".json").unlink()
     with pytest.raises(UserError, match=r"width 16, whose number of heads its tensors do not show: it may be 1, 2\."):
         load(path, model=None)
-    with pytest.raises(UserError, match=r"25 positions, which are no square of patches"):
-        load(path, model=replace(CONFIG, img_size=(8, 8)))
     assert load(path, model=CONFIG).config == CONFIG
 
 

@@ -17,7 +17,7 @@ def is_hub(source: str) -> bool:
 
 
 def fetch(source: str) -> Path:
-    """The weights file of a repository, in the cache, with its settings beside it."""
+    """The weights file of a repository, in the cache, with its settings beside it. The network is asked for the rest."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -27,13 +27,15 @@ def fetch(source: str) -> Path:
     if not name:
         raise UserError(f"'{source}' names no weights: write hf:OWNER/NAME, or timm:NAME for one of timm's.")
     repository = f"timm/{name}" if kind == "timm" else name
-    found: dict[str, Path] = {}
-    away = False
-    for file in (*_WEIGHTS, *_SETTINGS):
-        if file == _WEIGHTS[1] and _WEIGHTS[0] in found:
-            continue
+    away = False  # found out once: every attempt is repeated for half a minute
+
+    def get(file: str) -> Path | None:
+        nonlocal away
         try:
-            found[file] = Path(huggingface_hub.hf_hub_download(repository, file))
+            cached = huggingface_hub.try_to_load_from_cache(repository, file)
+            if cached is not None:  # a path, or a mark that the repository has no such file
+                return Path(cached) if isinstance(cached, str) else None
+            return None if away else Path(huggingface_hub.hf_hub_download(repository, file))
         except LocalEntryNotFoundError:
             away = True
         except EntryNotFoundError:
@@ -41,12 +43,16 @@ def fetch(source: str) -> Path:
         except Exception as error:  # it has a class of its own for nearly every mistake, and passes others' on
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
             raise UserError(f"{source} cannot be had from the hub: {reason}.") from error
-    weights = [found[file] for file in _WEIGHTS if file in found]
-    if not weights and away:
+        return None
+
+    weights = next((path for path in map(get, _WEIGHTS) if path), None)
+    if weights is None and away:
         raise UserError(
             f"{source} cannot be had: it is not in the cache of 'huggingface_hub', and the hub cannot be reached. "
             "Load it once where there is a network, or give the path of a file."
         )
-    if not weights:
+    if weights is None:
         raise UserError(f"{source} has neither {' nor '.join(_WEIGHTS)}: it holds no weights in one file.")
-    return weights[0]
+    for file in _SETTINGS:
+        get(file)
+    return weights
