@@ -75,7 +75,9 @@ class InputConfig:
 class ArchConfig:
     """Changes to the named model."""
 
-    pool: Literal["cls", "gap", "map"] = option("how tokens become one vector: class token, average, attention")
+    pool: Literal["cls", "gap", "gap_norm", "map"] = option(
+        "how tokens become one vector: class token, average, average before the last norm, attention"
+    )
     pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = option("position embeddings")
     head: Literal["linear", "tanh"] = option("a single linear layer, or the paper's hidden tanh layer before it")
     stem: Literal["patch", "conv"] = option("the paper's patch projection, or overlapping convolutions")

@@ -96,8 +96,22 @@ def same(model, other):
         ({"no_embed_class": True}, {}),
         ({"class_token": False, "global_pool": "avg", "fc_norm": False}, {"pool": "gap"}),
         ({"class_token": False, "global_pool": "map"}, {"pool": "map"}),
+        ({"global_pool": "avg"}, {"pool": "gap_norm", "registers": 1}),
+        ({"global_pool": "avg", "reg_tokens": 2}, {"pool": "gap_norm", "registers": 3}),
+        ({"global_pool": "avg", "class_token": False}, {"pool": "gap_norm"}),
     ],
-    ids=["plain", "LayerScale", "DINOv2 with registers", "registers", "DeiT III", "gap", "map"],
+    ids=[
+        "plain",
+        "LayerScale",
+        "DINOv2 with registers",
+        "registers",
+        "DeiT III",
+        "gap",
+        "map",
+        "MAE",
+        "MAE, registers",
+        "MAE, no class",
+    ],
 )
 def test_timm(options, changes):
     theirs = timm_vit(**options)
@@ -363,6 +377,7 @@ def test_torchvision(old):
         ("timm", {}),
         ("timm", {"registers": 2, "layer_scale": 0.5}),
         ("timm", {"pool": "map", "registers": 1}),
+        ("timm", {"pool": "gap_norm", "registers": 1}),
         ("hf", {}),
         ("hf", {"layer_scale": 0.5}),
         ("hf", {"registers": 3, "layer_scale": 0.5}),
@@ -392,6 +407,7 @@ def test_there_and_back_every_bit_is_kept(tmp_path, to, changes, size):
         ({"registers": 4, "layer_scale": 0.5}, {"reg_tokens": 4, "init_values": 1.0}),
         ({"pool": "gap"}, {"class_token": False, "global_pool": "avg", "fc_norm": False}),
         ({"pool": "map"}, {"class_token": False, "global_pool": "map"}),
+        ({"pool": "gap_norm", "registers": 1}, {"class_token": False, "global_pool": "avg", "reg_tokens": 1}),
     ],
 )
 def test_timm_loads_what_is_written_for_it(tmp_path, changes, options):

@@ -54,7 +54,7 @@ class Weights:
         try:
             state = FORMATS[self.format].read(tensors)
             return state if patches is None else _settle(state, patches)
-        except (RuntimeError, ValueError, IndexError) as error:  # what torch says of shapes that are no ViT's
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:  # what torch says of shapes that are no ViT's
             line = str(error).splitlines()[0].rstrip(".")
             raise UserError(f"{self.where} does not have the shapes of a ViT: {line}.") from error
 
@@ -110,6 +110,7 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
     if model is not None:
         seen = {"width": width, "depth": depth, "mlp": mlp, "patch": patch}
         _compare(weights, seen, {name: getattr(model, name) for name in seen})
+    averages = _pool(state) == "gap_norm"
     registers = _tokens(state, "reg_token") + _tokens(state, "dist_token")
     asked = model.img_size if model is not None and model.patch == patch else None
     size = _img_size(weights, state, registers, patch, beside.img_size, asked)
@@ -122,9 +123,9 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
         img_size=size,
         channels=channels,
         classes=_sizes(weights, state, "head.weight", 2)[0] if "head.weight" in state else 1,
-        pool="cls" if "cls_token" in state else "map" if "attn_pool.latent" in state else "gap",
+        pool=_pool(state),
         head="tanh" if "pre_logits.weight" in state else "linear",
-        registers=registers,
+        registers=registers + (averages and "cls_token" in state),
         layer_scale=_LAYER_SCALE if "blocks.0.ls1.gamma" in state else 0.0,
     )
 
@@ -148,6 +149,12 @@ def preprocessing(weights: Weights, config: ModelConfig, beside: Beside) -> tupl
     return Preprocess(config.img_size, config.channels, crop, mean, std), note
 
 
+def turned(weights: Weights, config: ModelConfig) -> list[str]:
+    """A sentence on every token that becomes a register here."""
+    names = {"dist_token": True, "cls_token": config.pool == "gap_norm"}
+    return [f"{name} became a register" for name, turns in names.items() if turns and name in weights.shapes()]
+
+
 def pretraining(names: Mapping[str, Tensor]) -> list[str]:
     """Those of some names that belong to what only pre-training needs."""
     return [name for name in names if _PRETRAINING.match(name)]
@@ -157,7 +164,7 @@ def _settle(state: dict[str, Tensor], patches: int) -> dict[str, Tensor]:
     """Tokens and positions as our models have them.
 
     The distillation token becomes a register, positions of registers are added to them, and a class token that has
-    none gets one that adds nothing.
+    none gets one that adds nothing. Where the patches are averaged, the class token is a register too.
     """
     settled = dict(state)
     if "dist_token" in settled:
@@ -171,8 +178,20 @@ def _settle(state: dict[str, Tensor], patches: int) -> dict[str, Tensor]:
         pos = torch.cat([pos[:, :cls], pos[:, cls + registers :]], dim=1)
     elif cls and extra == 0:
         pos = torch.cat([torch.zeros_like(pos[:, :1]), pos], dim=1)
+    if "fc_norm.weight" in settled:
+        settled |= {f"norm.{kind}": settled.pop(f"fc_norm.{kind}") for kind in ("weight", "bias")}
+        if cls:
+            token = settled.pop("cls_token") + pos[:, :1]
+            settled["reg_token"] = torch.cat([token, *([settled["reg_token"]] if registers else [])], dim=1)
+            pos = pos[:, 1:]
     settled["pos_embed"] = pos
     return settled
+
+
+def _pool(state: Mapping[str, Tensor]) -> Literal["cls", "gap", "gap_norm", "map"]:
+    if "fc_norm.weight" in state:
+        return "gap_norm"
+    return "cls" if "cls_token" in state else "map" if "attn_pool.latent" in state else "gap"
 
 
 def _tokens(state: Mapping[str, Tensor], name: str) -> int:

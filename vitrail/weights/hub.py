@@ -17,7 +17,7 @@ def is_hub(source: str) -> bool:
 
 
 def fetch(source: str) -> Path:
-    """The weights file of a repository, in the cache, with its settings beside it. The network is asked for the rest."""
+    """The weights file of a repository, in the cache, with its settings beside it; what is not there is downloaded."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError

@@ -68,7 +68,11 @@ def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
 
 def cannot(config: ModelConfig) -> str | None:
     """What of a model the format has no place for."""
-    parts = {"registers": config.registers, "LayerScale": config.layer_scale, "attention pooling": config.pool == "map"}
+    parts = {
+        "registers": config.registers,
+        "LayerScale": config.layer_scale,
+        f"pooling '{config.pool}'": config.pool in ("map", "gap_norm"),
+    }
     return next((what for what, there in parts.items() if there), None)
 
 

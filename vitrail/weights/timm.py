@@ -28,6 +28,8 @@ def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
         cls = config.prefix - config.registers
         nothing = torch.full((1, config.registers, config.width), -0.0)  # what it is added to keeps even its sign
         theirs["pos_embed"] = torch.cat([pos[:, :cls], nothing, pos[:, cls:]], dim=1)
+    if config.pool == "gap_norm":
+        theirs |= {f"fc_norm.{kind}": theirs.pop(f"norm.{kind}") for kind in ("weight", "bias")}
     return theirs
 
 
