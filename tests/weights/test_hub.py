@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
-from vitrail.weights import absolute, load, open_card
+from vitrail.weights import absolute, home, load, open_card
 
 CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
 COMMIT = "0" * 40
@@ -53,6 +54,7 @@ def test_names_of_timm_and_of_repositories(cache, suffix):
         assert card.preprocess.mean == (0.1, 0.2, 0.3)
         assert card.preprocess.crop == 0.75
         assert absolute(source) == source
+        assert home(source) == Path()  # nothing is written into the cache
 
 
 def test_what_is_not_there_says_how_to_get_it():

@@ -25,7 +25,7 @@ from vitrail.evaluate import figures
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.models import Model
 from vitrail.progress import track
-from vitrail.weights import Card, locate, open_card, open_run
+from vitrail.weights import Card, home, open_card, open_run
 from vitrail.weights.files import replacing, write_text
 
 
@@ -76,7 +76,7 @@ def evaluate(
     written to `out`, by default `evaluation/<data>-<split>` in the run.
     """
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
-    opened = _open(locate(run).parent, data, where, open_card(run))
+    opened = _open(home(run), data, where, open_card(run))
     return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
 
 
@@ -105,7 +105,7 @@ def evaluate_on(
         model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
     )
     metrics = measure_model(card, logits, labels)
-    folder = Path(out) if out is not None else locate(run).parent / "evaluation" / f"{data.name}-{name}"
+    folder = Path(out) if out is not None else home(run) / "evaluation" / f"{data.name}-{name}"
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 

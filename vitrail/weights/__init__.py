@@ -182,6 +182,11 @@ def locate(source: str | Path) -> Path:
     return path
 
 
+def home(source: str | Path) -> Path:
+    """The folder in which results of a model are kept: its own, or the current one for models of the hub."""
+    return Path() if hub.is_hub(str(source)) else locate(source).parent
+
+
 def absolute(source: str) -> str:
     """A source that is found from any folder."""
     return source if hub.is_hub(source) else str(Path(source).expanduser().resolve())

@@ -38,16 +38,18 @@ def count_blocks(names: Mapping[str, Tensor], pattern: str) -> int:
     return len({match[1] for name in names if (match := re.match(pattern, name))})
 
 
-def join_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values as the one matrix that they are here."""
+def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Queries, keys and values as the one matrix that they are here. Empties `state`, so that nothing is held twice."""
     joined = {}
-    for name, value in state.items():
-        match = re.fullmatch(r"(.*\.attn)\.([qkv])\.(weight|bias)", name)
-        parts = [f"{match[1]}.{x}.{match[3]}" for x in "qkv"] if match else []
-        if not match or not all(part in state for part in parts):
-            joined[name] = value
-        elif match[2] == "q":
-            joined[f"{match[1]}.qkv.{match[3]}"] = torch.cat([state[part] for part in parts])
+    for name in list(state):
+        if name not in state:  # joined already
+            continue
+        match = re.fullmatch(r"(.*\.attn)\.[qkv]\.(weight|bias)", name)
+        parts = [f"{match[1]}.{x}.{match[2]}" for x in "qkv"] if match else []
+        if match and all(part in state for part in parts):
+            joined[f"{match[1]}.qkv.{match[2]}"] = torch.cat([state.pop(part) for part in parts])
+        else:
+            joined[name] = state.pop(name)
     return joined
 
 
