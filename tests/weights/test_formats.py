@@ -529,6 +529,15 @@ def test_training_starts_from_foreign_weights(tmp_path):
     assert torch.equal(model.blocks[1].attn.qkv.weight, expected.blocks[1].attn.qkv.weight)
 
 
+def test_a_model_shares_nothing_with_the_one_its_weights_come_from():
+    theirs = timm_vit()
+    model = load(theirs.state_dict(), CONFIG)
+    before = theirs.norm.weight.clone()
+    with torch.no_grad():
+        model.norm.weight.zero_()
+    assert torch.equal(theirs.norm.weight, before)
+
+
 def test_another_model_than_the_one_asked_for_is_refused():
     state = timm_vit().state_dict()
     with pytest.raises(UserError, match="has width 32, but `model` asks for 768"):

@@ -140,7 +140,8 @@ def open_run(
         speak()
         for note in notes:
             log.info(f"From {opened.where}: {note}.")
-    whole.load_state_dict({name: value.to(device) for name, value in state.items()}, assign=True)
+    lent = isinstance(source, Mapping)  # tensors of another model, which must not change with this one
+    whole.load_state_dict({name: value.to(device, copy=lent) for name, value in state.items()}, assign=True)
     return whole.eval(), card
 
 
