@@ -496,6 +496,17 @@ def test_models_of_the_papers_are_known_by_their_shapes(name):
     assert foreign.architecture(weights, foreign.Beside(), None) == config
 
 
+@pytest.mark.parametrize("format", foreign.FORMATS)
+def test_a_b16_of_full_size_is_known_in_every_format(format):
+    config = configure("vit_b16")
+    with torch.device("meta"):
+        state = build(config).state_dict()
+    weights = foreign.recognise(from_memory(foreign.FORMATS[format].write(state, config), "it"), "it")
+    assert weights.format == format
+    assert foreign.architecture(weights, foreign.Beside(), None) == config
+    assert {n: v.shape for n, v in weights.shapes(196).items()} == {n: v.shape for n, v in state.items()}
+
+
 def test_dinov2_at_518_pixels_is_known_by_its_shapes():
     config = replace(configure("vit_b14"), img_size=(518, 518), registers=4, layer_scale=1e-5)
     with torch.device("meta"):
