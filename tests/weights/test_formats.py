@@ -228,6 +228,17 @@ def test_hugging_faces_files_say_classes_and_preprocessing(tmp_path):
     assert card.preprocess == Preprocess((24, 24), 3, 0.8, (0.1,) * 3, (0.2,) * 3)
 
 
+@torch.no_grad()
+def test_another_epsilon_is_said(tmp_path, caplog):
+    theirs = hf_vit("ViTForImageClassification")
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": 1e-12}))
+    with caplog.at_level("INFO", "vitrail"):
+        assert distance(load(tmp_path)(images()), theirs(images()).logits) < TOLERANCE
+    assert "LayerNorm's epsilon is 1e-06 in all models here, not 1e-12." in caplog.text
+
+
 def test_gated_mlps_are_refused(tmp_path):
     hf_vit("Dinov2Model", use_swiglu_ffn=True).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="SwiGLU"):

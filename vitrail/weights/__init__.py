@@ -249,6 +249,8 @@ def _open(source: Source, expected: str | ModelConfig | None = None) -> _Opened:
     card = Card(model=name_of(config), config=config, classes=classes if has_head else (), preprocess=preprocess)
     notes = [f"{weights.format} weights of a {card.model} at {config.img_size[0]}x{config.img_size[1]}"]
     notes += foreign.turned(weights, config)
+    if beside.eps not in (None, 1e-6):
+        notes.append(f"LayerNorm's epsilon is 1e-06 in all models here, not {beside.eps:g}")
     if len(tensors.wrapped) > 1:
         notes.append(f"taken from '{tensors.wrapped[0]}', not from {', '.join(map(repr, tensors.wrapped[1:]))}")
     return _Opened(where, card, weights, False, (*notes, assumed) if assumed else tuple(notes))

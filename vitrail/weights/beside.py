@@ -23,6 +23,7 @@ class Beside:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     crop: float | None = None
+    eps: float | None = None  # of LayerNorm
 
     def __post_init__(self) -> None:
         """Values as they stand in JSON become those of the configuration, or a UserError."""
@@ -34,6 +35,7 @@ class Beside:
             "std": None if self.std is None else coerce(Preprocess, "std", self.std),
             "crop": None if self.crop is None else coerce(Preprocess, "crop", self.crop),
         }
+        checked["eps"] = None if self.eps is None else float(self.eps)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 

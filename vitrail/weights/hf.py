@@ -163,6 +163,7 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Besid
         mean=processor.get("image_mean"),
         std=processor.get("image_std"),
         crop=crop,
+        eps=document.get("layer_norm_eps"),
     )
 
 
