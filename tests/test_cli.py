@@ -29,6 +29,7 @@ from vitrail.train import train
 from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.recipes import RECIPES
 from vitrail.train.verbs import recipes
+from vitrail.weights.convert import convert
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +93,7 @@ def parameters(function):
         (cli.models, table),
         (cli.train, train),
         (cli.recipes, recipes),
+        (cli.convert, convert),
     ],
 )
 def test_a_verb_has_the_names_and_defaults_of_its_function(command, function):
@@ -434,3 +436,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(words):
         said = child.stderr.read()
     assert said == ""
     assert child.returncode in (0, 1)
+
+
+def test_convert_says_where_the_file_is(trained, vitrail_says, refuses):
+    assert vitrail_says("convert", trained, "there.npz", "--to", "vitrail")[0] == 2
+    assert "for npz are a .npz file" in refuses("convert", trained, "there", "--to", "npz")
+    assert vitrail_says("convert", trained, "there.safetensors", "--to", "timm") == (0, "there.safetensors\n", "")
+    assert vitrail_says("predict", "there.safetensors", "nowhere.png")[0] == 2
+    assert vitrail.load("there.safetensors").config == vitrail.load(trained).config

@@ -21,11 +21,25 @@ if TYPE_CHECKING:
     from vitrail.train import train
     from vitrail.train.verbs import recipes
     from vitrail.weights import load
+    from vitrail.weights.convert import convert
 
-__all__ = ["UserError", "__version__", "check", "create", "embed", "evaluate", "load", "predict", "recipes", "train"]
+__all__ = [
+    "UserError",
+    "__version__",
+    "check",
+    "convert",
+    "create",
+    "embed",
+    "evaluate",
+    "load",
+    "predict",
+    "recipes",
+    "train",
+]
 
 _HOME = {
     "check": "vitrail.evaluate.check",
+    "convert": "vitrail.weights.convert",
     "create": "vitrail.models",
     "embed": "vitrail.evaluate.embed",
     "load": "vitrail.weights",

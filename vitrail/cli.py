@@ -300,6 +300,31 @@ def recipes(
     return 0
 
 
+def convert(
+    source: Positional[Annotated[str, arg(metavar="SRC", help_behavior_hint="")]],
+    out: Positional[Annotated[str, arg(metavar="DST", help_behavior_hint="")]],
+    *,
+    to: Literal["vitrail", "timm", "hf", "npz", "torchvision"] = "vitrail",
+    model: str | None = None,
+    classes: int | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Write weights of any format in another one, so that a model goes where it is needed.
+
+    Args:
+        source: run, weights file of vitrail, timm, Hugging Face, torchvision or JAX, timm:NAME or hf:REPO
+        out: .safetensors or .npz file to write; for hf a folder
+        to: format to write
+        model: name of the model, where the tensors do not show all of it
+        classes: number of classes of a new head, for weights without one
+        overwrite: replace what is there
+    """
+    from vitrail.weights.convert import convert
+
+    print(convert(source, out, to=to, model=model, classes=classes, overwrite=overwrite))
+    return 0
+
+
 def _given(*groups: Any) -> dict[str, Any]:
     """The settings that were given, of all groups of flags."""
     settings = {name: value for group in groups for name, value in vars(group).items()}
@@ -314,6 +339,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "predict": predict,
     "embed": embed,
     "recipes": recipes,
+    "convert": convert,
 }
 
 

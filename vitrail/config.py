@@ -75,7 +75,9 @@ class InputConfig:
 class ArchConfig:
     """Changes to the named model."""
 
-    pool: Literal["cls", "gap", "map"] = option("how tokens become one vector: class token, average, attention")
+    pool: Literal["cls", "gap", "gap_norm", "map"] = option(
+        "how tokens become one vector: class token, average, average before the last norm, attention"
+    )
     pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = option("position embeddings")
     head: Literal["linear", "tanh"] = option("a single linear layer, or the paper's hidden tanh layer before it")
     stem: Literal["patch", "conv"] = option("the paper's patch projection, or overlapping convolutions")
@@ -140,7 +142,7 @@ class TrainConfig:
     data: str = option("folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name")
     recipe: str = option("chooses what is not given: see `vitrail recipes`; small, or finetune with --weights")
     model: str = option("name of the model: `vitrail models` lists them")
-    weights: str | None = option("run or file whose weights training starts from", None)
+    weights: str | None = option("run, file, timm:NAME or hf:REPO whose weights training starts from", None)
     source: SourceConfig = field(default_factory=SourceConfig)
     input: InputConfig
     arch: ArchConfig

@@ -127,10 +127,11 @@ def test_truncated_weights_are_refused_by_name(path, keep):
         load(path)
 
 
-def test_a_card_that_is_missing_is_named(path):
+def test_without_its_card_a_file_shows_all_but_the_heads(path):
     path.with_suffix(".json").unlink()
-    with pytest.raises(UserError, match=r"model\.json is missing: it holds the architecture and class names"):
-        load(path)
+    with pytest.raises(UserError, match=r"width 16, whose number of heads its tensors do not show: it may be 1, 2\."):
+        load(path, model=None)
+    assert load(path, model=CONFIG).config == CONFIG
 
 
 REMOVED = object()
@@ -197,15 +198,15 @@ def test_a_card_of_something_else_is_named(path, content):
 
 
 def test_foreign_files_are_refused_by_name(tmp_path):
-    (tmp_path / "model.pt").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"read from \.safetensors files and run folders, but .*model\.pt is neither"):
-        load(tmp_path / "model.pt")
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"read from run folders and \.safetensors, .*, but .*model\.onnx is neither"):
+        load(tmp_path / "model.onnx")
     with pytest.raises(UserError, match="nowhere is neither a run folder nor a weights file"):
         load(tmp_path / "nowhere")
     with pytest.raises(UserError, match="neither a run folder nor a weights file"):
         load(tmp_path)
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match=r"other\.json is missing"):
+    with pytest.raises(UserError, match=r"other\.safetensors is no ViT of timm, hf, npz, torchvision or vitrail: it"):
         load(tmp_path / "other.safetensors")
 
 
@@ -224,7 +225,7 @@ def test_a_run_without_weights_yet_says_how_to_go_on(tmp_path):
 @pytest.mark.parametrize("device", ["cuda:77", "gpu", "nonsense:1"])
 def test_a_device_that_is_not_there_is_not_blamed_on_the_file(path, device):
     with pytest.raises(UserError, match=rf"device '{device}' cannot be used"):
-        load(path, device)
+        load(path, device=device)
 
 
 # Beginning from trained weights

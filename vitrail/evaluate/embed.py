@@ -25,7 +25,7 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.predict import listed, run_files
 from vitrail.progress import track
-from vitrail.weights import open_run
+from vitrail.weights import open_body
 from vitrail.weights.files import replacing
 
 Vectors = NDArray[np.float32]
@@ -69,7 +69,7 @@ def embed(
         raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
     files = listed(images)
     device = choose_device(device)
-    model, card = open_run(run, device)
+    model, card = open_body(run, device)
     return _embeddings(run_files(model.embed, files, card.preprocess, batch_size, workers, device))
 
 

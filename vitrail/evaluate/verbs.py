@@ -24,7 +24,7 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.models import Model
-from vitrail.weights import Card, locate, open_card, open_run
+from vitrail.weights import Card, home, open_body, open_card, open_run
 from vitrail.weights.files import replacing, write_text
 
 Method = Literal["head", "knn", "linear", "fewshot"]
@@ -97,10 +97,10 @@ def evaluate(
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
     if method == "head":
-        opened = _open(locate(run).parent, data, where, card, {"task": card.task, "classes": card.classes})
+        opened = _open(home(run), data, where, card, {"task": card.task, "classes": card.classes})
         return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
     # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
-    opened = _open(locate(run).parent, data, where, card, {})
+    opened = _open(home(run), data, where, card, {})
     return probe_on(
         run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
     )
@@ -126,7 +126,7 @@ def evaluate_on(
         model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
     )
     metrics = measure_model(card, logits, labels)
-    folder = Path(out) if out is not None else locate(run).parent / "evaluation" / f"{data.name}-{name}"
+    folder = Path(out) if out is not None else home(run) / "evaluation" / f"{data.name}-{name}"
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
@@ -156,15 +156,14 @@ def probe_on(
     if name == "train":
         raise UserError(f"The method '{method}' learns from the train split, so it must be measured on another.")
     device = choose_device(device)
-    model, card = open_run(run, device)
+    model, card = open_body(run, device)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
-    home = locate(run).parent
     features = {
         part: split_features(
             model,
             data.splits[part],
             card.preprocess,
-            home / "features" / f"{data.name}-{part}.npz",
+            home(run) / "features" / f"{data.name}-{part}.npz",
             batch_size=batch_size,
             workers=workers,
             device=device,
@@ -179,7 +178,7 @@ def probe_on(
         data.classes,
         **chosen,
     )
-    folder = Path(out) if out is not None else home / "evaluation" / f"{data.name}-{name}-{method}"
+    folder = Path(out) if out is not None else home(run) / "evaluation" / f"{data.name}-{name}-{method}"
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 

@@ -93,6 +93,14 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     )
 
 
+def name_of(config: ModelConfig) -> str:
+    """The name of a model of this size and patch; one of another size is called by its width and depth."""
+    for size, numbers in _VIT_SIZES.items():
+        if numbers == (config.width, config.depth, config.heads, config.mlp):
+            return f"vit_{size}{config.patch}"
+    return f"vit_w{config.width}d{config.depth}p{config.patch}"
+
+
 def configure(name: str, **changes: object) -> ModelConfig:
     """The configuration of a named model with some fields changed; unknown or ill-typed fields are a UserError."""
     _, config = canonical(name)

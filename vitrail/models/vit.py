@@ -8,7 +8,8 @@ standard transformer encoder reads the sequence, a head classifies:
     y  = LN(zL)[class]                                      (4)  `encode`, `embed`
 
 What differs from the paper: register tokens (https://arxiv.org/abs/2309.16588), LayerScale, attention pooling
-(`pool="map"`, https://arxiv.org/abs/2106.04560) and a convolutional stem (https://arxiv.org/abs/2106.14881),
+(`pool="map"`, https://arxiv.org/abs/2106.04560), an average before the final LayerNorm (`pool="gap_norm"`, as MAE
+is fine-tuned, https://arxiv.org/abs/2111.06377) and a convolutional stem (https://arxiv.org/abs/2106.14881),
 all off in the paper's own models. Initialisation is that of the authors' JAX code.
 
 Legend: B batch, N tokens, D width, K classes.
@@ -37,7 +38,7 @@ class ViTConfig:
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
-    pool: Literal["cls", "gap", "map"] = "cls"
+    pool: Literal["cls", "gap", "gap_norm", "map"] = "cls"
     pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = "learned"
     head: Literal["linear", "tanh"] = "linear"
     stem: Literal["patch", "conv"] = "patch"
@@ -166,7 +167,10 @@ class ViT(nn.Module):
         if self.cls_token is not None:
             return x[:, 0]
         patches = x[:, self.config.prefix :]
-        return patches.mean(dim=1) if self.attn_pool is None else self.attn_pool(patches)
+        if self.attn_pool is not None:
+            return self.attn_pool(patches)
+        average = patches.mean(dim=1)
+        return self.norm(average) if self.config.pool == "gap_norm" else average
 
     def tokens(self, images: Tensor) -> Tensor:
         """Equation 1: the sequence that the encoder reads, positions added: (B, N, D)."""
@@ -191,10 +195,13 @@ class ViT(nn.Module):
         return self.drop(torch.cat([*prefix, x], dim=1))
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Equations 2 to 4: the transformer encoder and its final LayerNorm, over any subset of tokens."""
+        """Equations 2 to 4: the transformer encoder and its final LayerNorm, over any subset of tokens.
+
+        With `pool="gap_norm"` the LayerNorm is left to `embed`.
+        """
         for block in self.blocks:
             tokens = block(tokens)
-        return self.norm(tokens)
+        return tokens if self.config.pool == "gap_norm" else self.norm(tokens)
 
     def positions(self) -> Tensor | None:
         """The rows added to the tokens, (1, N, D), the class token's first if it has one; None if there are none."""

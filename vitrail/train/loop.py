@@ -46,7 +46,7 @@ from vitrail.train.run import (
     uneven,
 )
 from vitrail.train.schedule import Schedule, images_per_second
-from vitrail.weights import WEIGHTS_FILE, Card, save, start_from
+from vitrail.weights import WEIGHTS_FILE, Card, absolute, save, start_from
 
 
 def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
@@ -77,7 +77,7 @@ def given(asked: dict[str, Any]) -> dict[str, Any]:
     """What was asked for, in the types of the configuration."""
     asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
     if asked.get("weights") is not None:
-        asked["weights"] = str(Path(asked["weights"]).expanduser().resolve())  # found from any folder
+        asked["weights"] = absolute(asked["weights"])
     return asked
 
 

@@ -1,0 +1,206 @@
+"""Files that are broken, hostile or something else: one clear error, and nothing of them is ever run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import struct
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from peers import randomise
+from safetensors.torch import save_file
+
+from vitrail.errors import UserError
+from vitrail.models import build
+from vitrail.models.vit import ViTConfig
+from vitrail.weights import load, open_card
+from vitrail.weights.foreign import FORMATS
+
+CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
+
+
+@pytest.fixture(scope="module")
+def state():
+    return randomise(build(CONFIG)).state_dict()
+
+
+def write(path, state):
+    """A good file of the kind that the suffix says."""
+    if path.suffix == ".npz":
+        np.savez(path, **{name: value.numpy() for name, value in FORMATS["npz"].write(state, CONFIG).items()})
+    elif path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=path.suffix != ".bin")  # .bin: the old format
+    return path
+
+
+KINDS = pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin", ".npz"])
+
+
+@KINDS
+def test_the_whole_file_is_read(tmp_path, state, suffix):
+    assert load(write(tmp_path / f"m{suffix}", state), CONFIG).config == CONFIG
+
+
+@KINDS
+def test_truncated_files(tmp_path, state, suffix):
+    path = write(tmp_path / f"m{suffix}", state)
+    content = path.read_bytes()
+    for keep in (0, 1, 9, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:keep])
+        with pytest.raises(UserError, match=r"m\.\w+ (is|holds|has)"):
+            load(path, CONFIG)
+
+
+@KINDS
+def test_changed_bytes(tmp_path, state, suffix):
+    """A model or a UserError, whatever the bytes are."""
+    path = write(tmp_path / f"m{suffix}", state)
+    content = path.read_bytes()
+    generator = np.random.default_rng(0)
+    refused = 0
+    for _ in range(60):
+        changed = bytearray(content)
+        for place in generator.integers(0, min(len(content), 4000), 3):
+            changed[place] = generator.integers(256)
+        path.write_bytes(changed)
+        try:
+            load(path, CONFIG)
+        except UserError:
+            refused += 1
+    assert refused > 10
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x00" * 64, b"PK\x03\x04" + b"\xff" * 60, b"\x80\x02}q\x00."])
+@KINDS
+def test_other_content(tmp_path, suffix, content):
+    path = tmp_path / f"m{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(UserError):
+        load(path, CONFIG)
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_code_in_a_pickle_is_not_run(tmp_path, state, new):
+    torch.save({"model": state, "x": Code(tmp_path / "run")}, tmp_path / "m.pth", _use_new_zipfile_serialization=new)
+    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Code(tmp_path / "run")))
+    for name in ("m.pth", "plain.pt"):
+        with pytest.raises(UserError, match="can be read only by running code, which is never done"):
+            load(tmp_path / name, CONFIG)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_whole_pickled_model_is_refused(tmp_path):
+    torch.save(build(CONFIG), tmp_path / "m.pth")
+    with pytest.raises(UserError, match="Save its state dict alone"):
+        load(tmp_path / "m.pth", CONFIG)
+
+
+def test_code_in_an_npz_is_not_run(tmp_path):
+    np.savez(tmp_path / "m.npz", **{"embedding/kernel": np.array([Code(tmp_path / "run")], dtype=object)})
+    with pytest.raises(UserError, match=r"m\.npz: embedding/kernel is made of object, but weights are floats"):
+        load(tmp_path / "m.npz")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_flags_of_a_training_program_do_no_harm(tmp_path, state):
+    torch.save({"model": state, "args": argparse.Namespace(lr=0.1), "epoch": 3}, tmp_path / "m.pth")
+    assert load(tmp_path / "m.pth", CONFIG).config == CONFIG
+
+
+@KINDS
+def test_values_that_are_no_numbers(tmp_path, state, suffix):
+    broken = {name: value.clone() for name, value in state.items()}
+    broken["blocks.0.mlp.fc1.weight"][3, 3] = float("nan")
+    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.fc1\.weight has values that are no numbers"):
+        load(write(tmp_path / f"m{suffix}", broken), CONFIG)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_other_types_of_values(tmp_path, state, dtype, suffix):
+    broken = state | {"head.weight": torch.zeros(3, 16).to(dtype)}
+    with pytest.raises(UserError, match="but weights are floats"):
+        load(write(tmp_path / f"m{suffix}", broken), CONFIG)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_become_float32(state, dtype):
+    model = load({name: value.to(dtype) for name, value in state.items()}, CONFIG)
+    assert all(value.dtype == torch.float32 for value in model.state_dict().values())
+    assert torch.equal(model.norm.bias, state["norm.bias"].to(dtype).float())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (3, 5), (16, 8), (2, 2, 2), (1, 1, 16), (1, 1, 1, 1)])
+def test_wrong_shapes(state, shape):
+    for name in state:
+        if state[name].shape != shape and (name, shape) != ("pos_embed", (1, 1, 16)):  # which is a smaller picture's
+            with pytest.raises(UserError):
+                load(state | {name: torch.zeros(shape)}, CONFIG)
+    arrays = FORMATS["npz"].write(state, CONFIG)
+    for name in ("embedding/kernel", "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"):
+        with pytest.raises(UserError):
+            load(arrays | {name: torch.zeros(shape)}, CONFIG)
+
+
+def test_missing_tensors(state):
+    for name in state:
+        with pytest.raises(UserError):
+            load({other: value for other, value in state.items() if other != name}, CONFIG)
+
+
+def test_sizes_far_beyond_the_file(tmp_path, state):
+    header = b'{"patch_embed.proj.weight":{"dtype":"F32","shape":[1000000,1000000],"data_offsets":[0,4000000000000]}}'
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (tmp_path / "long.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + header)
+    with zipfile.ZipFile(tmp_path / "packed.npz", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("embedding/kernel.npy", bytes(1 << 27))
+    with zipfile.ZipFile(tmp_path / "claims.npz", "w") as file, file.open("embedding/kernel.npy", "w") as stream:
+        about = {"descr": "<f4", "fortran_order": False, "shape": (1 << 20, 1 << 20)}
+        np.lib.format.write_array_header_1_0(stream, about)
+    spread = torch.zeros(1).expand(1 << 20, 1 << 20)
+    torch.save(state | {"head.weight": spread}, tmp_path / "spread.pth")
+    for name in ("m.safetensors", "long.safetensors", "packed.npz", "claims.npz", "spread.pth"):
+        for reading in (load, open_card):
+            with pytest.raises(UserError, match=r"corrupt or truncated|would unpack to|more than it holds"):
+                reading(tmp_path / name)
+
+
+def test_what_holds_no_model(tmp_path, state):
+    torch.save([1, 2], tmp_path / "list.pth")
+    torch.save({"epoch": 3}, tmp_path / "numbers.pth")
+    for source, message in {
+        tmp_path / "list.pth": "holds a list",
+        tmp_path / "numbers.pth": "holds no tensors by name",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            load(source)
+    with pytest.raises(UserError, match="is no ViT of timm, hf, npz, torchvision or vitrail: it holds conv1"):
+        load({"conv1.weight": torch.zeros(3)})
+    both = {f"{side}.{name}": value for side in ("student", "teacher") for name, value in state.items()}
+    with pytest.raises(UserError, match=r"holds several models: student\., teacher\.\. Give the state dict of one"):
+        load(both, CONFIG)
+
+
+def test_a_config_beside_it_that_says_nonsense(tmp_path, state):
+    write(tmp_path / "model.safetensors", state)
+    for text in ("[]", "{", '{"pretrained_cfg": 3}', '{"pretrained_cfg": {"input_size": "x"}}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=r"config\.json"):
+            load(tmp_path, replace(CONFIG))

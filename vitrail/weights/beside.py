@@ -1,0 +1,53 @@
+"""What the files beside foreign weights say of them: `config.json` and `preprocessor_config.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.config import Size, coerce
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models import ModelConfig
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What tensors do not show; None where nothing says it."""
+
+    heads: int | None = None
+    img_size: Size | None = None
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    crop: float | None = None
+    eps: float | None = None  # of LayerNorm
+
+    def __post_init__(self) -> None:
+        """Values as they stand in JSON become those of the configuration, or a UserError."""
+        checked: dict[str, Any] = {
+            "heads": None if self.heads is None else coerce(ModelConfig, "heads", self.heads),
+            "img_size": None if self.img_size is None else coerce(ModelConfig, "img_size", self.img_size),
+            "classes": tuple(map(str, self.classes)),
+            "mean": None if self.mean is None else coerce(Preprocess, "mean", self.mean),
+            "std": None if self.std is None else coerce(Preprocess, "std", self.std),
+            "crop": None if self.crop is None else coerce(Preprocess, "crop", self.crop),
+        }
+        checked["eps"] = None if self.eps is None else float(self.eps)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The settings in a JSON file; none if there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a JSON file: {error}.") from error
+    if not isinstance(document, dict):
+        raise UserError(f"{path} must hold settings, but it holds a {type(document).__name__}.")
+    return document

@@ -1,0 +1,83 @@
+"""`convert`: weights of any format in any other, so that a model goes where it is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from vitrail.errors import UserError, nearest
+from vitrail.models import ModelConfig
+from vitrail.weights import WEIGHTS_FILE, Card, Source, hf, open_run, save
+from vitrail.weights.files import replacing, write_text
+from vitrail.weights.foreign import FORMATS
+
+To = Literal["vitrail", "timm", "hf", "npz", "torchvision"]
+
+
+def convert(
+    source: Source,
+    out: str | Path,
+    *,
+    to: To = "vitrail",
+    model: str | ModelConfig | None = None,
+    classes: int | Sequence[str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes weights of any format in another one, with their card beside them; returns the path of the tensors.
+
+    `out` is a file, or for `hf` a folder that `from_pretrained` reads. `model` and `classes` are those of `load`.
+    """
+    if to not in get_args(To):
+        raise UserError(f"'to' must be one of {', '.join(get_args(To))}, but it is {to!r}.{nearest(to, get_args(To))}")
+    path = Path(out) / WEIGHTS_FILE if to == "hf" else Path(out)
+    suffix = ".npz" if to == "npz" else ".safetensors"
+    if path.suffix != suffix:
+        raise UserError(f"Weights for {to} are a {suffix} file, but {out} is none. Name it {path.name}{suffix}.")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} is there already. Choose another name, or give --overwrite to replace it.")
+    whole, card = open_run(source, model=model, classes=classes)
+    _refuse(card, to)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if to == "vitrail":
+        save(path, whole, card)
+        return path
+    state = FORMATS[to].write(whole.state_dict(), card.config)
+    if to == "hf":
+        for name, document in hf.documents(card.config, card.classes, card.preprocess).items():
+            write_text(path.with_name(name), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    _write(path, state)
+    write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def _refuse(card: Card, to: To) -> None:
+    """Refuses what the other format has no place for."""
+    config = card.config
+    if to == "vitrail":
+        return
+    missing = FORMATS[to].cannot(config)
+    if config.pos != "learned":
+        missing = f"positions '{config.pos}'"
+    elif config.stem != "patch":
+        missing = "a convolutional stem"
+    elif missing is None and card.task != "multiclass" and to == "hf":
+        missing = f"the task {card.task}"
+    if missing:
+        raise UserError(f"The model has {missing}, for which {to} has no place. It can be kept as vitrail's own.")
+
+
+def _write(path: Path, state: Mapping[str, Tensor]) -> None:
+    with replacing(path) as temporary:
+        if path.suffix == ".npz":
+            with temporary.open("wb") as file:
+                arrays: dict[str, Any] = {name: value.numpy() for name, value in state.items()}
+                np.savez(file, **arrays)
+        else:
+            content = to_bytes({name: value.contiguous() for name, value in state.items()}, metadata={"format": "pt"})
+            temporary.write_bytes(content)

@@ -1,0 +1,190 @@
+"""Hugging Face transformers: ViT, DeiT, ViT-MAE, ViT-MSN, and DINOv2 with and without registers.
+
+Their files have other names than their modules since transformers 5; both are read, and those of the files are written,
+which every version understands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models import ModelConfig
+from vitrail.weights.beside import Beside
+from vitrail.weights.names import count_blocks, inverse, join_qkv, rename, split_qkv, stems
+
+MARKER = "embeddings.patch_embeddings.projection.weight"
+
+_TOP = {
+    "cls_token": "embeddings.cls_token",
+    "dist_token": "embeddings.distillation_token",
+    "reg_token": "embeddings.register_tokens",
+    "mask_token": "embeddings.mask_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "norm": "layernorm",
+    "pre_logits": "pooler.dense",
+    "head": "classifier",
+}
+_OTHER_HEADS = {"head": "cls_classifier", "head_dist": "distillation_classifier"}
+_ATTENTION = {
+    "attn.q": "attention.attention.query",
+    "attn.k": "attention.attention.key",
+    "attn.v": "attention.attention.value",
+    "attn.proj": "attention.output.dense",
+}
+_VIT = _ATTENTION | {
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+_DINOV2 = _ATTENTION | {
+    "norm1": "norm1",
+    "ls1.gamma": "layer_scale1.lambda1",
+    "norm2": "norm2",
+    "ls2.gamma": "layer_scale2.lambda1",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+_MODULES = {
+    "attn.q": "attention.q_proj",
+    "attn.k": "attention.k_proj",
+    "attn.v": "attention.v_proj",
+    "attn.proj": "attention.o_proj",
+}
+_FILE, _MODULE = "encoder.layer.{}.", "layers.{}."
+
+
+def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Their tensors under our names."""
+    depth = count_blocks(tensors, r"(?:encoder\.layer|layers)\.(\d+)\.")
+    table = inverse(_TOP) | inverse(_OTHER_HEADS)
+    for block in (_VIT, _DINOV2, _MODULES):
+        for where in (_FILE, _MODULE):
+            table |= inverse(stems(depth, {}, block, where))
+    return _one_head(join_qkv(rename(tensors, table)))
+
+
+def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Our tensors under the names of their files. DINOv2's head reads the average of the patches too: by zeros."""
+    theirs = split_qkv(state)
+    if config.layer_scale:
+        theirs["head.weight"] = torch.cat([state["head.weight"], torch.zeros_like(state["head.weight"])], dim=1)
+        if config.registers:
+            theirs["mask_token"] = torch.zeros(1, config.width)
+    prefix = f"{_model_type(config)}."
+    table = stems(config.depth, _TOP, _DINOV2 if config.layer_scale else _VIT, _FILE)
+    named = rename(theirs, table)
+    return {name if name.startswith("classifier.") else prefix + name: value for name, value in named.items()}
+
+
+def cannot(config: ModelConfig) -> str | None:
+    """What of a model the format has no place for."""
+    parts = {
+        "pooling other than the class token's": config.pool != "cls",
+        "a hidden tanh layer before the head": config.head != "linear",
+        "registers without LayerScale": config.registers and not config.layer_scale,
+        "LayerScale with an MLP that is no multiple of the width": config.layer_scale and config.mlp % config.width,
+    }
+    return next((what for what, there in parts.items() if there), None)
+
+
+def documents(config: ModelConfig, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
+    """The files that stand beside the tensors: `config.json` and `preprocessor_config.json`."""
+    kind = _model_type(config)
+    architecture = {
+        "vit": "ViTForImageClassification",
+        "dinov2": "Dinov2ForImageClassification",
+        "dinov2_with_registers": "Dinov2WithRegistersForImageClassification",
+    }[kind]
+    h, w = config.img_size
+    about: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": kind,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "image_size": h if h == w else [h, w],
+        "patch_size": config.patch,
+        "num_channels": config.channels,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": True,
+        "id2label": {str(i): name for i, name in enumerate(classes)},
+        "label2id": {name: i for i, name in enumerate(classes)},
+    }
+    if config.layer_scale:
+        about |= {"mlp_ratio": config.mlp // config.width, "use_swiglu_ffn": False, "use_mask_token": False}
+        about |= {"num_register_tokens": config.registers} if config.registers else {}
+    else:
+        about |= {"intermediate_size": config.mlp}
+    resized = {"height": int(h / preprocess.crop), "width": int(w / preprocess.crop)}
+    # Theirs resizes to a square, ours keeps the shape of a picture: as near as it has words for.
+    processor = {
+        "image_processor_type": "ViTImageProcessor" if preprocess.crop == 1 or h != w else "BitImageProcessor",
+        "do_resize": True,
+        "size": resized if preprocess.crop == 1 or h != w else {"shortest_edge": resized["height"]},
+        "do_center_crop": preprocess.crop != 1,
+        "crop_size": {"height": h, "width": w},
+        "resample": 3,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(preprocess.mean) * (config.channels if len(preprocess.mean) == 1 else 1),
+        "image_std": list(preprocess.std) * (config.channels if len(preprocess.std) == 1 else 1),
+    }
+    return {"config.json": about, "preprocessor_config.json": processor}
+
+
+def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Beside:
+    """What `config.json` and `preprocessor_config.json` say."""
+    if document.get("use_swiglu_ffn"):
+        raise UserError("It is a DINOv2 with SwiGLU layers (ViT-g), which vitrail does not have.")
+    if document.get("hidden_act", "gelu") != "gelu":
+        raise UserError(f"Its activation is {document['hidden_act']!r}, but vitrail's models have GELU.")
+    labels = document.get("id2label") or {}
+    names = [str(labels[str(i)]) for i in range(len(labels)) if str(i) in labels]
+    if names == [f"LABEL_{i}" for i in range(len(names))]:  # what transformers writes where there are none
+        names = []
+    crop = None
+    if processor:
+        whole, part = _edge(processor.get("size")), _edge(processor.get("crop_size"))
+        crop = part / whole if whole and part and processor.get("do_center_crop") and part <= whole else 1.0
+    return Beside(
+        heads=document.get("num_attention_heads"),
+        img_size=document.get("image_size"),
+        classes=tuple(names),
+        mean=processor.get("image_mean"),
+        std=processor.get("image_std"),
+        crop=crop,
+        eps=document.get("layer_norm_eps"),
+    )
+
+
+def _one_head(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """DINOv2's head reads the class token and the average of the patches; the second half fits only if it is zero."""
+    head, norm = state.get("head.weight"), state.get("norm.weight")
+    if head is None or norm is None or head.ndim != 2 or head.shape[1] != 2 * norm.numel():
+        return state
+    first, second = head.chunk(2, dim=1)
+    unused = second.is_meta or not second.any()
+    return state | {"head.weight": first} | ({} if unused else {"head_patches.weight": second})
+
+
+def _edge(size: Any) -> int | None:
+    """The shorter side of a size as their processors write it: a number, or a dictionary of one kind or another."""
+    if isinstance(size, Mapping):
+        size = size.get("shortest_edge") or min(size.get("height", 0), size.get("width", 0))
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _model_type(config: ModelConfig) -> str:
+    if not config.layer_scale:
+        return "vit"
+    return "dinov2_with_registers" if config.registers else "dinov2"

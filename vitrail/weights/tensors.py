@@ -1,0 +1,194 @@
+"""The tensors of a file, each read when it is asked for, and none by running code.
+
+`.safetensors` and PyTorch's zip files are mapped into memory, `.npz` files are read one array at a time: nothing is
+held twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
+
+from vitrail.errors import UserError
+
+PICKLED = (".pth", ".pt", ".bin", ".ckpt")
+SUFFIXES = (".safetensors", *PICKLED, ".npz")
+
+# Where training programs keep a model in a checkpoint; what comes first is taken first: averages are the better models.
+_WRAPPINGS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model")
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Weights hardly become smaller by compression: what unpacks to so many times its size is no weights.
+_MOST_UNPACKED = 4
+_ALWAYS_UNPACKED = 1 << 26
+
+
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name. `shapes` holds them on the meta device, where they take no memory.
+
+    `wrapped` tells under which names of a checkpoint they were found, the one they were taken from first.
+    """
+
+    def __init__(self, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor], wrapped: tuple[str, ...] = ()):
+        self.shapes = dict(shapes)
+        self.wrapped = wrapped
+        self._read = read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def open_tensors(path: Path) -> Tensors:
+    """The tensors of a weights file of any kind that can be read without running code."""
+    if path.suffix == ".safetensors":
+        return _open_safetensors(path)
+    return _open_npz(path) if path.suffix == ".npz" else _open_pickled(path)
+
+
+def from_memory(content: Mapping[str, Any], where: str) -> Tensors:
+    """The tensors of a state dict or of a checkpoint that holds one."""
+    content, wrapped = _unwrap(content)
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise UserError(f"{where} holds no tensors by name: give the state dict of a model, or a checkpoint with one.")
+    for name, value in tensors.items():
+        if value.layout != torch.strided or value.is_quantized:
+            raise UserError(f"{where}: {name} is a {value.layout} tensor; weights must be plain ones.")
+        if not value.is_meta and value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise UserError(f"{where}: {name} claims {value.numel():,} values, more than it holds.")
+    return Tensors({name: _meta(value) for name, value in tensors.items()}, tensors.__getitem__, wrapped)
+
+
+def as_float(name: str, value: Tensor, where: str) -> Tensor:
+    """A tensor in float32, as all models here are; what is no number at all is a UserError."""
+    if value.dtype not in _FLOATS:
+        raise UserError(f"{where}: {name} is made of {_word(value.dtype)}, but weights are floats.")
+    value = value.detach().to(torch.float32).contiguous()
+    if not value.is_meta and not torch.isfinite(value).all():
+        raise UserError(
+            f"{where}: {name} has values that are no numbers: the file is damaged, or its training diverged."
+        )
+    return value
+
+
+def damaged(path: Path, reason: object) -> UserError:
+    line = (str(reason).strip() or type(reason).__name__).splitlines()[0].rstrip(".")
+    return UserError(f"{path} is corrupt or truncated: {line}. Copy it again, or train it again.")
+
+
+def _unwrap(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    inner = tuple(name for name in _WRAPPINGS if isinstance(content.get(name), Mapping) and content[name])
+    if not inner or any(isinstance(value, Tensor) for value in content.values()):
+        return content, ()
+    return content[inner[0]], inner
+
+
+def _open_safetensors(path: Path) -> Tensors:
+    try:
+        file: Any = safetensors.safe_open(path, framework="pt")  # what it gives are views of the mapped file
+        shapes = {
+            name: torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype(), name, path), device="meta")
+            for name, part in ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118  # it is no mapping
+        }
+    except (safetensors.SafetensorError, OSError) as error:
+        raise damaged(path, error) from error
+    return Tensors(shapes, file.get_tensor)
+
+
+def _open_pickled(path: Path) -> Tensors:
+    zipped = zipfile.is_zipfile(path)
+    if zipped:
+        _check_zip(path)
+    try:
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # many keep their flags
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} is damaged, or holds more than tensors and can be read only by running code, which is never done. "
+            "Save its state dict alone, best as .safetensors."
+        ) from error
+    except Exception as error:  # bytes that mean nothing can fail in any way
+        raise damaged(path, error) from error
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path} holds a {type(content).__name__}, but weights are tensors by name.")
+    return from_memory(content, str(path))
+
+
+def _open_npz(path: Path) -> Tensors:
+    if not zipfile.is_zipfile(path):
+        raise damaged(path, "it is no .npz file")
+    _check_zip(path)
+
+    def read(name: str) -> Tensor:
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return torch.from_numpy(file[name])
+        except Exception as error:
+            raise damaged(path, error) from error
+
+    shapes = {}
+    format: Any = np.lib.format
+    try:
+        with zipfile.ZipFile(path) as file:
+            for member in file.infolist():
+                with file.open(member) as stream:
+                    first = format.read_magic(stream) == (1, 0)
+                    header = format.read_array_header_1_0 if first else format.read_array_header_2_0
+                    shape, _, dtype = header(stream)
+                if math.prod(shape) * dtype.itemsize > member.file_size:
+                    raise ValueError(f"{member.filename} claims {math.prod(shape):,} values, more than it holds")
+                name = member.filename.removesuffix(".npy")
+                if dtype.kind not in "fiub":
+                    raise UserError(f"{path}: {name} is made of {dtype}, but weights are floats.")
+                kind = torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+                shapes[name] = torch.empty(shape, dtype=kind, device="meta")
+    except UserError:
+        raise
+    except Exception as error:
+        raise damaged(path, error) from error
+    return Tensors(shapes, read)
+
+
+def _check_zip(path: Path) -> None:
+    """Refuses an archive that would unpack to far more than any weights, before anything is unpacked."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            unpacked = sum(member.file_size for member in file.infolist())
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise damaged(path, error) from error
+    size = path.stat().st_size
+    if unpacked > max(_MOST_UNPACKED * size, _ALWAYS_UNPACKED):
+        raise UserError(f"{path} has {size:,} bytes but would unpack to {unpacked:,}: no weights do. It is not opened.")
+
+
+def _dtype(name: str, tensor: str, path: Path) -> torch.dtype:
+    known = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+    others = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool, "I8": torch.int8}
+    if name not in known | others:
+        raise UserError(f"{path}: {tensor} is made of {name}, but weights are floats.")
+    return (known | others)[name]
+
+
+def _meta(value: Tensor) -> Tensor:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
