@@ -177,7 +177,7 @@ def test_sizes_may_be_given_in_any_form(size):
         ({"classes": 10.5}, "'classes' must be a whole number, but it is 10.5"),
         ({"classes": True}, "'classes' must be a whole number, but it is True"),
         ({"drop": "a"}, "'drop' must be a number, but it is 'a'"),
-        ({"pool": "avg"}, "'pool' must be one of cls, gap, map, but it is 'avg'"),
+        ({"pool": "avg"}, "'pool' must be one of cls, gap, gap_norm, map, but it is 'avg'"),
         ({"pos": "learn"}, "'pos' must be one of .* but it is 'learn'. Did you mean 'learned'?"),
         ({"head": None}, "'head' must be one of linear, tanh, but it is None"),
         ({"img_size": "big"}, "'img_size' must be a size like 224 or 192x256, but it is 'big'"),
