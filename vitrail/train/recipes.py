@@ -49,7 +49,8 @@ class Facts:
 def small(facts: Facts) -> TrainConfig:
     """From scratch on small data: the default up to 100,000 images.
 
-    `vitrail train fashion-mnist`: 91.87 % of the 10,000 test images after 10 epochs, 12 min 49 s on two CPU cores.
+    `vitrail train fashion-mnist --time-budget 10m`: 91.59 % of the 10,000 test images on two CPU cores, the mean of
+    three seeds; with 3m 89.11 %. docs/recipes.md has the curves.
     `vitrail train digits --epochs 30`: 98.05 % of 359 held-out digits at the best epoch, 58 s on the same cores.
     """
     epochs = facts.epochs or min(max(round(600_000 / facts.images), 10), 60)
