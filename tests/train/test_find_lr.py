@@ -114,4 +114,6 @@ def test_it_goes_on_with_no_run_and_replaces_none(small, tmp_path):
     for more in ({"overwrite": True}, {"resume": tmp_path}):
         with pytest.raises(UserError, match="leave out --resume and --overwrite"):
             vitrail.train("digits", **small, find_lr=True, out=tmp_path / "runs", **more)
+    with pytest.raises(UserError, match="leave out --folds"):
+        vitrail.train("digits", find_lr=True, folds=3, out=tmp_path)
     assert list(tmp_path.iterdir()) == []

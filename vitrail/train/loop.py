@@ -56,6 +56,8 @@ def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
     if find_lr and (resume is not None or overwrite):
         raise UserError("--find-lr makes a folder of its own and begins anew: leave out --resume and --overwrite.")
     asked = given(asked)
+    if find_lr and asked.get("folds"):
+        raise UserError("--find-lr is one short run: leave out --folds.")
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
         data = open_data(config.data, **split_settings(flat(config)))
