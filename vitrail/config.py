@@ -21,6 +21,7 @@ from vitrail.errors import UserError, nearest
 Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
+Ints = tuple[int, ...]
 Task = Literal["multiclass", "multilabel", "regression"]
 
 
@@ -73,16 +74,16 @@ class InputConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ArchConfig:
-    """Changes to the named model."""
+    """Changes to the named model. What its family does not have is None."""
 
-    pool: Literal["cls", "gap", "gap_norm", "map"] = option(
+    pool: Literal["cls", "gap", "gap_norm", "map"] | None = option(
         "how tokens become one vector: class token, average, average before the last norm, attention"
     )
-    pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = option("position embeddings")
-    head: Literal["linear", "tanh"] = option("a single linear layer, or the paper's hidden tanh layer before it")
-    stem: Literal["patch", "conv"] = option("the paper's patch projection, or overlapping convolutions")
-    registers: int = option("register tokens")
-    layer_scale: float = option("first value of LayerScale (0 = none)")
+    pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] | None = option("position embeddings")
+    head: Literal["linear", "tanh"] | None = option("a single linear layer, or the paper's hidden tanh layer before it")
+    stem: Literal["patch", "conv"] | None = option("the paper's patch projection, or overlapping convolutions")
+    registers: int | None = option("register tokens")
+    layer_scale: float | None = option("first value of LayerScale (0 = none)")
     drop: float = option("dropout")
     drop_path: float = option("stochastic depth of the last block, growing linearly to it")
 
@@ -290,6 +291,8 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         return coerce_names(name, value)
     if hint == Floats:
         return _coerce_floats(name, value)
+    if hint == Ints:
+        return _coerce_ints(name, value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, Path):
@@ -345,3 +348,11 @@ def _coerce_floats(name: str, value: object) -> Floats:
     if not values or any(type(v) not in (int, float) for v in values):
         raise UserError(f"'{name}' must be a list of numbers, but it is {value!r}.")
     return tuple(float(v) for v in values)
+
+
+def _coerce_ints(name: str, value: object) -> Ints:
+    """A list of whole numbers is a tuple of them."""
+    values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not values or any(type(v) is not int for v in values):
+        raise UserError(f"'{name}' must be a list of whole numbers, but it is {value!r}.")
+    return tuple(values)

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from vitrail import models
 from vitrail.errors import UserError
+from vitrail.models import ModelConfig
 from vitrail.models.layers import Attention, Block, DropPath
+from vitrail.models.mixer import MixerConfig
 from vitrail.models.position import RelativeBias
 from vitrail.models.vit import ViTConfig
 
@@ -23,25 +25,38 @@ SMALL = ViTConfig(width=32, depth=2, heads=2, mlp=64, patch=4, img_size=(8, 12),
 POOLS, POSITIONS = (get_args(get_type_hints(ViTConfig)[field]) for field in ("pool", "pos"))
 SWITCHES = {"head": "tanh", "stem": "conv", "registers": 2, "layer_scale": 0.1}
 
+# Small models of the other families, on images that are no squares.
+RELATIVES: dict[str, ModelConfig] = {
+    "mixer": MixerConfig(width=32, depth=2, mlp_tokens=12, mlp_channels=64, patch=4, img_size=(8, 12), classes=5),
+}
+
 # The registered models that run in milliseconds; every pool with every position; every switch, alone and together.
 REAL = {
     **{name: config for name, config in models.CONFIGS.items() if "nano" in name},
     **{f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)},
     **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()},
     "all switches": replace(SMALL, pool="map", pos="relative", **SWITCHES),
+    **RELATIVES,
 }
 ALL = {**models.CONFIGS, **REAL}
 
 every_model = pytest.mark.parametrize("config", ALL.values(), ids=ALL)
 every_small_model = pytest.mark.parametrize("config", REAL.values(), ids=REAL)
+SIZED = {name: config for name, config in REAL.items() if not isinstance(config, MixerConfig)}  # for any image size
+every_sized_model = pytest.mark.parametrize("config", SIZED.values(), ids=SIZED)
 
 
-def images(config: ViTConfig, batch: int = 2) -> Tensor:
+def images(config: ModelConfig, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, config.channels, *config.img_size, generator=generator)
 
 
-def on_meta(config: ViTConfig) -> tuple[nn.Module, Tensor]:
+def sides(config: ModelConfig) -> int:
+    """Sides that every model can read are multiples of this, and small."""
+    return models.step(config) if models.step(config) > 1 else 8
+
+
+def on_meta(config: ModelConfig) -> tuple[nn.Module, Tensor]:
     """The model and a batch of two, as shapes only: ViT-G too takes no memory and no time."""
     with torch.device("meta"):
         return models.build(config), torch.empty(2, config.channels, *config.img_size)
@@ -52,8 +67,9 @@ def on_meta(config: ViTConfig) -> tuple[nn.Module, Tensor]:
 def test_shapes(config):
     model, x = on_meta(config)
     assert model.config == config
-    tokens = model.tokens(x)
-    assert tokens.shape == model.encode(tokens).shape == (2, config.length, config.width)
+    if isinstance(config, ViTConfig):
+        tokens = model.tokens(x)
+        assert tokens.shape == model.encode(tokens).shape == (2, config.length, config.width)
     assert model.embed(x).shape == (2, config.width)
     assert model(x).shape == (2, config.classes)
 
@@ -61,7 +77,7 @@ def test_shapes(config):
 @every_model
 @torch.no_grad()
 def test_another_resolution_and_other_channels(config):
-    h, w = 3 * config.patch, 5 * config.patch
+    h, w = 3 * sides(config), 5 * sides(config)
     model, x = on_meta(replace(config, img_size=(h, w), channels=7))
     assert model(x).shape == (2, config.classes)
 
@@ -74,11 +90,14 @@ def test_stages_hold_every_parameter_once_from_input_to_output(config):
     assert len(held) == len(set(held))
     assert set(held) == {id(p) for p in model.parameters()}
 
-    names = {id(p): name for name, p in model.named_parameters()}
-    where = {names[id(p)]: i for i, stage in enumerate(stages) for p in stage.parameters()}
-    assert where["patch_embed.proj.weight"] == 0
-    assert [where[f"blocks.{i}.norm1.weight"] for i in range(config.depth)] == [*range(1, config.depth + 1)]
-    assert where["head.weight"] == len(stages) - 1 > where["norm.weight"] > config.depth
+    where = {id(p): i for i, stage in enumerate(stages) for p in stage.parameters()}
+    assert where[id(model.get_parameter(models.filters(model)))] == 0
+    assert where[id(models.head(model).weight)] == len(stages) - 1 > 2
+    assert all(list(stage.parameters()) for stage in stages)
+    if isinstance(config, ViTConfig):
+        order = [where[id(block.norm1.weight)] for block in model.blocks]
+        assert order == [*range(1, config.depth + 1)]
+        assert where[id(model.norm.weight)] > config.depth
 
 
 @every_small_model
@@ -91,7 +110,7 @@ def test_a_fresh_model_knows_nothing(config):
 def test_every_parameter_gets_a_finite_gradient(config):
     torch.manual_seed(0)
     model = models.build(replace(config, drop=0.1, drop_path=0.1)).train()
-    nn.init.normal_(model.head.weight)  # a zero head passes no gradient on
+    nn.init.normal_(models.head(model).weight)  # a zero head passes no gradient on
     nn.functional.cross_entropy(model(images(config, 8)), torch.arange(8) % config.classes).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -120,13 +139,13 @@ def test_saved_and_loaded_it_is_the_same_model(config, tmp_path):
     assert torch.equal(model(images(config)), loaded(images(config)))
 
 
-@every_small_model
+@every_sized_model
 @torch.no_grad()
 def test_resizing_changes_the_positions_and_nothing_else(config):
     model = randomise(models.build(config))
     assert torch.equal(models.resize(model, config.img_size)(images(config)), model(images(config)))
 
-    h, w = 5 * config.patch, 4 * config.patch
+    h, w = 5 * sides(config), 4 * sides(config)
     resized = models.resize(model, (h, w))
     assert resized.config == replace(config, img_size=(h, w))
     assert not resized.training
@@ -137,6 +156,13 @@ def test_resizing_changes_the_positions_and_nothing_else(config):
     for name, value in model.state_dict().items():
         same = torch.equal(resized.state_dict()[name], value)
         assert same != (name in positions or name.endswith("relative.table")), name
+
+
+def test_a_mixer_serves_one_size():
+    model = models.build(RELATIVES["mixer"])
+    assert models.resize(model, (8, 12)).config == model.config
+    with pytest.raises(UserError, match="it serves one image size, 8x12; asked for was 16x16"):
+        models.resize(model, 16)
 
 
 def test_resizing_keeps_type_and_mode():
@@ -187,9 +213,11 @@ def test_it_runs_in_half_precision(config):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 12, 8), (2, 1, 8, 12), (3, 8, 12)], ids=str)
-def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(UserError, match=r"reads batches of shape \(B, 3, 8, 12\), but got"):
-        models.build(SMALL)(torch.zeros(shape))
+@pytest.mark.parametrize("config", [SMALL, *RELATIVES.values()], ids=["vit", *RELATIVES])
+def test_images_of_another_shape_are_refused(config, shape):
+    h, w = config.img_size
+    with pytest.raises(UserError, match=rf"reads batches of shape \(B, 3, {h}, {w}\), but got"):
+        models.build(config)(torch.zeros(shape))
 
 
 # Attention -------------------------------------------------------------------------------------------------

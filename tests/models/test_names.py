@@ -91,8 +91,6 @@ OTHER_ARCHITECTURES = [
     "deit_base_distilled_patch16_224",
     "facebook/deit-base-distilled-patch16-224",
     "beit_base_patch16_224",
-    "Mixer-B/16",
-    "mixer_b16_224",
     "swin_t",
     "swin_s3_tiny_224",
     "pvt_v2_b2",

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.config import Size, coerce
 from vitrail.errors import UserError, nearest
+from vitrail.models import mixer, names
+from vitrail.models.mixer import Mixer, MixerConfig
 from vitrail.models.position import Interpolation, resample_state
 from vitrail.models.vit import ViT, ViTConfig
 from vitrail.verb import callable_package
 
-Model = ViT
-ModelConfig = ViTConfig
+# Every configuration has img_size, channels, classes, drop and drop_path; `width` of the features; `grid`, the rows and
+# columns of what is pooled in the end, and `length` in tokens. Every model has config, embed, forward and stages.
+Model = ViT | Mixer
+ModelConfig = ViTConfig | MixerConfig
+
+# The name of every family, as model cards have it, with the type of its configurations and models.
+FAMILIES: dict[str, tuple[type[Any], Callable[[Any], Model]]] = {
+    "vit": (ViTConfig, ViT),
+    "mixer": (MixerConfig, Mixer),
+}
 
 # Table 1 of the paper, Ti and S of DeiT and AugReg, g and G of "Scaling Vision Transformers", and our own
 # nano for images of 8 to 96 pixels: width, depth, heads, mlp.
@@ -40,8 +53,7 @@ def _vit(size: str, patch: int) -> ViTConfig:
     return ViTConfig(*_VIT_SIZES[size], patch, (side, side))
 
 
-# The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
-CONFIGS: dict[str, ModelConfig] = {
+_VITS = {
     f"vit_{size}{patch}": _vit(size, patch)
     for size, patches in {
         "nano": (2, 4, 8),
@@ -55,6 +67,9 @@ CONFIGS: dict[str, ModelConfig] = {
     }.items()
     for patch in patches
 }
+
+# The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
+CONFIGS: dict[str, ModelConfig] = {**_VITS, **mixer.CONFIGS}
 
 _WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "g": "giant"}
 _TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
@@ -78,14 +93,18 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     """
     if name in CONFIGS:
         return name, CONFIGS[name]
+    if (found := names.find(name)) and found[0] in CONFIGS:
+        short, side = found
+        relative = CONFIGS[short]
+        return short, replace(relative, img_size=(side, side)) if side else relative
     match = _VIT_NAME.fullmatch(name)
     if match and (name.lower().find("vit") >= 0 or re.match(r"[A-Za-z]+[_/]\d", name)):
         size = "gigantic" if match["size"] == "G" else match["size"].lower()
         size, patch = _WORDS.get(size, size), int(match["patch"])
         if 1 <= patch <= _LARGEST_PATCH:
             config = _vit(size, patch)
-            if side := match["img"] or match["res"]:
-                config = replace(config, img_size=(int(side), int(side)))
+            if told := match["img"] or match["res"]:
+                config = replace(config, img_size=(int(told), int(told)))
             return f"vit_{size}{patch}", config
     raise UserError(
         f"There is no model '{name}'.{nearest(name, CONFIGS)} `vitrail models` lists the models; a ViT may have "
@@ -93,8 +112,22 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     )
 
 
+_ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name
+
+
+def family(config: ModelConfig) -> str:
+    """The name of a model's family."""
+    return next(name for name, (kind, _) in FAMILIES.items() if isinstance(config, kind))
+
+
 def name_of(config: ModelConfig) -> str:
-    """The name of a model of this size and patch; one of another size is called by its width and depth."""
+    """The name of a model of this size; one of another size is called by its family, a ViT by its width and depth."""
+    if not isinstance(config, ViTConfig):
+        shape = [f.name for f in fields(config) if f.name not in _ANY]
+        for name, listed in CONFIGS.items():
+            if type(listed) is type(config) and all(getattr(listed, key) == getattr(config, key) for key in shape):
+                return name
+        return family(config)
     for size, numbers in _VIT_SIZES.items():
         if numbers == (config.width, config.depth, config.heads, config.mlp):
             return f"vit_{size}{config.patch}"
@@ -108,13 +141,13 @@ def configure(name: str, **changes: object) -> ModelConfig:
     for key in changes:
         if key not in known:
             raise UserError(f"A model has no option '{key}'.{nearest(key, known)} It takes {', '.join(known)}.")
-    values = {key: coerce(ViTConfig, key, value) for key, value in changes.items()}
+    values = {key: coerce(type(config), key, value) for key, value in changes.items()}
     return replace(config, **values)
 
 
 def build(config: ModelConfig) -> Model:
     """The model that a configuration describes, with fresh weights."""
-    return ViT(config)
+    return FAMILIES[family(config)][1](config)
 
 
 def create(name: str, **changes: object) -> Model:
@@ -124,10 +157,37 @@ def create(name: str, **changes: object) -> Model:
 
 def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic") -> Model:
     """The same model for images of another size: its positions are resampled, everything else is kept."""
-    config = replace(model.config, img_size=coerce(ViTConfig, "img_size", img_size))
-    resized = build(config).to(model.head.weight)  # its device and type
-    resized.load_state_dict(resample_state(model.state_dict(), model.config.grid, config.grid, method))
+    config = replace(model.config, img_size=coerce(type(model.config), "img_size", img_size))
+    resized = build(config).to(head(model).weight)  # its device and type
+    resized.load_state_dict(resample(model.state_dict(), model.config, config, method))
     return resized.train(model.training)
+
+
+def resample(
+    state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, method: Interpolation = "bicubic"
+) -> dict[str, Tensor]:
+    """A copy of a model's weights that fits another image size; what need not change is the same tensor."""
+    if isinstance(old, MixerConfig) and old.grid != new.grid:
+        raise UserError(
+            f"A Mixer has a weight for every patch, so it serves one image size, {old.img_size[0]}x{old.img_size[1]}; "
+            f"asked for was {new.img_size[0]}x{new.img_size[1]}. Keep the size, or train a new one."
+        )
+    return resample_state(state, old.grid, new.grid, method)
+
+
+def head(model: Model) -> nn.Linear | nn.Conv2d:
+    """The last layer, which tells the classes apart."""
+    return model.head
+
+
+def filters(model: Model) -> str:
+    """The name of the weights that read the image: those of the first convolution, in every family."""
+    return next(name for name, parameter in model.named_parameters() if parameter.ndim == 4)
+
+
+def step(config: ModelConfig) -> int:
+    """What the sides of the images must be multiples of."""
+    return config.patch
 
 
 def parameters(config: ModelConfig) -> int:

@@ -24,7 +24,7 @@ from vitrail.data.loader import TrainBatches
 from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on, predict_split
-from vitrail.models import Model, build
+from vitrail.models import Model, build, head
 from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.find_lr import RangeTest
@@ -122,7 +122,9 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     notes = [] if config.weights is None else start_from(config.weights, model, data.classes, data.task)
     if config.optim.loss == "bce" and config.weights is None:
         # A fresh head takes every class for as rare as it is, or the first steps are spent on learning that.
-        torch.nn.init.constant_(model.head.bias, -math.log(len(data.classes)))
+        bias = head(model).bias
+        assert bias is not None
+        torch.nn.init.constant_(bias, -math.log(len(data.classes)))
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     if batches < config.optim.grad_accum_steps:
         raise UserError(

@@ -7,7 +7,7 @@ Everything it decides is printed and saved in the run's `config.yaml`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
-from vitrail.models import ModelConfig, canonical
+from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, step
 from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
 
@@ -64,7 +64,7 @@ def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:
     """The architecture that a resolved configuration trains."""
     base = open_card(config.weights).config if config.weights else canonical(config.model)[1]
-    arch = {name: getattr(config.arch, name) for name in options(ArchConfig)}
+    arch = {name: value for name in options(ArchConfig) if (value := getattr(config.arch, name)) is not None}
     return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
 
 
@@ -124,17 +124,30 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         if "model" in given and canonical(given["model"])[0] != name:
             raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
         resize = recipe.resize if recipe.resize and max(config.img_size) > SMALL_IMAGE else None
-        size = _fit((resize, resize), config.patch) if resize else config.img_size
+        size = _fit((resize, resize), step(config)) if resize else config.img_size
     else:
         least = 4 if choose_device(given.get("device")) == "cpu" else 7
         meant = recipe.model if max(given.get("img_size") or data.size) > SMALL_IMAGE else None
         fitting = f"vit_nano{_patch(given.get('img_size') or typical, least)}"
-        name, config = canonical(given.get("model") or meant or fitting)
-        size = _fit(typical, config.patch)
+        asked = given.get("model")
+        if asked in FAMILIES:  # a family's own choice for the images
+            asked = fitting if asked == "vit" else _smallest(asked, given.get("img_size") or data.size)
+        name, config = canonical(asked or meant or fitting)
+        size = _fit(typical, step(config))
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
+    for key in arch.keys() - {field.name for field in fields(config)}:
+        raise UserError(
+            f"A {family(config)} has no choice of '{key}', as a ViT has. Leave out --{key.replace('_', '-')}."
+        )
     channels = given.get("channels", data.channels)
     size = given.get("img_size") or size
     return name, replace(config, img_size=size, channels=channels, classes=len(data.classes), **arch)
+
+
+def _smallest(family_name: str, size: Size) -> str:
+    """The model of a family for small images, or the least of its published ones."""
+    nano, least, *_ = (name for name, config in CONFIGS.items() if family(config) == family_name)
+    return nano if max(size) <= SMALL_IMAGE else least
 
 
 def _typical(data: Data, recipe: Recipe) -> Size:
@@ -152,6 +165,8 @@ def _patch(size: Size, least: int) -> int:
 
 def _fit(size: Size, patch: int) -> Size:
     """The nearest size that the patch divides, never fewer than 4 patches a side."""
+    if patch == 1:
+        return size
     h, w = (max(round(side / patch), 4) * patch for side in size)
     return h, w
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from vitrail.config import ArchConfig, AugmentConfig, InputConfig, OptimConfig, RunConfig, TrainConfig, options
@@ -361,7 +361,8 @@ def _published(
     crop: float = 0.875,
 ) -> TrainConfig:
     c = facts.config
-    changes = {"drop": drop, "drop_path": drop_path, **({} if facts.weights or fresh is None else fresh)}
+    wanted = {"drop": drop, "drop_path": drop_path, **({} if facts.weights or fresh is None else fresh)}
+    changes = {name: value for name, value in wanted.items() if getattr(_arch(c), name) is not None}
     return TrainConfig(
         data=facts.source,
         recipe=recipe,
@@ -423,7 +424,9 @@ def _input(config: ModelConfig) -> InputConfig:
 
 
 def _arch(config: ModelConfig) -> ArchConfig:
-    return ArchConfig(**{name: getattr(config, name) for name in options(ArchConfig)})
+    has = {field.name for field in fields(config)}
+    values: dict[str, Any] = {name: getattr(config, name) if name in has else None for name in options(ArchConfig)}
+    return ArchConfig(**values)
 
 
 def _run(facts: Facts) -> RunConfig:

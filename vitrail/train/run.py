@@ -25,6 +25,7 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import AnyMetrics
 from vitrail.models import ModelConfig, canonical, parameters
+from vitrail.models.vit import ViTConfig
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.recipe import check
@@ -106,12 +107,13 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
     c, o = config.input, config.optim
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
     length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs} epochs"
+    arch = config.arch
+    chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if isinstance(model, ViTConfig) else ""
     lines = [
         f"data      {config.data}: {counts}; {titled(data.task, data.classes)}",
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "
         f"mean {mean}, std {std} ({c.normalize})",
-        f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
-        f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.length} tokens, "
+        f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}{chosen}: {model.length} tokens, "
         f"{parameters(model):,} parameters",
         f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
         f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",

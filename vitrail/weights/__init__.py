@@ -26,8 +26,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
-from vitrail.models import Model, ModelConfig, build, canonical, name_of
-from vitrail.models.position import resample_state
+from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, filters, head, name_of, resample
+from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, speak
 from vitrail.version import VERSION
 from vitrail.weights import foreign, hub
@@ -83,7 +83,7 @@ class Card:
         return dataclasses.replace(self, target_mean=tuple(mean), target_std=tuple(std))
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dataclasses.asdict(self) | {"family": family(self.config)}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Card:
@@ -97,13 +97,16 @@ class Card:
         task = document.get("task", "multiclass")  # older files do not say it
         if task not in _NUMBERS:
             raise UserError(f"'task' must be one of {', '.join(_NUMBERS)}, but it is {task!r}.")
+        kind = document.get("family", "vit")  # older files hold ViTs
+        if kind not in FAMILIES:
+            raise UserError(f"'family' must be one of {', '.join(FAMILIES)}, but it is {kind!r}.")
         numbers = _NUMBERS[task]
         for name in numbers:
             if len(document[name]) != len(classes):
                 raise UserError(f"'{name}' must have a number for each of {len(classes)} {WORDS[task].many}.")
         return cls(
             model=document["model"],
-            config=from_plain(ModelConfig, document["config"]),
+            config=from_plain(FAMILIES[kind][0], document["config"]),
             classes=tuple(classes),
             preprocess=Preprocess.from_json(document["preprocess"]),
             task=task,
@@ -233,7 +236,6 @@ def _open(source: Source, expected: str | ModelConfig | None = None) -> _Opened:
     else:
         path = locate(source)
         where, tensors = str(path), open_tensors(path)
-    model = foreign.expected(expected)
     if path is not None and path.with_suffix(".json").exists():
         card = _read_card(path.with_suffix(".json"))
         if isinstance(expected, str) and canonical(expected)[0] != card.model:
@@ -241,9 +243,12 @@ def _open(source: Source, expected: str | ModelConfig | None = None) -> _Opened:
         if isinstance(expected, ModelConfig) and expected != card.config:
             raise UserError(f"The weights in {where} are a {card.config}, but `model` asks for {expected}.")
         try:
-            return _Opened(where, card, foreign.recognise(tensors, where), own=True)
+            known = isinstance(card.config, ViTConfig)
+            weights = foreign.recognise(tensors, where) if known else foreign.Weights(where, "timm", tensors)
+            return _Opened(where, card, weights, own=True)
         except UserError as error:
             raise UserError(f"{where} does not fit the architecture in its {path.stem}.json: {error}") from error
+    model = foreign.expected(expected)
     weights = foreign.recognise(tensors, where)
     beside = foreign.settings(weights.format, path.parent if path is not None else None)
     config = foreign.architecture(weights, beside, model)
@@ -278,8 +283,8 @@ def _wanted(
             f"{opened.where} has no head that tells classes apart. Ask for a new one: classes=N, or --classes N."
         )
     config, preprocess = card.config, card.preprocess
-    size = config.img_size if img_size is None else coerce(ModelConfig, "img_size", img_size)
-    channels = config.channels if channels is None else coerce(ModelConfig, "channels", channels)
+    size = config.img_size if img_size is None else coerce(type(config), "img_size", img_size)
+    channels = config.channels if channels is None else coerce(type(config), "channels", channels)
     config = dataclasses.replace(config, classes=len(card.classes), img_size=size, channels=channels)
     mean, std = (
         values if len(values) in (1, channels) else (sum(values) / len(values),)
@@ -299,8 +304,9 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     unneeded = foreign.pretraining(state)
     if card.classes != wanted.classes or card.task != wanted.task:
         unneeded += [name for name in state if name.startswith(_OTHER_HEADS)]
-        for name in ("head.weight", "head.bias"):
-            state[name] = torch.zeros(model.get_parameter(name).shape)
+        last = {id(parameter) for parameter in head(model).parameters()}
+        fresh = {name: torch.zeros(p.shape) for name, p in model.named_parameters() if id(p) in last}
+        state |= fresh
         task = wanted.task
         things = WORDS[task].many if card.task == task else f"{WORDS[task].many} instead of {WORDS[card.task].many}"
         notes.append(f"new head for {len(wanted.classes)} {things}")
@@ -318,10 +324,12 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     if other:
         notes.append(f"{', '.join(other)} became float32")
     if old.grid != new.grid:
-        state = resample_state(state, old.grid, new.grid)
-        notes.append(f"positions resampled from {old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches")
+        resampled = resample(state, old, new)
+        if any(resampled[name] is not state[name] for name in state):
+            notes.append(f"positions resampled from {old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches")
+        state = resampled
     if old.channels != new.channels:
-        name = "patch_embed.proj.weight" if "patch_embed.convs.0.weight" not in state else "patch_embed.convs.0.weight"
+        name = filters(model)
         state[name] = _fit_channels(state[name], new.channels)
         notes.append(f"patch filters changed from {old.channels} to {new.channels} channels")
     wrong = _mismatch(state, model.state_dict())

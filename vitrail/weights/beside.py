@@ -10,7 +10,7 @@ from typing import Any
 from vitrail.config import Size, coerce
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.models import ModelConfig
+from vitrail.models.vit import ViTConfig
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Beside:
     def __post_init__(self) -> None:
         """Values as they stand in JSON become those of the configuration, or a UserError."""
         checked: dict[str, Any] = {
-            "heads": None if self.heads is None else coerce(ModelConfig, "heads", self.heads),
-            "img_size": None if self.img_size is None else coerce(ModelConfig, "img_size", self.img_size),
+            "heads": None if self.heads is None else coerce(ViTConfig, "heads", self.heads),
+            "img_size": None if self.img_size is None else coerce(ViTConfig, "img_size", self.img_size),
             "classes": tuple(map(str, self.classes)),
             "mean": None if self.mean is None else coerce(Preprocess, "mean", self.mean),
             "std": None if self.std is None else coerce(Preprocess, "std", self.std),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.errors import UserError, nearest
 from vitrail.models import ModelConfig
+from vitrail.models.vit import ViTConfig
 from vitrail.weights import WEIGHTS_FILE, Card, Source, hf, open_run, save
 from vitrail.weights.files import replacing, write_text
 from vitrail.weights.foreign import FORMATS
@@ -42,25 +43,29 @@ def convert(
     if path.exists() and not overwrite:
         raise UserError(f"{path} is there already. Choose another name, or give --overwrite to replace it.")
     whole, card = open_run(source, model=model, classes=classes)
-    _refuse(card, to)
+    config = _refuse(card, to)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if to == "vitrail":
+    if to == "vitrail" or config is None:
         save(path, whole, card)
         return path
-    state = FORMATS[to].write(whole.state_dict(), card.config)
+    state = FORMATS[to].write(whole.state_dict(), config)
     if to == "hf":
-        for name, document in hf.documents(card.config, card.classes, card.preprocess).items():
+        for name, document in hf.documents(config, card.classes, card.preprocess).items():
             write_text(path.with_name(name), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     _write(path, state)
     write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
     return path
 
 
-def _refuse(card: Card, to: To) -> None:
-    """Refuses what the other format has no place for."""
+def _refuse(card: Card, to: To) -> ViTConfig | None:
+    """Refuses what the other format has no place for; returns the ViT to translate, if there is one."""
     config = card.config
     if to == "vitrail":
-        return
+        return None
+    if not isinstance(config, ViTConfig):
+        raise UserError(
+            f"Only ViTs are written for {to}, but the model is {card.model}. It can be kept as vitrail's own."
+        )
     missing = FORMATS[to].cannot(config)
     if config.pos != "learned":
         missing = f"positions '{config.pos}'"
@@ -70,6 +75,7 @@ def _refuse(card: Card, to: To) -> None:
         missing = f"the task {card.task}"
     if missing:
         raise UserError(f"The model has {missing}, for which {to} has no place. It can be kept as vitrail's own.")
+    return config
 
 
 def _write(path: Path, state: Mapping[str, Tensor]) -> None:

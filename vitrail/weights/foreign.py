@@ -16,7 +16,8 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
-from vitrail.models import ModelConfig, canonical
+from vitrail.models import ModelConfig, canonical, name_of
+from vitrail.models.vit import ViTConfig
 from vitrail.weights import hf, npz, timm, torchvision
 from vitrail.weights.beside import Beside, read_json
 from vitrail.weights.tensors import Tensors
@@ -95,7 +96,7 @@ def settings(format: Format, folder: Path | None) -> Beside:
     return Beside()
 
 
-def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) -> ModelConfig:
+def architecture(weights: Weights, beside: Beside, model: ViTConfig | None) -> ViTConfig:
     """The architecture that tensors have, by their shapes; `classes` is 1 where there is no head."""
     state = weights.shapes()
     width, channels, patch, other = _sizes(weights, state, "patch_embed.proj.weight", 4)
@@ -114,7 +115,7 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
     registers = _tokens(state, "reg_token") + _tokens(state, "dist_token")
     asked = model.img_size if model is not None and model.patch == patch else None
     size = _img_size(weights, state, registers, patch, beside.img_size, asked)
-    return ModelConfig(
+    return ViTConfig(
         width=width,
         depth=depth,
         heads=_heads(weights, width, beside, model),
@@ -130,12 +131,15 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
     )
 
 
-def expected(model: str | ModelConfig | None) -> ModelConfig | None:
+def expected(model: str | ModelConfig | None) -> ViTConfig | None:
     """The architecture that somebody says the weights have."""
-    return canonical(model)[1] if isinstance(model, str) else model
+    config = canonical(model)[1] if isinstance(model, str) else model
+    if config is not None and not isinstance(config, ViTConfig):
+        raise UserError(f"Weights without a model.json are read if they are a ViT's, but `model` is {name_of(config)}.")
+    return config
 
 
-def preprocessing(weights: Weights, config: ModelConfig, beside: Beside) -> tuple[Preprocess, str | None]:
+def preprocessing(weights: Weights, config: ViTConfig, beside: Beside) -> tuple[Preprocess, str | None]:
     """How images must be prepared, and a sentence if only the habits of the family say it."""
     # DeiT and MAE come as {"model": …}, DINO and DINOv2 without a head: all are of one house.
     facebook = weights.tensors.wrapped[:1] in (("model",), ("teacher",)) or "head.weight" not in weights.tensors
@@ -149,7 +153,7 @@ def preprocessing(weights: Weights, config: ModelConfig, beside: Beside) -> tupl
     return Preprocess(config.img_size, config.channels, crop, mean, std), note
 
 
-def turned(weights: Weights, config: ModelConfig) -> list[str]:
+def turned(weights: Weights, config: ViTConfig) -> list[str]:
     """A sentence on every token that becomes a register here."""
     names = {"dist_token": True, "cls_token": config.pool == "gap_norm"}
     return [f"{name} became a register" for name, turns in names.items() if turns and name in weights.shapes()]
@@ -225,7 +229,7 @@ def _img_size(weights: Weights, state: Mapping[str, Tensor], registers: int, pat
     )
 
 
-def _heads(weights: Weights, width: int, beside: Beside, model: ModelConfig | None) -> int:
+def _heads(weights: Weights, width: int, beside: Beside, model: ViTConfig | None) -> int:
     shown = npz.heads(weights.tensors.shapes) if weights.format == "npz" else beside.heads
     if shown and model is not None:
         _compare(weights, {"heads": shown}, {"heads": model.heads})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.models import ModelConfig
+from vitrail.models.vit import ViTConfig
 from vitrail.weights.beside import Beside
 from vitrail.weights.names import count_blocks, inverse, join_qkv, rename, split_qkv, stems
 
@@ -71,7 +71,7 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _one_head(join_qkv(rename(tensors, table)))
 
 
-def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our tensors under the names of their files. DINOv2's head reads the average of the patches too: by zeros."""
     theirs = split_qkv(state)
     if config.layer_scale:
@@ -84,7 +84,7 @@ def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
     return {name if name.startswith("classifier.") else prefix + name: value for name, value in named.items()}
 
 
-def cannot(config: ModelConfig) -> str | None:
+def cannot(config: ViTConfig) -> str | None:
     """What of a model the format has no place for."""
     parts = {
         "pooling other than the class token's": config.pool != "cls",
@@ -95,7 +95,7 @@ def cannot(config: ModelConfig) -> str | None:
     return next((what for what, there in parts.items() if there), None)
 
 
-def documents(config: ModelConfig, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
+def documents(config: ViTConfig, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
     """The files that stand beside the tensors: `config.json` and `preprocessor_config.json`."""
     kind = _model_type(config)
     architecture = {
@@ -184,7 +184,7 @@ def _edge(size: Any) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _model_type(config: ModelConfig) -> str:
+def _model_type(config: ViTConfig) -> str:
     if not config.layer_scale:
         return "vit"
     return "dinov2_with_registers" if config.registers else "dinov2"

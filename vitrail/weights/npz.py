@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vitrail.models import ModelConfig
+from vitrail.models.vit import ViTConfig
 from vitrail.weights.names import Table, count_blocks, inverse, join_qkv, new_name, split_qkv, stems
 
 MARKER = "embedding/kernel"
@@ -55,7 +55,7 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return join_qkv(state)
 
 
-def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our tensors under their names, in their layout."""
     table = stems(config.depth, _TOP, _BLOCK, _WHERE)
     named = {}
@@ -66,7 +66,7 @@ def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
     return named
 
 
-def cannot(config: ModelConfig) -> str | None:
+def cannot(config: ViTConfig) -> str | None:
     """What of a model the format has no place for."""
     parts = {
         "registers": config.registers,

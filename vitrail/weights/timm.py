@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.models import ModelConfig
+from vitrail.models.vit import ViTConfig
 from vitrail.weights.beside import Beside
 
 MARKER = "patch_embed.proj.weight"
@@ -20,7 +20,7 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {table.get(name, name): tensors[name] for name in tensors}
 
 
-def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our tensors under their names. timm gives all prefix tokens a position: that of registers adds nothing."""
     theirs = dict(state)
     if config.registers:
@@ -33,7 +33,7 @@ def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
     return theirs
 
 
-def cannot(config: ModelConfig) -> str | None:
+def cannot(config: ViTConfig) -> str | None:
     """What of a model the format has no place for."""
     return "a hidden tanh layer before the head" if config.head == "tanh" else None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from vitrail.models import ModelConfig
+from vitrail.models.vit import ViTConfig
 from vitrail.weights.names import count_blocks, inverse, rename, stems
 
 MARKER = "conv_proj.weight"
@@ -39,12 +39,12 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return rename(tensors, inverse(stems(depth, _TOP, _BLOCK, _WHERE)) | inverse(old))
 
 
-def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our tensors under their names."""
     return rename(state, stems(config.depth, _TOP, _BLOCK, _WHERE))
 
 
-def cannot(config: ModelConfig) -> str | None:
+def cannot(config: ViTConfig) -> str | None:
     """What of a model the format has no place for."""
     parts = {
         "registers": config.registers,

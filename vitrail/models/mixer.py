@@ -1,0 +1,119 @@
+"""MLP-Mixer: "MLP-Mixer: An all-MLP Architecture for Vision", https://arxiv.org/abs/2105.01601.
+
+An image is cut into patches as for a ViT, but nothing attends: one MLP mixes the tokens of each channel, another the
+channels of each token, in turn. Both are shared, over channels and over tokens:
+
+    U = X + W2·gelu(W1·LN(X))        along the tokens   (1)  `mlp_tokens`
+    Y = U + W4·gelu(W3·LN(U))        along the channels (1)  `mlp_channels`
+
+The first MLP has a weight for every token, so a Mixer serves images of one size: its weights cannot be resampled.
+There are no positions, for the same reason: a token is known by its place.
+
+What differs from the paper: nothing. Initialisation is that of the authors' JAX code.
+
+Legend: B batch, N tokens, D width, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vitrail.models.checks import check_counts, check_images, check_multiple, check_rates
+from vitrail.models.layers import DropPath, Mlp, Stage
+from vitrail.models.position import Grid
+from vitrail.models.vit import PatchEmbed
+
+
+@dataclass(frozen=True)
+class MixerConfig:
+    width: int
+    depth: int
+    mlp_tokens: int
+    mlp_channels: int
+    patch: int
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "width", "depth", "mlp_tokens", "mlp_channels", "patch")
+        check_rates(self)
+        check_multiple(self, self.patch, "the patch size")
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of patches."""
+        return self.img_size[0] // self.patch, self.img_size[1] // self.patch
+
+    @property
+    def length(self) -> int:
+        """Tokens in the sequence that is mixed."""
+        return self.grid[0] * self.grid[1]
+
+
+# Table 1 of the paper, and our own nano for images of 28 to 64 pixels.
+CONFIGS = {
+    "mixer_nano": MixerConfig(128, 6, 64, 512, 4, (32, 32)),
+    "mixer_s32": MixerConfig(512, 8, 256, 2048, 32),
+    "mixer_s16": MixerConfig(512, 8, 256, 2048, 16),
+    "mixer_b32": MixerConfig(768, 12, 384, 3072, 32),
+    "mixer_b16": MixerConfig(768, 12, 384, 3072, 16),
+    "mixer_l32": MixerConfig(1024, 24, 512, 4096, 32),
+    "mixer_l16": MixerConfig(1024, 24, 512, 4096, 16),
+    "mixer_h14": MixerConfig(1280, 32, 640, 5120, 14),
+}
+
+
+class MixerBlock(nn.Module):
+    """Mixes tokens, then channels: equation 1."""
+
+    def __init__(self, c: MixerConfig, drop_path: float):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(c.width, eps=1e-6)
+        self.mlp_tokens = Mlp(c.length, c.mlp_tokens, c.drop)
+        self.norm2 = nn.LayerNorm(c.width, eps=1e-6)
+        self.mlp_channels = Mlp(c.width, c.mlp_channels, c.drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2))
+        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
+
+
+class Mixer(nn.Module):
+    def __init__(self, config: MixerConfig):
+        super().__init__()
+        c = self.config = config
+        self.stem = PatchEmbed(c.channels, c.width, c.patch)
+        self.blocks = nn.ModuleList(MixerBlock(c, c.drop_path * i / max(c.depth - 1, 1)) for i in range(c.depth))
+        self.norm = nn.LayerNorm(c.width, eps=1e-6)
+        self.head = nn.Linear(c.width, c.classes)
+        if not self.head.weight.is_meta:
+            self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.embed(images))  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image, the average of its tokens: (B, D)."""
+        check_images(images, self.config)
+        x = self.stem(images)  # B N D
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x).mean(dim=1)
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: the patches, each block, what leaves the last."""
+        return [Stage(self.stem), *self.blocks, Stage(self.norm), Stage(self.head)]
+
+    def _initialise(self) -> None:
+        """As the authors' code: LeCun for patches and MLPs, zero head."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # all of them have one
+        nn.init.zeros_(self.head.weight)
