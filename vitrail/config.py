@@ -353,6 +353,6 @@ def _coerce_floats(name: str, value: object) -> Floats:
 def _coerce_ints(name: str, value: object) -> Ints:
     """A list of whole numbers is a tuple of them."""
     values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not values or any(type(v) is not int for v in values):
+    if any(type(v) is not int for v in values):
         raise UserError(f"'{name}' must be a list of whole numbers, but it is {value!r}.")
     return tuple(values)

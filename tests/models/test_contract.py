@@ -16,9 +16,15 @@ from torch import Tensor, nn
 from vitrail import models
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
+from vitrail.models.bit import BiTConfig
+from vitrail.models.coatnet import CoAtNetConfig
+from vitrail.models.hybrid import HybridConfig
 from vitrail.models.layers import Attention, Block, DropPath
 from vitrail.models.mixer import MixerConfig
 from vitrail.models.position import RelativeBias
+from vitrail.models.pvt import PVTConfig
+from vitrail.models.pvt_v2 import PVTv2Config
+from vitrail.models.swin import SwinConfig
 from vitrail.models.vit import ViTConfig
 
 SMALL = ViTConfig(width=32, depth=2, heads=2, mlp=64, patch=4, img_size=(8, 12), classes=5)
@@ -27,7 +33,15 @@ SWITCHES = {"head": "tanh", "stem": "conv", "registers": 2, "layer_scale": 0.1}
 
 # Small models of the other families, on images that are no squares.
 RELATIVES: dict[str, ModelConfig] = {
-    "mixer": MixerConfig(width=32, depth=2, mlp_tokens=12, mlp_channels=64, patch=4, img_size=(8, 12), classes=5),
+    "hybrid": HybridConfig(32, 2, 2, 64, (32, 64), (1, 1), stem=8, groups=4, img_size=(16, 24), classes=5),
+    "hybrid stem": HybridConfig(32, 1, 2, 64, (), (), stem=8, groups=4, patch=2, img_size=(16, 24), classes=5),
+    "bit": BiTConfig((32, 64), (2, 1), groups=4, img_size=(24, 33), classes=5),
+    "mixer": MixerConfig(32, 2, 12, 64, patch=4, img_size=(8, 12), classes=5),
+    "swin": SwinConfig((16, 32), (2, 2), (2, 4), window=3, patch=2, img_size=(15, 22), classes=5),
+    "pvt": PVTConfig((16, 32), (1, 2), (1, 2), (4, 2), (2, 1), patch=4, img_size=(16, 24), classes=5),
+    "pvt_v2": PVTv2Config((16, 32), (1, 2), (1, 2), (4, 2), (2, 1), img_size=(17, 23), classes=5),
+    "pvt_v2 linear": PVTv2Config((16, 32), (1, 1), (1, 2), (4, 2), (2, 1), True, img_size=(17, 23), classes=5),
+    "coatnet": CoAtNetConfig((16, 32, 64), (1, 2, 1), 16, convs=1, img_size=(25, 32), classes=5),
 }
 
 # The registered models that run in milliseconds; every pool with every position; every switch, alone and together.
@@ -53,7 +67,7 @@ def images(config: ModelConfig, batch: int = 2) -> Tensor:
 
 def sides(config: ModelConfig) -> int:
     """Sides that every model can read are multiples of this, and small."""
-    return models.step(config) if models.step(config) > 1 else 8
+    return models.step(config) if models.step(config) > 1 else 32
 
 
 def on_meta(config: ModelConfig) -> tuple[nn.Module, Tensor]:
@@ -152,10 +166,10 @@ def test_resizing_changes_the_positions_and_nothing_else(config):
     logits = resized(images(resized.config))
     assert logits.shape == (2, config.classes)
     assert logits.isfinite().all()
-    positions = {"pos_embed", "pos_row", "pos_col"}
+    positions = {"pos_embed", "pos_row", "pos_col", "pos_embed1", "pos_embed2", "pos_embed3"}
     for name, value in model.state_dict().items():
         same = torch.equal(resized.state_dict()[name], value)
-        assert same != (name in positions or name.endswith("relative.table")), name
+        assert same != (name in positions or name.endswith(("relative.table", "rel_pos.relative_position_bias_table")))
 
 
 def test_a_mixer_serves_one_size():

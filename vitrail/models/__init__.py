@@ -13,21 +13,33 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.config import Size, coerce
 from vitrail.errors import UserError, nearest
-from vitrail.models import mixer, names
+from vitrail.models import bit, coatnet, hybrid, mixer, names, pvt, pvt_v2, swin
+from vitrail.models.bit import BiT, BiTConfig
+from vitrail.models.coatnet import CoAtNet, CoAtNetConfig
+from vitrail.models.hybrid import Hybrid, HybridConfig
 from vitrail.models.mixer import Mixer, MixerConfig
 from vitrail.models.position import Interpolation, resample_state
+from vitrail.models.pvt import PVT, PVTConfig
+from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
+from vitrail.models.swin import Swin, SwinConfig
 from vitrail.models.vit import ViT, ViTConfig
 from vitrail.verb import callable_package
 
 # Every configuration has img_size, channels, classes, drop and drop_path; `width` of the features; `grid`, the rows and
 # columns of what is pooled in the end, and `length` in tokens. Every model has config, embed, forward and stages.
-Model = ViT | Mixer
-ModelConfig = ViTConfig | MixerConfig
+Model = ViT | Hybrid | BiT | Mixer | Swin | PVT | PVTv2 | CoAtNet
+ModelConfig = ViTConfig | HybridConfig | BiTConfig | MixerConfig | SwinConfig | PVTConfig | PVTv2Config | CoAtNetConfig
 
 # The name of every family, as model cards have it, with the type of its configurations and models.
 FAMILIES: dict[str, tuple[type[Any], Callable[[Any], Model]]] = {
     "vit": (ViTConfig, ViT),
+    "hybrid": (HybridConfig, Hybrid),
+    "bit": (BiTConfig, BiT),
     "mixer": (MixerConfig, Mixer),
+    "swin": (SwinConfig, Swin),
+    "pvt": (PVTConfig, PVT),
+    "pvt_v2": (PVTv2Config, PVTv2),
+    "coatnet": (CoAtNetConfig, CoAtNet),
 }
 
 # Table 1 of the paper, Ti and S of DeiT and AugReg, g and G of "Scaling Vision Transformers", and our own
@@ -69,7 +81,16 @@ _VITS = {
 }
 
 # The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
-CONFIGS: dict[str, ModelConfig] = {**_VITS, **mixer.CONFIGS}
+CONFIGS: dict[str, ModelConfig] = {
+    **_VITS,
+    **hybrid.CONFIGS,
+    **bit.CONFIGS,
+    **mixer.CONFIGS,
+    **swin.CONFIGS,
+    **pvt.CONFIGS,
+    **pvt_v2.CONFIGS,
+    **coatnet.CONFIGS,
+}
 
 _WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "g": "giant"}
 _TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
@@ -172,12 +193,18 @@ def resample(
             f"A Mixer has a weight for every patch, so it serves one image size, {old.img_size[0]}x{old.img_size[1]}; "
             f"asked for was {new.img_size[0]}x{new.img_size[1]}. Keep the size, or train a new one."
         )
-    return resample_state(state, old.grid, new.grid, method)
+    if isinstance(old, (ViTConfig, HybridConfig)):
+        return resample_state(state, old.grid, new.grid, method)
+    if isinstance(old, PVTConfig) and isinstance(new, PVTConfig):
+        return pvt.resample_positions(state, old, new, method)
+    if isinstance(old, CoAtNetConfig) and isinstance(new, CoAtNetConfig):
+        return coatnet.resample_biases(state, old, new, method)
+    return dict(state)  # the others know no places
 
 
 def head(model: Model) -> nn.Linear | nn.Conv2d:
     """The last layer, which tells the classes apart."""
-    return model.head
+    return model.head if isinstance(model.head, nn.Linear) else model.head.fc
 
 
 def filters(model: Model) -> str:
@@ -187,7 +214,9 @@ def filters(model: Model) -> str:
 
 def step(config: ModelConfig) -> int:
     """What the sides of the images must be multiples of."""
-    return config.patch
+    if isinstance(config, (HybridConfig, PVTConfig)):
+        return config.stride
+    return config.patch if isinstance(config, (ViTConfig, MixerConfig)) else 1
 
 
 def parameters(config: ModelConfig) -> int:

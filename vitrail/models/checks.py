@@ -13,7 +13,7 @@ def check_counts(config: Any, *names: str) -> None:
     """Every named number of a configuration, and each of a list of numbers, is at least 1."""
     for name in (*names, "channels", "classes", "img_size"):
         value = getattr(config, name)
-        if min(value if isinstance(value, tuple) else (value,)) < 1:
+        if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
             raise UserError(f"'{name}' must be at least 1, but it is {value}.")
 
 

@@ -14,13 +14,70 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(_OWNER + text + _SIDE + _TAG, re.IGNORECASE)
 
 
+_WORDS = {"tiny": "ti", "small": "s", "base": "b", "medium": "m", "large": "l", "huge": "h"}
+
+
 def _mixer(match: re.Match[str]) -> str:
     return f"mixer_{match['size']}{match['patch']}"
 
 
+def _bit(match: re.Match[str]) -> str:
+    return f"bit_r{match['depth']}x{match['factor'] or 1}"
+
+
+def _hybrid(match: re.Match[str]) -> str:
+    size = match["size"].lower()
+    return f"r{match['depth'] or ''}_vit_{_WORDS.get(size, size)}{match['patch']}"
+
+
+def _swin(match: re.Match[str]) -> str:
+    wide = match.groupdict().get("window") == "12"
+    return f"swin_{match['size'][0]}" + ("_w12" if wide else "")
+
+
+def _pvt(match: re.Match[str]) -> str:
+    return f"pvt_{_WORDS[match['size'].lower()]}"
+
+
+def _pvt_v2(match: re.Match[str]) -> str:
+    return f"pvt_v2_b{match['size']}" + ("_li" if match["linear"] else "")
+
+
+def _coatnet(match: re.Match[str]) -> str:
+    return f"coatnet_{match['size']}"
+
+
 _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
+    # vit_base_r50_s16_384.orig_in21k, vit_tiny_r_s16_p8_224
+    (_pattern(r"vit_(?P<size>tiny|small|base|large)_r(?P<depth>\d*)_s(?P<patch>\d\d)(?:_p8)?"), _hybrid),
+    # R50+ViT-B/16, R50+ViT-B_16.npz, R+ViT-Ti/16
+    (_pattern(r"r(?P<depth>\d*)\+vit-(?P<size>ti|s|b|l)[/_](?P<patch>\d\d)"), _hybrid),
+    # AugReg's R_Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0--imagenet2012-steps_20k-lr_0.03-res_384.npz
+    (
+        re.compile(
+            r"r(?P<depth>\d*)_(?P<size>ti|s|b|l)_(?P<patch>\d\d)-.*?(?:-res_(?P<side>\d{3}))?(?:\.npz)?", re.IGNORECASE
+        ),
+        _hybrid,
+    ),
+    # google/vit-hybrid-base-bit-384
+    (_pattern(r"vit-hybrid-(?P<size>base)-bit(?P<depth>)(?P<patch>)"), lambda _: "r50_vit_b16"),
+    # resnetv2_50x1_bit.goog_in21k, resnetv2_50x1_bitm, resnetv2_50x1_bit_distilled
+    (_pattern(r"resnetv2_(?P<depth>\d+)x(?P<factor>\d)_bitm?(?:_distilled|_teacher)?"), _bit),
+    # BiT-M-R50x1, BiT-M R50x1, BiT-L (R152x4), R50x1, google/bit-50
+    (_pattern(r"(?:bit[-_](?:[sml][-_ ])?\(?)?r(?P<depth>\d+)x(?P<factor>\d)\)?"), _bit),
+    (_pattern(r"bit[-_](?P<depth>50|101)(?P<factor>)"), _bit),
     # Mixer-B/16, mixer_b16_224.goog_in21k, imagenet1k_Mixer-B_16.npz
     (_pattern(r"(?:imagenet\d+k_)?mixer[-_](?P<size>[sblh])[-_/]?(?P<patch>\d\d)"), _mixer),
+    # swin_tiny_patch4_window7_224.ms_in1k, microsoft/swin-base-patch4-window12-384-in22k
+    (_pattern(r"swin[-_](?P<size>tiny|small|base|large)[-_]patch4[-_]window(?P<window>7|12)"), _swin),
+    # Swin-T, swin_t
+    (_pattern(r"swin[-_](?P<size>[tsbl])"), _swin),
+    # PVT-Tiny, pvt_tiny, Zetatech/pvt-tiny-224
+    (_pattern(r"pvt[-_](?P<size>tiny|small|medium|large)"), _pvt),
+    # PVTv2-B2-Li, PVT-v2-B0, pvt_v2_b2_li, OpenGVLab/pvt_v2_b0
+    (_pattern(r"pvt[-_]?v2[-_]b(?P<size>[0-5])(?P<linear>[-_]li(?:near)?)?"), _pvt_v2),
+    # CoAtNet-0, coatnet_0_224; timm's coatnet_0_rw_224 is another network
+    (_pattern(r"coatnet[-_](?P<size>[0-5])"), _coatnet),
 ]
 
 

@@ -34,6 +34,14 @@ def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tens
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)
 
 
+def offsets(grid: Grid, device: torch.device) -> Tensor:
+    """Which of the (2h-1)·(2w-1) offsets in a grid lies between each two of its places, counted row by row: (N, N)."""
+    h, w = grid
+    y = torch.arange(h, device=device).repeat_interleave(w)
+    x = torch.arange(w, device=device).repeat(h)
+    return (y[:, None] - y + h - 1) * (2 * w - 1) + (x[:, None] - x + w - 1)
+
+
 class RelativeBias(nn.Module):
     """A learned bias for every head and every offset between two patches, added to the attention logits.
 
@@ -54,14 +62,12 @@ class RelativeBias(nn.Module):
     def index(self) -> Tensor:
         """The row of the table that serves each pair of tokens: (N, N)."""
         h, w = self.grid
-        y = torch.arange(h, device=self.table.device).repeat_interleave(w)
-        x = torch.arange(w, device=self.table.device).repeat(h)
-        index = (y[:, None] - y + h - 1) * (2 * w - 1) + (x[:, None] - x + w - 1)
+        index = offsets(self.grid, self.table.device)
         if self.prefix:
-            offsets = (2 * h - 1) * (2 * w - 1)
-            index = F.pad(index, (0, 0, self.prefix, 0), value=offsets)
-            index = F.pad(index, (self.prefix, 0, 0, 0), value=offsets + 1)
-            index[: self.prefix, : self.prefix] = offsets + 2
+            rows = (2 * h - 1) * (2 * w - 1)
+            index = F.pad(index, (0, 0, self.prefix, 0), value=rows)
+            index = F.pad(index, (self.prefix, 0, 0, 0), value=rows + 1)
+            index[: self.prefix, : self.prefix] = rows + 2
         return index
 
 

@@ -1,0 +1,233 @@
+"""Big Transfer: "Big Transfer (BiT): General Visual Representation Learning", https://arxiv.org/abs/1912.11370.
+
+The convolutional network that the ViT paper compares itself with: a ResNet-v2, whose bottleneck blocks normalise and
+activate before each convolution (https://arxiv.org/abs/1603.05027), made wider, with GroupNorm in the place of
+BatchNorm and with standardised weights (https://arxiv.org/abs/1903.10520), so that no image of a batch depends on the
+others and batches may be of any size:
+
+    w' = (w - mean(w)) / std(w)                  for each filter          `StdConv`
+    y  = x + conv1×1(conv3×3(conv1×1(x)))        each conv: relu(GN(·))   `PreActBottleneck`
+
+What differs from the paper: nothing for the models of its table. The stem of `bit_nano` does not shrink the image, as
+is usual for images of 32 pixels. Initialisation is PyTorch's usual one for ResNets, with a zero head.
+
+Legend: B batch, D width, K classes, (h, w) the map of features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.config import Ints
+from vitrail.errors import UserError
+from vitrail.models.checks import check_counts, check_images, check_rates, check_stages
+from vitrail.models.layers import DropPath, Stage
+from vitrail.models.position import Grid
+
+
+@dataclass(frozen=True)
+class BiTConfig:
+    widths: Ints  # of the output of each stage; its 3×3 convolutions have a quarter
+    depths: Ints
+    stem: Literal["shrink", "keep"] = "shrink"
+    groups: int = 32  # of channels that are normalised together
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "widths", "depths", "groups")
+        check_stages(self, "depths")
+        check_rates(self)
+        for width in self.widths:
+            if width % (4 * self.groups):
+                raise UserError(
+                    f"The widths must be multiples of 4 times the number of groups, {4 * self.groups}, "
+                    f"but one is {width}."
+                )
+
+    @property
+    def first(self) -> int:
+        """The width of the stem: a quarter of that of the first stage."""
+        return self.widths[0] // 4
+
+    @property
+    def width(self) -> int:
+        """The width of the features."""
+        return self.widths[-1]
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last map: every halving rounds up."""
+        halvings = len(self.widths) - 1 + 2 * (self.stem == "shrink")
+        h, w = (-(-side // 2**halvings) for side in self.img_size)
+        return h, w
+
+    @property
+    def length(self) -> int:
+        """Places of the last map, which are averaged."""
+        return self.grid[0] * self.grid[1]
+
+
+def _resnet(*depths: int, factor: int) -> BiTConfig:
+    return BiTConfig(tuple(factor * width for width in (256, 512, 1024, 2048)), depths)
+
+
+# The networks of the paper with R50x2, which the ViT paper adds, and our own nano for images of 28 to 64 pixels.
+CONFIGS = {
+    "bit_nano": BiTConfig((64, 128, 256, 512), (2, 2, 2, 2), "keep", 8, (32, 32)),
+    "bit_r50x1": _resnet(3, 4, 6, 3, factor=1),
+    "bit_r50x2": _resnet(3, 4, 6, 3, factor=2),
+    "bit_r50x3": _resnet(3, 4, 6, 3, factor=3),
+    "bit_r101x1": _resnet(3, 4, 23, 3, factor=1),
+    "bit_r101x3": _resnet(3, 4, 23, 3, factor=3),
+    "bit_r152x2": _resnet(3, 8, 36, 3, factor=2),
+    "bit_r152x4": _resnet(3, 8, 36, 3, factor=4),
+}
+
+
+class StdConv(nn.Conv2d):
+    """A convolution whose filters are standardised: each has mean 0 and variance 1. `same` pads as TensorFlow does."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, same: bool = False):
+        # To the size of the input over the stride: an even number of pixels in all cannot be halved evenly.
+        uneven = same and stride > 1
+        super().__init__(channels, out, kernel, stride, 0 if uneven else kernel // 2, bias=False)
+        self.pads = (
+            ((kernel - stride) // 2, kernel - stride - (kernel - stride) // 2) * 2 if uneven and kernel > 1 else ()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight
+        var, mean = torch.var_mean(w, dim=(1, 2, 3), keepdim=True, correction=0)
+        x = F.pad(x, self.pads) if self.pads else x
+        return F.conv2d(x, (w - mean) * torch.rsqrt(var + 1e-8), None, self.stride, self.padding)
+
+
+class GroupNormAct(nn.GroupNorm):
+    """GroupNorm, then ReLU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(super().forward(x))
+
+
+class Downsample(nn.Module):
+    """The shortcut of a block that changes size or width."""
+
+    def __init__(self, channels: int, out: int, stride: int):
+        super().__init__()
+        self.conv = StdConv(channels, out, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+class PreActBottleneck(nn.Module):
+    """A narrow 3×3 convolution between two of 1×1, each behind its norm and activation."""
+
+    def __init__(self, channels: int, out: int, stride: int, groups: int, drop_path: float):
+        super().__init__()
+        inner = out // 4
+        changes = stride > 1 or channels != out
+        self.downsample = Downsample(channels, out, stride) if changes else None
+        self.norm1 = GroupNormAct(groups, channels)
+        self.conv1 = StdConv(channels, inner, 1)
+        self.norm2 = GroupNormAct(groups, inner)
+        self.conv2 = StdConv(inner, inner, 3, stride)
+        self.norm3 = GroupNormAct(groups, inner)
+        self.conv3 = StdConv(inner, out, 1)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        shortcut = x if self.downsample is None else self.downsample(y)
+        y = self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)))))
+        return shortcut + self.drop_path(y)
+
+
+class Layer(nn.Module):
+    """Blocks of one width: the first of them changes size and width."""
+
+    def __init__(self, blocks: list[nn.Module]):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+
+class Stem(nn.Module):
+    """A 7×7 convolution and a maximum, each of which halves the image; or a 3×3 convolution that keeps its size."""
+
+    def __init__(self, channels: int, width: int, shrink: bool):
+        super().__init__()
+        self.conv = StdConv(channels, width, 7, 2) if shrink else StdConv(channels, width, 3)
+        self.shrink = shrink
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv(images)
+        # The authors pad with zeros, which may be the largest value.
+        return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2) if self.shrink else x
+
+
+class Head(nn.Module):
+    """The classes of an average, by a 1×1 convolution as in the authors' code."""
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.fc = nn.Conv2d(width, classes, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.fc(features[:, :, None, None]).flatten(1)
+
+
+class BiT(nn.Module):
+    def __init__(self, config: BiTConfig):
+        super().__init__()
+        c = self.config = config
+        self.stem = Stem(c.channels, c.first, c.stem == "shrink")
+        rates = iter(torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist())
+        channels = c.first
+        layers: list[nn.Module] = []
+        for i, (width, depth) in enumerate(zip(c.widths, c.depths, strict=True)):
+            blocks: list[nn.Module] = []
+            for j in range(depth):
+                stride = 2 if i > 0 and j == 0 else 1
+                blocks.append(PreActBottleneck(channels, width, stride, c.groups, next(rates)))
+                channels = width
+            layers.append(Layer(blocks))
+        self.layers = nn.ModuleList(layers)
+        self.norm = GroupNormAct(c.groups, c.width)
+        self.drop = nn.Dropout(c.drop)
+        self.head = Head(c.width, c.classes)
+        if not self.head.fc.weight.is_meta:
+            self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.drop(self.embed(images)))  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image, the average of the last map: (B, D)."""
+        check_images(images, self.config)
+        x = self.stem(images)
+        for block in self._blocks():
+            x = block(x)  # B D h w
+        return self.norm(x).mean(dim=(2, 3))
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: the stem, each block, what leaves the last."""
+        return [Stage(self.stem), *self._blocks(), Stage(self.norm), Stage(self.head)]
+
+    def _blocks(self) -> list[nn.Module]:
+        return [block for layer in self.layers for block in cast(Layer, layer).blocks]
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, StdConv):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.head.fc.weight)
+        nn.init.zeros_(self.head.fc.bias)  # type: ignore[arg-type]  # it has one

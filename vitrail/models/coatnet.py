@@ -1,0 +1,326 @@
+"""CoAtNet: "Marrying Convolution and Attention for All Data Sizes", https://arxiv.org/abs/2106.04803.
+
+Convolutions where the map is large, attention where it is small: a stem, two stages of inverted bottlenecks (MBConv),
+then two of transformer blocks whose attention has a learned bias for every offset, as a convolution has a weight:
+
+    y_i = Σ_j softmax_j(x_i·x_j + w_(i-j)) x_j                          (5)  `RelativeAttention`
+
+Every stage halves the map: the shortcut by an average and a projection, the branch by the stride of its depth-wise
+convolution, or before its attention by an average.
+
+There is no code of the authors. The details are timm's, after MaxViT, which is by the same authors: BatchNorm and GELU
+in MBConv, squeeze-and-excitation of a quarter of the output's width, 32 channels a head, a hidden tanh layer before the
+classes. The stem of `coatnet_nano` does not shrink the image. Initialisation is as in a ViT for the attention and as in
+EfficientNet for the convolutions, with a zero head.
+
+Legend: B batch, D width, H heads, K classes, (h, w) the map, N its places.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.config import Ints
+from vitrail.errors import UserError
+from vitrail.models.checks import check_counts, check_images, check_rates, check_stages
+from vitrail.models.layers import DropPath, Stage
+from vitrail.models.position import Grid, Interpolation, offsets, resample
+
+_HEAD = 32  # channels of an attention head
+
+
+@dataclass(frozen=True)
+class CoAtNetConfig:
+    widths: Ints
+    depths: Ints
+    first: int = 64  # width of the stem
+    convs: int = 2  # stages of MBConv; those after them attend
+    stem: Literal["shrink", "keep"] = "shrink"
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "widths", "depths", "first")
+        check_stages(self, "depths")
+        check_rates(self)
+        if not 0 <= self.convs <= len(self.widths):
+            raise UserError(f"'convs' must be a number of the {len(self.widths)} stages, but it is {self.convs}.")
+        for width in self.widths[self.convs :]:
+            if width % _HEAD:
+                raise UserError(f"The width of a stage that attends must be a multiple of {_HEAD}, but one is {width}.")
+
+    @property
+    def width(self) -> int:
+        """The width of the features."""
+        return self.widths[-1]
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Rows and columns of the map of each stage: every halving rounds up."""
+        strides = [2 ** (i + 1 + (self.stem == "shrink")) for i in range(len(self.widths))]
+        return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last map."""
+        return self.grids[-1]
+
+    @property
+    def length(self) -> int:
+        """Places of the last map, which are averaged."""
+        return self.grid[0] * self.grid[1]
+
+
+# Table 4 of the paper, and our own nano for images of 28 to 64 pixels.
+CONFIGS = {
+    "coatnet_nano": CoAtNetConfig((48, 96, 160), (2, 3, 2), 32, convs=1, stem="keep", img_size=(32, 32)),
+    "coatnet_0": CoAtNetConfig((96, 192, 384, 768), (2, 3, 5, 2), 64),
+    "coatnet_1": CoAtNetConfig((96, 192, 384, 768), (2, 6, 14, 2), 64),
+    "coatnet_2": CoAtNetConfig((128, 256, 512, 1024), (2, 6, 14, 2), 128),
+    "coatnet_3": CoAtNetConfig((192, 384, 768, 1536), (2, 6, 14, 2), 192),
+    "coatnet_4": CoAtNetConfig((192, 384, 768, 1536), (2, 12, 28, 2), 192),
+    "coatnet_5": CoAtNetConfig((256, 512, 1280, 2048), (2, 12, 28, 2), 192),
+}
+
+
+class Halve(nn.Module):
+    """An average of 2×2 values, and a projection if the width changes."""
+
+    def __init__(self, channels: int, out: int):
+        super().__init__()
+        self.expand = nn.Conv2d(channels, out, 1) if channels != out else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
+        return x if self.expand is None else self.expand(x)
+
+
+class LayerNorm2d(nn.LayerNorm):
+    """LayerNorm over the channels of a map: (B, D, h, w)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class BatchNormAct(nn.BatchNorm2d):
+    """BatchNorm, then GELU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x))
+
+
+class SqueezeExcite(nn.Module):
+    """Weighs the channels by what their averages say (https://arxiv.org/abs/1709.01507)."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.fc1 = nn.Conv2d(width, hidden, 1)
+        self.fc2 = nn.Conv2d(hidden, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        average = x.mean(dim=(2, 3), keepdim=True)
+        return x * torch.sigmoid(self.fc2(F.silu(self.fc1(average))))
+
+
+class MBConv(nn.Module):
+    """An inverted bottleneck (https://arxiv.org/abs/1801.04381): a depth-wise convolution where it is wide."""
+
+    def __init__(self, channels: int, out: int, stride: int, drop_path: float):
+        super().__init__()
+        inner = 4 * out
+        self.shortcut = Halve(channels, out) if stride == 2 else nn.Identity()
+        self.pre_norm = nn.BatchNorm2d(channels)
+        self.conv1_1x1 = nn.Conv2d(channels, inner, 1, bias=False)
+        self.norm1 = BatchNormAct(inner)
+        self.conv2_kxk = nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False)
+        self.norm2 = BatchNormAct(inner)
+        self.se = SqueezeExcite(inner, out // 4)
+        self.conv3_1x1 = nn.Conv2d(inner, out, 1)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(self.conv1_1x1(self.pre_norm(x)))
+        y = self.se(self.norm2(self.conv2_kxk(y)))
+        return self.shortcut(x) + self.drop_path(self.conv3_1x1(y))
+
+
+class RelPos(nn.Module):
+    """The learned bias of every head for every offset."""
+
+    def __init__(self, grid: Grid, heads: int):
+        super().__init__()
+        self.grid = grid
+        rows = (2 * grid[0] - 1) * (2 * grid[1] - 1)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
+
+    def forward(self) -> Tensor:
+        table = self.relative_position_bias_table
+        return table[offsets(self.grid, table.device)].permute(2, 0, 1)  # H N N
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head self-attention over a map, with a bias for every offset: equation 5."""
+
+    def __init__(self, channels: int, out: int, grid: Grid, drop: float):
+        super().__init__()
+        self.heads = out // _HEAD
+        self.qkv = nn.Conv2d(channels, 3 * out, 1)
+        self.rel_pos = RelPos(grid, self.heads)
+        self.proj = nn.Conv2d(out, out, 1)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self._split(x)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.rel_pos().to(q.dtype))
+        y = y.transpose(2, 3).reshape(x.shape[0], -1, *x.shape[2:])  # B D h w
+        return self.drop(self.proj(y))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The attention map that `forward` applies to the same map, row by row: (B, H, N, N)."""
+        q, k, _ = self._split(x)
+        return (q @ k.transpose(-2, -1) * _HEAD**-0.5 + self.rel_pos().to(q.dtype)).softmax(dim=-1)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = self.qkv(x).flatten(2).unflatten(1, (self.heads, 3, _HEAD)).permute(2, 0, 1, 4, 3)  # 3 B H N D/H
+        return qkv[0], qkv[1], qkv[2]
+
+
+class Mlp2d(nn.Module):
+    """The MLP of each place of a map."""
+
+    def __init__(self, width: int, drop: float):
+        super().__init__()
+        self.fc1 = nn.Conv2d(width, 4 * width, 1)
+        self.fc2 = nn.Conv2d(4 * width, width, 1)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+
+
+class CoAtBlock(nn.Module):
+    """One pre-norm transformer block on a map, which it may halve first."""
+
+    def __init__(self, channels: int, out: int, stride: int, grid: Grid, drop: float, drop_path: float):
+        super().__init__()
+        norm = LayerNorm2d(channels, eps=1e-6)
+        halves = stride == 2
+        self.shortcut = Halve(channels, out) if halves else nn.Identity()
+        self.norm1 = nn.Sequential(OrderedDict(norm=norm, down=Halve(channels, channels))) if halves else norm
+        self.attn = RelativeAttention(channels, out, grid, drop)
+        self.norm2 = LayerNorm2d(out, eps=1e-6)
+        self.mlp = Mlp2d(out, drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shortcut(x) + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class Stem(nn.Module):
+    """Two 3×3 convolutions, the first of which may halve the image."""
+
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.norm1 = BatchNormAct(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.conv2(self.norm1(self.conv1(images)))
+
+
+class Layer(nn.Module):
+    """The blocks of one stage: the first of them halves the map."""
+
+    def __init__(self, c: CoAtNetConfig, i: int, rates: list[float]):
+        super().__init__()
+        before, width = (c.widths[i - 1] if i else c.first), c.widths[i]
+        blocks: list[nn.Module] = []
+        for j, rate in enumerate(rates):
+            channels, stride = (before, 2) if j == 0 else (width, 1)
+            if i < c.convs:
+                blocks.append(MBConv(channels, width, stride, rate))
+            else:
+                blocks.append(CoAtBlock(channels, width, stride, c.grids[i], c.drop, rate))
+        self.blocks = nn.ModuleList(blocks)
+
+
+class Head(nn.Module):
+    """A norm, a hidden layer, and the classes."""
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
+        self.fc = nn.Linear(width, classes)
+
+
+class CoAtNet(nn.Module):
+    def __init__(self, config: CoAtNetConfig):
+        super().__init__()
+        c = self.config = config
+        self.stem = Stem(c.channels, c.first, 2 if c.stem == "shrink" else 1)
+        rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
+        ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
+        self.layers = nn.ModuleList(Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends))
+        self.head = Head(c.width, c.classes)
+        if not self.head.fc.weight.is_meta:
+            self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head.fc(self.head.pre_logits(self.embed(images)))  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image, the average of the last map after its norm: (B, D)."""
+        check_images(images, self.config)
+        x = self.stem(images)
+        for block in self._blocks():
+            x = block(x)  # B D h w
+        return self.head.norm(x.mean(dim=(2, 3)))
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: the stem, each block, what leaves the last."""
+        last = Stage(self.head.pre_logits, self.head.fc)
+        return [Stage(self.stem), *self._blocks(), Stage(self.head.norm), last]
+
+    def _blocks(self) -> list[nn.Module]:
+        return [block for layer in self.layers if isinstance(layer, Layer) for block in layer.blocks]
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
+                nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for block in self.modules():
+            if isinstance(block, CoAtBlock):
+                for conv in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
+                    nn.init.xavier_uniform_(conv.weight)
+                nn.init.trunc_normal_(block.attn.rel_pos.relative_position_bias_table, std=0.02)
+        nn.init.zeros_(self.head.fc.weight)
+        nn.init.zeros_(self.head.fc.bias)
+
+
+def resample_biases(
+    state: Mapping[str, Tensor], old: CoAtNetConfig, new: CoAtNetConfig, method: Interpolation
+) -> dict[str, Tensor]:
+    """A copy of the weights whose biases fit the offsets in maps of another size."""
+    resampled = dict(state)
+    for name, value in state.items():
+        if name.endswith("relative_position_bias_table"):
+            i = int(name.split(".")[1])  # layers.2.blocks.0…
+            before, after = (((2 * h - 1), (2 * w - 1)) for h, w in (old.grids[i], new.grids[i]))
+            resampled[name] = resample(value, before, after, method)
+    return resampled

@@ -1,0 +1,230 @@
+"""The hybrid of the ViT paper: "An Image is Worth 16x16 Words", https://arxiv.org/abs/2010.11929, section 3.1.
+
+A ResNet sees the image first, and the ViT takes the map of its features for the image: patches of 1×1, so that every
+place of the map is a token. All else is a ViT with a class token and learned positions:
+
+    z0 = [class; x1·E; …; xN·E] + Epos,  x = ResNet(image)           `tokens`
+
+The ResNet is not BiT's: it activates after the sum (v1.5) and normalises by GroupNorm with standardised weights. Its
+sizes are those of the authors' code, https://arxiv.org/abs/2106.10270. R50+ViT-B/16 has no fourth stage, and the blocks
+of that one in the third instead: 3, 4, 9. R+ViT-Ti/16 has the stem alone, and patches of 8×8 on it; its stride is 32,
+whatever its name says.
+
+What differs from the paper: nothing. Initialisation is that of the authors' JAX code.
+
+Legend: B batch, N tokens, D width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.config import Ints
+from vitrail.errors import UserError
+from vitrail.models.bit import GroupNormAct, StdConv
+from vitrail.models.checks import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
+from vitrail.models.layers import Block, Stage
+from vitrail.models.position import Grid
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    width: int
+    depth: int
+    heads: int
+    mlp: int
+    widths: Ints  # of the stages of the ResNet; () is its stem alone
+    depths: Ints
+    stem: int = 64  # width of the stem
+    groups: int = 32  # of channels that are normalised together
+    patch: int = 1  # on the map of the ResNet
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "width", "depth", "heads", "mlp", "stem", "groups", "patch")
+        if self.widths:
+            check_counts(self, "widths", "depths")
+        check_stages(self, "depths")
+        check_rates(self)
+        check_heads((self.width,), (self.heads,))
+        check_multiple(self, self.stride, "the stride")
+        for width in (4 * self.stem, *self.widths):
+            if width % (4 * self.groups):
+                raise UserError(
+                    f"The ResNet's widths must be multiples of 4 times the number of groups, {4 * self.groups}, "
+                    f"and that of its stem of {self.groups}, but one is {width}."
+                )
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one token to the next: the stem divides the image by 4, each stage but the first by 2."""
+        return 4 * 2 ** max(len(self.widths) - 1, 0) * self.patch
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of patches."""
+        return self.img_size[0] // self.stride, self.img_size[1] // self.stride
+
+    @property
+    def length(self) -> int:
+        """Tokens in the sequence that the encoder reads."""
+        return 1 + self.grid[0] * self.grid[1]
+
+
+_TI, _S, _B, _L = (192, 12, 3, 768), (384, 12, 6, 1536), (768, 12, 12, 3072), (1024, 24, 16, 4096)
+_WIDTHS = (256, 512, 1024, 2048)
+# The paper's and AugReg's hybrids, and our own nano for images of 28 to 64 pixels.
+CONFIGS = {
+    "hybrid_nano": HybridConfig(128, 6, 4, 256, (64,), (2,), stem=32, groups=8, img_size=(32, 32)),
+    "r_vit_ti16": HybridConfig(*_TI, (), (), patch=8),
+    "r26_vit_s32": HybridConfig(*_S, _WIDTHS, (2, 2, 2, 2)),
+    "r26_vit_b32": HybridConfig(*_B, _WIDTHS, (2, 2, 2, 2)),
+    "r50_vit_b16": HybridConfig(*_B, _WIDTHS[:3], (3, 4, 9)),
+    "r50_vit_b32": HybridConfig(*_B, _WIDTHS, (3, 4, 6, 3)),
+    "r50_vit_l32": HybridConfig(*_L, _WIDTHS, (3, 4, 6, 3)),
+}
+
+
+class Downsample(nn.Module):
+    """The shortcut of a block that changes size or width."""
+
+    def __init__(self, channels: int, out: int, stride: int, groups: int):
+        super().__init__()
+        self.conv = StdConv(channels, out, 1, stride, same=True)
+        self.norm = nn.GroupNorm(groups, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Bottleneck(nn.Module):
+    """A narrow 3×3 convolution between two of 1×1, each before its norm and activation; the last one after the sum."""
+
+    def __init__(self, channels: int, out: int, stride: int, groups: int):
+        super().__init__()
+        inner = out // 4
+        changes = stride > 1 or channels != out
+        self.downsample = Downsample(channels, out, stride, groups) if changes else None
+        self.conv1 = StdConv(channels, inner, 1)
+        self.norm1 = GroupNormAct(groups, inner)
+        self.conv2 = StdConv(inner, inner, 3, stride, same=True)
+        self.norm2 = GroupNormAct(groups, inner)
+        self.conv3 = StdConv(inner, out, 1)
+        self.norm3 = nn.GroupNorm(groups, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.norm2(self.conv2(self.norm1(self.conv1(x))))
+        return F.relu(shortcut + self.norm3(self.conv3(x)))
+
+
+class Pool(nn.Module):
+    """The maximum of 3×3 values at every other place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, 2)  # no value is below the zeros: a ReLU comes before
+
+
+class ResNet(nn.Module):
+    def __init__(self, c: HybridConfig):
+        super().__init__()
+        self.stem = _stem(c)
+        channels = c.stem
+        stages: list[nn.Module] = []
+        for i, (width, depth) in enumerate(zip(c.widths, c.depths, strict=True)):
+            blocks = nn.Sequential()
+            for j in range(depth):
+                blocks.append(Bottleneck(channels, width, 2 if i > 0 and j == 0 else 1, c.groups))
+                channels = width
+            stages.append(nn.Sequential(OrderedDict(blocks=blocks)))
+        self.stages = nn.Sequential(*stages)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.stages(self.stem(images))
+
+
+def _stem(c: HybridConfig) -> nn.Sequential:
+    conv = StdConv(c.channels, c.stem, 7, 2, same=True)
+    return nn.Sequential(OrderedDict(conv=conv, norm=GroupNormAct(c.groups, c.stem), pool=Pool()))
+
+
+class HybridEmbed(nn.Module):
+    """The ResNet, and the projection of patches of its map."""
+
+    def __init__(self, c: HybridConfig):
+        super().__init__()
+        self.backbone = ResNet(c) if c.widths else _stem(c)
+        features = c.widths[-1] if c.widths else c.stem
+        self.proj = nn.Conv2d(features, c.width, c.patch, stride=c.patch)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)  # B N D
+
+
+class Hybrid(nn.Module):
+    def __init__(self, config: HybridConfig):
+        super().__init__()
+        c = self.config = config
+        self.patch_embed = HybridEmbed(c)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, c.length, c.width))
+        self.drop = nn.Dropout(c.drop)
+        self.blocks = nn.ModuleList(
+            Block(c.width, c.heads, c.mlp, c.drop, c.drop_path * i / max(c.depth - 1, 1)) for i in range(c.depth)
+        )
+        self.norm = nn.LayerNorm(c.width, eps=1e-6)
+        self.head = nn.Linear(c.width, c.classes)
+        if not self.head.weight.is_meta:
+            self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.embed(images))  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image, that of the class token: (B, D)."""
+        return self.encode(self.tokens(images))[:, 0]
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """The sequence that the encoder reads, positions added: (B, N, D)."""
+        check_images(images, self.config)
+        x = self.patch_embed(images)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        return self.drop(x + self.pos_embed)
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """The transformer encoder and its final LayerNorm."""
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens)
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: the ResNet and what enters the encoder, each block, what leaves it."""
+        entry = Stage(self.patch_embed, self.cls_token, self.pos_embed)
+        return [entry, *self.blocks, Stage(self.norm), Stage(self.head)]
+
+    def _initialise(self) -> None:
+        """As the authors' code: Xavier in the encoder, LeCun for convolutions, 0.02 for positions, zero head."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Conv2d):
+                nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            nn.init.xavier_uniform_(block.attn.qkv.weight, gain=2**0.5)  # three matrices that lie in one
+            nn.init.normal_(block.mlp.fc1.bias, std=1e-6)
+            nn.init.normal_(block.mlp.fc2.bias, std=1e-6)
+        nn.init.normal_(self.pos_embed, std=0.02)
+        nn.init.zeros_(self.head.weight)

@@ -1,0 +1,255 @@
+"""Pyramid Vision Transformer: "A Versatile Backbone for Dense Prediction without Convolutions",
+https://arxiv.org/abs/2102.12122.
+
+A ViT in four stages, each on a map of half the sides and more channels. On the large maps of the first stages every
+token attends to fewer keys: a convolution makes one of R×R tokens before keys and values are taken from them:
+
+    SRA(Q, K, V) = softmax(Q·SR(K)ᵀ/√d)·SR(V),   SR(x) = LN(Reshape(x, R)·W)     (1, 2)  `ReducedAttention`
+
+Every stage has learned positions of its own. A class token joins in the last one, and is classified.
+
+What differs from the paper: nothing. Names of parameters and the initialisation are those of the authors' code, with a
+zero head.
+
+Legend: B batch, N tokens, M keys, D width, H heads, K classes, (h, w) the map of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.config import Ints
+from vitrail.errors import UserError
+from vitrail.models.checks import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
+from vitrail.models.layers import DropPath, Mlp, Stage
+from vitrail.models.position import Grid, Interpolation, resample
+
+
+@dataclass(frozen=True)
+class PVTConfig:
+    widths: Ints
+    depths: Ints
+    heads: Ints
+    ratios: Ints  # of the MLPs, as multiples of the width
+    reductions: Ints  # R: so many tokens a side become one key
+    patch: int = 4  # of the first stage; the others have 2
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "widths", "depths", "heads", "ratios", "reductions", "patch")
+        check_stages(self, "depths", "heads", "ratios", "reductions")
+        check_rates(self)
+        check_heads(self.widths, self.heads)
+        check_multiple(self, self.stride, "the stride")
+        check_reductions(self.grids, self.reductions)
+        if self.reductions[-1] != 1:
+            raise UserError("The last stage has a class token, so its reduction must be 1.")
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one token of the last stage to the next."""
+        return self.patch * 2 ** (len(self.widths) - 1)
+
+    @property
+    def width(self) -> int:
+        """The width of the features."""
+        return self.widths[-1]
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Rows and columns of the tokens of each stage."""
+        strides = [self.patch * 2**i for i in range(len(self.widths))]
+        return [(self.img_size[0] // stride, self.img_size[1] // stride) for stride in strides]
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last map."""
+        return self.grids[-1]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the last stage, with the class token."""
+        return 1 + self.grid[0] * self.grid[1]
+
+
+def check_reductions(grids: list[Grid], reductions: Ints) -> None:
+    """Every map is large enough to be reduced."""
+    for (h, w), reduction in zip(grids, reductions, strict=True):
+        if min(h, w) < reduction:
+            raise UserError(
+                f"A stage of {h}x{w} tokens cannot make one key of {reduction}x{reduction}. "
+                "Use larger images or smaller 'reductions'."
+            )
+
+
+def _pvt(*depths: int) -> PVTConfig:
+    return PVTConfig((64, 128, 320, 512), depths, (1, 2, 5, 8), (8, 8, 4, 4), (8, 4, 2, 1))
+
+
+# Table 1 of the paper, and our own nano for images of 28 to 64 pixels.
+CONFIGS = {
+    "pvt_nano": PVTConfig((48, 96, 192), (2, 2, 1), (3, 6, 12), (4, 4, 4), (4, 2, 1), patch=2, img_size=(32, 32)),
+    "pvt_ti": _pvt(2, 2, 2, 2),
+    "pvt_s": _pvt(3, 4, 6, 3),
+    "pvt_m": _pvt(3, 4, 18, 3),
+    "pvt_l": _pvt(3, 8, 27, 3),
+}
+
+
+class ReducedAttention(nn.Module):
+    """Multi-head attention to a map that is reduced first: equations 1 and 2.
+
+    `linear` is that of PVT v2: the map is averaged to 7×7, whatever its size, so the cost grows with the image only.
+    """
+
+    def __init__(self, width: int, heads: int, reduction: int, drop: float, linear: bool = False):
+        super().__init__()
+        self.heads = heads
+        self.linear = linear
+        self.q = nn.Linear(width, width)
+        self.kv = nn.Linear(width, 2 * width)
+        self.proj = nn.Linear(width, width)
+        self.drop = nn.Dropout(drop)
+        reduces = reduction > 1 or linear
+        size = 1 if linear else reduction
+        self.sr = nn.Conv2d(width, width, size, stride=size) if reduces else None
+        self.norm = nn.LayerNorm(width) if reduces else None
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        q, k, v = self._split(x, grid)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # B N D
+        return self.drop(self.proj(x))
+
+    def weights(self, x: Tensor, grid: Grid) -> Tensor:
+        """The attention map that `forward` applies: each token to the reduced map, row by row: (B, H, N, M)."""
+        q, k, _ = self._split(x, grid)
+        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
+
+    def _split(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # B H N D/H
+        if self.sr is not None and self.norm is not None:
+            picture = x.transpose(1, 2).reshape(x.shape[0], -1, *grid)
+            picture = F.adaptive_avg_pool2d(picture, 7) if self.linear else picture
+            x = self.norm(self.sr(picture).flatten(2).transpose(1, 2))  # B M D
+            x = F.gelu(x) if self.linear else x
+        kv = self.kv(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 B H M D/H
+        return q, kv[0], kv[1]
+
+
+class PVTBlock(nn.Module):
+    """One pre-norm encoder block with reduced attention."""
+
+    def __init__(self, width: int, heads: int, ratio: int, reduction: int, drop: float, drop_path: float):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = ReducedAttention(width, heads, reduction, drop)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = Mlp(width, ratio * width, drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class PatchEmbed(nn.Module):
+    """Cuts a map into patches, and projects and normalises each one."""
+
+    def __init__(self, channels: int, width: int, patch: int):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, stride=patch)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.proj(x).flatten(2).transpose(1, 2))  # B N D
+
+
+class PVT(nn.Module):
+    def __init__(self, config: PVTConfig):
+        super().__init__()
+        c = self.config = config
+        rates = iter(torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist())
+        last = len(c.widths) - 1
+        for i, (width, (h, w)) in enumerate(zip(c.widths, c.grids, strict=True)):
+            patches = PatchEmbed(c.widths[i - 1], width, 2) if i else PatchEmbed(c.channels, width, c.patch)
+            blocks = nn.ModuleList(
+                PVTBlock(width, c.heads[i], c.ratios[i], c.reductions[i], c.drop, next(rates))
+                for _ in range(c.depths[i])
+            )
+            # The authors count the stages in the names of their parts.
+            self.add_module(f"patch_embed{i + 1}", patches)
+            self.register_parameter(f"pos_embed{i + 1}", nn.Parameter(torch.zeros(1, h * w + (i == last), width)))
+            self.add_module(f"block{i + 1}", blocks)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
+        self.drop = nn.Dropout(c.drop)
+        self.norm = nn.LayerNorm(c.width, eps=1e-6)
+        self.head = nn.Linear(c.width, c.classes)
+        if not self.head.weight.is_meta:
+            self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.embed(images))  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image, that of the class token: (B, D)."""
+        check_images(images, self.config)
+        x = images
+        last = len(self.config.grids) - 1
+        for i, grid in enumerate(self.config.grids):
+            patches, positions, blocks = self._stage(i)
+            x = patches(x)  # B N D
+            if i == last:
+                x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+            x = self.drop(x + positions)
+            for block in blocks:
+                x = block(x, grid)
+            if i < last:
+                x = x.transpose(1, 2).unflatten(2, grid)  # B D h w
+        return self.norm(x)[:, 0]
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: of each stage its patches and its blocks, then what leaves the last."""
+        found: list[nn.Module] = []
+        last = len(self.config.grids) - 1
+        for i in range(last + 1):
+            patches, positions, blocks = self._stage(i)
+            found += [Stage(patches, positions, self.cls_token if i == last else None), *blocks]
+        return [*found, Stage(self.norm), Stage(self.head)]
+
+    def _stage(self, i: int) -> tuple[nn.Module, nn.Parameter, nn.ModuleList]:
+        blocks = cast(nn.ModuleList, self.get_submodule(f"block{i + 1}"))
+        return self.get_submodule(f"patch_embed{i + 1}"), self.get_parameter(f"pos_embed{i + 1}"), blocks
+
+    def _initialise(self) -> None:
+        for name, parameter in self.named_parameters():
+            if "pos_embed" in name or name == "cls_token":
+                nn.init.trunc_normal_(parameter, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+        nn.init.zeros_(self.head.weight)
+
+
+def resample_positions(
+    state: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig, method: Interpolation
+) -> dict[str, Tensor]:
+    """A copy of the weights whose positions fit images of another size; the class token keeps its own."""
+    resampled = dict(state)
+    for i, (before, after) in enumerate(zip(old.grids, new.grids, strict=True)):
+        name = f"pos_embed{i + 1}"
+        if before != after:
+            rows = state[name][0]
+            prefix = rows.shape[0] - before[0] * before[1]
+            resampled[name] = torch.cat([rows[:prefix], resample(rows[prefix:], before, after, method)])[None]
+    return resampled

@@ -1,0 +1,201 @@
+"""PVT v2: "Improved Baselines with Pyramid Vision Transformer", https://arxiv.org/abs/2106.13797.
+
+The pyramid of PVT with three changes. Patches overlap: a convolution twice as wide as its stride, with zeros around the
+map. Each MLP has a depth-wise 3×3 convolution inside, which sees the borders and so tells tokens where they are:
+there are no positions, and any image size fits. And `linear` attention averages the map to 7×7 before the keys:
+
+    z' = SRA(LN(z)) + z,   z = W2·gelu(DWConv(W1·LN(z'))) + z'          `PVTv2Block`
+
+There is no class token: the last map is averaged.
+
+What differs from the paper: nothing. Initialisation is that of the authors' code, with a zero head.
+
+Legend: B batch, N tokens, D width, K classes, (h, w) the map of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.config import Ints
+from vitrail.models.checks import check_counts, check_heads, check_images, check_rates, check_stages
+from vitrail.models.layers import DropPath, Stage
+from vitrail.models.position import Grid
+from vitrail.models.pvt import ReducedAttention, check_reductions
+
+
+@dataclass(frozen=True)
+class PVTv2Config:
+    widths: Ints
+    depths: Ints
+    heads: Ints
+    ratios: Ints  # of the MLPs, as multiples of the width
+    reductions: Ints  # so many tokens a side become one key
+    linear: bool = False  # average to 7×7 keys instead
+    patch: int = 4  # stride of the first stage; the others have 2
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "widths", "depths", "heads", "ratios", "reductions", "patch")
+        check_stages(self, "depths", "heads", "ratios", "reductions")
+        check_rates(self)
+        check_heads(self.widths, self.heads)
+        if not self.linear:
+            check_reductions(self.grids, self.reductions)
+
+    @property
+    def width(self) -> int:
+        """The width of the features."""
+        return self.widths[-1]
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Rows and columns of the tokens of each stage: convolutions with zeros around round up."""
+        strides = [self.patch * 2**i for i in range(len(self.widths))]
+        return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last map."""
+        return self.grids[-1]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the last map, which are averaged."""
+        return self.grid[0] * self.grid[1]
+
+
+def _pvt(*depths: int, narrow: bool = False, ratio: int = 8, linear: bool = False) -> PVTv2Config:
+    widths = (32, 64, 160, 256) if narrow else (64, 128, 320, 512)
+    return PVTv2Config(widths, depths, (1, 2, 5, 8), (ratio, ratio, 4, 4), (8, 4, 2, 1), linear)
+
+
+# Table 1 of the paper, and our own nano for images of 28 to 64 pixels.
+CONFIGS = {
+    "pvt_v2_nano": PVTv2Config((48, 96, 192), (2, 2, 1), (3, 6, 12), (4, 4, 4), (4, 2, 1), patch=2, img_size=(32, 32)),
+    "pvt_v2_b0": _pvt(2, 2, 2, 2, narrow=True),
+    "pvt_v2_b1": _pvt(2, 2, 2, 2),
+    "pvt_v2_b2": _pvt(3, 4, 6, 3),
+    "pvt_v2_b2_li": _pvt(3, 4, 6, 3, linear=True),
+    "pvt_v2_b3": _pvt(3, 4, 18, 3),
+    "pvt_v2_b4": _pvt(3, 8, 27, 3),
+    "pvt_v2_b5": _pvt(3, 6, 40, 3, ratio=4),
+}
+
+
+class ConvMlp(nn.Module):
+    """An MLP with a depth-wise convolution inside; with `linear` attention, a ReLU before it."""
+
+    def __init__(self, width: int, hidden: int, drop: float, linear: bool):
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.drop = nn.Dropout(drop)
+        self.linear = linear
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = self.fc1(x).transpose(1, 2).unflatten(2, grid)  # B D h w
+        x = self.dwconv(F.relu(x) if self.linear else x).flatten(2).transpose(1, 2)
+        return self.drop(self.fc2(self.drop(F.gelu(x))))
+
+
+class PVTv2Block(nn.Module):
+    """One pre-norm encoder block with reduced attention and a convolution in its MLP."""
+
+    def __init__(self, c: PVTv2Config, i: int, drop_path: float):
+        super().__init__()
+        width = c.widths[i]
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, c.linear)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = ConvMlp(width, c.ratios[i] * width, c.drop, c.linear)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+        return x + self.drop_path(self.mlp(self.norm2(x), grid))
+
+
+class OverlapPatchEmbed(nn.Module):
+    """A convolution that is about twice as wide as its stride, and a norm."""
+
+    def __init__(self, channels: int, width: int, stride: int):
+        super().__init__()
+        size = 2 * stride - 1
+        self.proj = nn.Conv2d(channels, width, size, stride, size // 2)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.proj(x).flatten(2).transpose(1, 2))  # B N D
+
+
+class Layer(nn.Module):
+    """One stage: the patches of the map before it, its blocks, and a norm."""
+
+    def __init__(self, c: PVTv2Config, i: int, rates: list[float]):
+        super().__init__()
+        self.grid = c.grids[i]
+        self.downsample = OverlapPatchEmbed(c.widths[i - 1], c.widths[i], 2) if i else None
+        self.blocks = nn.ModuleList(PVTv2Block(c, i, rate) for rate in rates)
+        self.norm = nn.LayerNorm(c.widths[i], eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.downsample is None else self.downsample(x)
+        for block in self.blocks:
+            x = block(x, self.grid)
+        return self.norm(x).transpose(1, 2).unflatten(2, self.grid)  # B D h w
+
+
+class PVTv2(nn.Module):
+    def __init__(self, config: PVTv2Config):
+        super().__init__()
+        c = self.config = config
+        self.patch_embed = OverlapPatchEmbed(c.channels, c.widths[0], c.patch)
+        rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
+        ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
+        self.layers = nn.ModuleList(Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends))
+        self.head = nn.Linear(c.width, c.classes)
+        if not self.head.weight.is_meta:
+            self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.embed(images))  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image, the average of the last map: (B, D)."""
+        check_images(images, self.config)
+        x = self.patch_embed(images)
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean(dim=(2, 3))
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: of each stage its patches and its blocks, then what leaves the last."""
+        found: list[nn.Module] = [Stage(self.patch_embed)]
+        norm: nn.Module | None = None  # of the stage before
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            found += [] if layer.downsample is None else [Stage(norm, layer.downsample)]
+            found += layer.blocks
+            norm = layer.norm
+        return [*found, Stage(norm), Stage(self.head)]
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Conv2d):
+                fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
+                nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # all of them have one
+        nn.init.zeros_(self.head.weight)

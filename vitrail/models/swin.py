@@ -1,0 +1,279 @@
+"""Swin Transformer: "Hierarchical Vision Transformer using Shifted Windows", https://arxiv.org/abs/2103.14030.
+
+Tokens attend within windows of 7×7, so the cost grows with the image and not with its square. Every other block shifts
+the windows by half their size, so that neighbours meet. Between stages 2×2 tokens merge into one, twice as wide, as in
+convolutional networks:
+
+    Attention(Q, K, V) = softmax(Q·Kᵀ/√d + B)·V      B: learned for every offset in a window   (4)  `WindowAttention`
+    z' = W-MSA(LN(z)) + z,   z = MLP(LN(z')) + z'    windows shifted in every other block      (3)  `SwinBlock`
+
+The shift is cyclic: what leaves on one side comes in at the other, and a mask keeps apart what is not adjacent.
+
+Any image size: images are padded to whole patches, maps to whole windows and to even sides before a merge. Windows are
+always whole, so the weights fit every size and nothing is resampled. Where the map is no larger than a window, it is
+one window and nothing is shifted; the authors' code would make that window smaller.
+
+What differs from the paper: nothing else. Initialisation is that of the authors' code, with a zero head.
+
+Legend: B batch, D width, H heads, K classes, (h, w) the map of tokens, W windows of n tokens each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.config import Ints
+from vitrail.models.checks import check_counts, check_heads, check_images, check_rates, check_stages
+from vitrail.models.layers import DropPath, Mlp, Stage
+from vitrail.models.position import Grid, offsets
+
+_APART = -100.0  # what the authors add to the logit of a pair that must not attend
+
+
+@dataclass(frozen=True)
+class SwinConfig:
+    widths: Ints
+    depths: Ints
+    heads: Ints
+    window: int = 7
+    patch: int = 4
+    img_size: tuple[int, int] = (224, 224)
+    channels: int = 3
+    classes: int = 1000
+    drop: float = 0.0
+    drop_path: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "widths", "depths", "heads", "window", "patch")
+        check_stages(self, "depths", "heads")
+        check_rates(self)
+        check_heads(self.widths, self.heads)
+
+    @property
+    def width(self) -> int:
+        """The width of the features."""
+        return self.widths[-1]
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Rows and columns of the tokens of each stage: whatever does not fit is padded."""
+        h, w = (-(-side // self.patch) for side in self.img_size)
+        return [(-(-h // 2**i), -(-w // 2**i)) for i in range(len(self.widths))]
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last map."""
+        return self.grids[-1]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the last map, which are averaged."""
+        return self.grid[0] * self.grid[1]
+
+
+_T, _S, _B, _L = (
+    ((96, 192, 384, 768), (2, 2, 6, 2), (3, 6, 12, 24)),
+    ((96, 192, 384, 768), (2, 2, 18, 2), (3, 6, 12, 24)),
+    ((128, 256, 512, 1024), (2, 2, 18, 2), (4, 8, 16, 32)),
+    ((192, 384, 768, 1536), (2, 2, 18, 2), (6, 12, 24, 48)),
+)
+# The paper's models, those for 384 pixels with windows of 12, and our own nano for images of 28 to 64 pixels.
+CONFIGS = {
+    "swin_nano": SwinConfig((48, 96, 192), (2, 4, 1), (3, 6, 12), window=4, patch=2, img_size=(32, 32)),
+    "swin_t": SwinConfig(*_T),
+    "swin_s": SwinConfig(*_S),
+    "swin_b": SwinConfig(*_B),
+    "swin_b_w12": SwinConfig(*_B, window=12, img_size=(384, 384)),
+    "swin_l": SwinConfig(*_L),
+    "swin_l_w12": SwinConfig(*_L, window=12, img_size=(384, 384)),
+}
+
+
+class WindowAttention(nn.Module):
+    """Multi-head self-attention within the windows of a map, which may be shifted."""
+
+    def __init__(self, width: int, heads: int, grid: Grid, window: int, shifted: bool, drop: float):
+        super().__init__()
+        self.heads, self.grid, self.window = heads, grid, window
+        self.shift = [window // 2 if shifted and side > window else 0 for side in grid]
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From a map to a map: (B, h, w, D)."""
+        q, k, v = self._split(x)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q))
+        y = self.proj(y.transpose(2, 3).flatten(3))  # B W n D
+        return self.drop(self._join(y))
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The attention maps that `forward` applies, one for each window, row by row: (B, W, H, n, n)."""
+        q, k, _ = self._split(x)
+        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + self._bias(q)).softmax(dim=-1)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        windows = self._windows(x)  # B W n D
+        qkv = self.qkv(windows).unflatten(3, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # 3 B W H n D/H
+        return qkv[0], qkv[1], qkv[2]
+
+    def _padded(self) -> Grid:
+        h, w = (-(-side // self.window) * self.window for side in self.grid)
+        return h, w
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """Shifts a map, pads it, and cuts it into windows: (B, W, n, D)."""
+        (h, w), (full_h, full_w) = self.grid, self._padded()
+        if any(self.shift):
+            x = torch.roll(x, (-self.shift[0], -self.shift[1]), dims=(1, 2))
+        return self._cut(F.pad(x, (0, 0, 0, full_w - w, 0, full_h - h)))
+
+    def _cut(self, x: Tensor) -> Tensor:
+        """Cuts a padded map into windows, row by row: (B, W, n, D)."""
+        (full_h, full_w), n = self._padded(), self.window
+        x = x.reshape(-1, full_h // n, n, full_w // n, n, x.shape[3])
+        return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+    def _join(self, windows: Tensor) -> Tensor:
+        """The inverse of `_windows`."""
+        (h, w), (full_h, full_w), n = self.grid, self._padded(), self.window
+        x = windows.reshape(-1, full_h // n, full_w // n, n, n, windows.shape[3])
+        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :h, :w]
+        return torch.roll(x, (self.shift[0], self.shift[1]), dims=(1, 2)) if any(self.shift) else x
+
+    def _bias(self, like: Tensor) -> Tensor:
+        """What is added to the logits: (H, n, n), or (W, H, n, n) where the windows are shifted."""
+        rows = offsets((self.window, self.window), like.device)
+        bias = self.relative_position_bias_table[rows].permute(2, 0, 1).to(like.dtype)
+        if not any(self.shift):
+            return bias
+        y, x = (self._regions(side, shift, like) for side, shift in zip(self._padded(), self.shift, strict=True))
+        region = 3 * y[:, None] + x
+        parts = self._cut(region[None, :, :, None])[0, :, :, 0]  # W n
+        apart = (parts[:, :, None] != parts[:, None]).to(like.dtype) * _APART
+        return bias + apart[:, None]
+
+    def _regions(self, side: int, shift: int, like: Tensor) -> Tensor:
+        """Numbers along one side: after the shift the last window holds two parts that are not adjacent."""
+        place = torch.arange(side, device=like.device)
+        return (place >= side - self.window).long() + (place >= side - shift).long() if shift else place * 0
+
+
+class SwinBlock(nn.Module):
+    """One pre-norm block with attention in windows: equation 3."""
+
+    def __init__(self, width: int, heads: int, grid: Grid, window: int, shifted: bool, drop: float, drop_path: float):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attn = WindowAttention(width, heads, grid, window, shifted, drop)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = Mlp(width, 4 * width, drop)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x)))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class PatchEmbed(nn.Module):
+    """Cuts the image, padded to whole patches, into patches, and projects and normalises each one."""
+
+    def __init__(self, channels: int, width: int, patch: int):
+        super().__init__()
+        self.patch = patch
+        self.proj = nn.Conv2d(channels, width, patch, stride=patch)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        h, w = images.shape[2:]
+        x = self.proj(F.pad(images, (0, -w % self.patch, 0, -h % self.patch)))
+        return self.norm(x.permute(0, 2, 3, 1))  # B h w D
+
+
+class PatchMerging(nn.Module):
+    """Makes one token of 2×2."""
+
+    def __init__(self, width: int, out: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(4 * width)
+        self.reduction = nn.Linear(4 * width, out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, w = x.shape[1:3]
+        x = F.pad(x, (0, 0, 0, w % 2, 0, h % 2))
+        x = x.reshape(-1, (h + 1) // 2, 2, (w + 1) // 2, 2, x.shape[3]).permute(0, 1, 3, 4, 2, 5).flatten(3)
+        return self.reduction(self.norm(x))
+
+
+class Layer(nn.Module):
+    """The blocks of one stage, and before them the merge of the tokens of the last one."""
+
+    def __init__(self, c: SwinConfig, i: int, rates: list[float]):
+        super().__init__()
+        self.downsample = PatchMerging(c.widths[i - 1], c.widths[i]) if i else None
+        self.blocks = nn.ModuleList(
+            SwinBlock(c.widths[i], c.heads[i], c.grids[i], c.window, j % 2 == 1, c.drop, rate)
+            for j, rate in enumerate(rates)
+        )
+
+    def parts(self) -> list[nn.Module]:
+        """What is called one after the other."""
+        return [*self.blocks] if self.downsample is None else [self.downsample, *self.blocks]
+
+
+class Head(nn.Module):
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.fc = nn.Linear(width, classes)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.fc(features)
+
+
+class Swin(nn.Module):
+    def __init__(self, config: SwinConfig):
+        super().__init__()
+        c = self.config = config
+        self.patch_embed = PatchEmbed(c.channels, c.widths[0], c.patch)
+        self.drop = nn.Dropout(c.drop)
+        rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
+        ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
+        layers = [Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.LayerNorm(c.width)
+        self.head = Head(c.width, c.classes)
+        if not self.norm.weight.is_meta:
+            self._initialise()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.embed(images))  # B K
+
+    def embed(self, images: Tensor) -> Tensor:
+        """One feature vector per image, the average of the last map: (B, D)."""
+        check_images(images, self.config)
+        x = self.drop(self.patch_embed(images))
+        for part in self._parts():
+            x = part(x)  # B h w D
+        return self.norm(x).mean(dim=(1, 2))
+
+    def stages(self) -> list[nn.Module]:
+        """The model from input to output: the patches, each block and merge, what leaves the last."""
+        return [Stage(self.patch_embed), *self._parts(), Stage(self.norm), Stage(self.head)]
+
+    def _parts(self) -> list[nn.Module]:
+        return [part for layer in self.layers if isinstance(layer, Layer) for part in layer.parts()]
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, WindowAttention):
+                nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
+        nn.init.zeros_(self.head.fc.weight)
