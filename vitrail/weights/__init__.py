@@ -37,8 +37,7 @@ from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensor
 WEIGHTS_FILE = "model.safetensors"
 _FOREIGN_FILES = ("pytorch_model.bin",)  # what a folder of others may hold instead
 
-# Second heads: distilled DeiT has one on its distillation token, DINOv2 one on the average of the patches.
-_OTHER_HEADS = ("head_dist.", "head_patches.")
+_HEADS = ("head.", "head_dist.")  # distilled DeiT has a second one, on its distillation token
 
 Source = str | Path | Mapping[str, Any]  # a run, a file, a name of the hub, or a state dict in memory
 
@@ -293,13 +292,12 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     """The tensors for a model that may differ in size, channels and classes, and a sentence on each change."""
     card, where = opened.card, opened.where
     old, new = card.config, wanted.config
-    state = opened.weights.read(old.grid[0] * old.grid[1])
+    state = opened.weights.read(old)
     notes = list(opened.notes)
 
     unneeded = foreign.pretraining(state)
     if card.classes != wanted.classes or card.task != wanted.task:
-        unneeded += [name for name in state if name.startswith(_OTHER_HEADS)]
-        for name in ("head.weight", "head.bias"):
+        for name in (name for name, _ in model.named_parameters() if name.startswith(_HEADS)):
             state[name] = torch.zeros(model.get_parameter(name).shape)
         task = wanted.task
         things = WORDS[task].many if card.task == task else f"{WORDS[task].many} instead of {WORDS[card.task].many}"
@@ -311,7 +309,7 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     if wrong and opened.own:
         raise UserError(f"{where} does not fit the architecture in its {Path(where).stem}.json: {wrong}")
     if wrong:
-        raise UserError(f"{where} is no {card.model} that vitrail can build: {wrong}{_way_out(state)}")
+        raise UserError(f"{where} is no {card.model} that vitrail can build: {wrong}")
     other = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()} - {"float32"})
     for name in state:
         state[name] = as_float(name, state[name], where)  # one by one, so that what it replaces is freed
@@ -336,12 +334,6 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
 def _meta_state(config: ModelConfig) -> dict[str, Tensor]:
     with torch.device("meta"):
         return build(config).state_dict()
-
-
-def _way_out(state: Mapping[str, Tensor]) -> str:
-    if any(name.startswith(_OTHER_HEADS) for name in state):
-        return "\nIts head reads two vectors, which vitrail's do not. Ask for a new one: classes=N, or --classes N."
-    return ""
 
 
 def _fit_channels(filters: Tensor, channels: int) -> Tensor:
