@@ -105,8 +105,10 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
     if patch != other:
         raise UserError(f"{weights.where} has patches of {patch}x{other} pixels; vitrail's are squares.")
     depth = len({match[1] for name in state if (match := re.match(r"blocks\.(\d+)\.", name))})
-    mlp = _sizes(weights, state, "blocks.0.mlp.fc2.weight", 2)[1]
-    gated = _sizes(weights, state, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * mlp
+    hidden = _sizes(weights, state, "blocks.0.mlp.fc1.weight", 2)[0]
+    read = {_sizes(weights, state, name, 2)[1] for name in state if name.endswith(".mlp.fc2.weight")}
+    gated = read == {hidden / 2}
+    mlp = hidden // 2 if gated else hidden
     if model is not None:
         seen = {"width": width, "depth": depth, "mlp": mlp, "patch": patch}
         _compare(weights, seen, {name: getattr(model, name) for name in seen})

@@ -139,12 +139,12 @@ def documents(config: ModelConfig, classes: tuple[str, ...], preprocess: Preproc
     else:
         about |= {"intermediate_size": config.mlp}
     resized = {"height": int(h / preprocess.crop), "width": int(w / preprocess.crop)}
-    # Theirs resizes to a square, ours keeps the shape of a picture: as near as it has words for.
+    # Ours keeps the shape of a picture and crops it. Theirs has no words for that but for squares, the usual case.
     processor = {
-        "image_processor_type": "ViTImageProcessor" if preprocess.crop == 1 or h != w else "BitImageProcessor",
+        "image_processor_type": "BitImageProcessor" if h == w else "ViTImageProcessor",
         "do_resize": True,
-        "size": resized if preprocess.crop == 1 or h != w else {"shortest_edge": resized["height"]},
-        "do_center_crop": preprocess.crop != 1,
+        "size": {"shortest_edge": resized["height"]} if h == w else resized,
+        "do_center_crop": h == w or preprocess.crop != 1,
         "crop_size": {"height": h, "width": w},
         "resample": 3,
         "do_rescale": True,
