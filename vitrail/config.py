@@ -76,8 +76,9 @@ class InputConfig:
 class ArchConfig:
     """Changes to the named model. What its family does not have is None."""
 
-    pool: Literal["cls", "gap", "gap_norm", "map"] | None = option(
-        "how tokens become one vector: class token, average, average before the last norm, attention"
+    pool: Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"] | None = option(
+        "how tokens become one vector: class token (beside a distillation token or the average), average "
+        "(before the last norm, or so with a class token), attention"
     )
     pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] | None = option("position embeddings")
     head: Literal["linear", "tanh"] | None = option("a single linear layer, or the paper's hidden tanh layer before it")

@@ -22,7 +22,7 @@ from vitrail.models.position import Interpolation, resample_state
 from vitrail.models.pvt import PVT, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.models.swin import Swin, SwinConfig
-from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.vit import Pool, ViT, ViTConfig
 from vitrail.verb import callable_package
 
 # Every configuration has img_size, channels, classes, drop and drop_path; `width` of the features; `grid`, the rows and
@@ -65,6 +65,12 @@ def _vit(size: str, patch: int) -> ViTConfig:
     return ViTConfig(*_VIT_SIZES[size], patch, (side, side))
 
 
+def _dinov2(size: str) -> ViTConfig:
+    """DINOv2's: the paper's sizes with LayerScale, and a giant of its own with gated MLPs."""
+    numbers = (1536, 40, 24, 4096) if size == "g" else _VIT_SIZES[size]
+    return ViTConfig(*numbers, 14, (518, 518), act="swiglu" if size == "g" else "gelu", layer_scale=1e-5)
+
+
 _VITS = {
     f"vit_{size}{patch}": _vit(size, patch)
     for size, patches in {
@@ -78,7 +84,7 @@ _VITS = {
         "gigantic": (14,),
     }.items()
     for patch in patches
-}
+} | {f"dinov2_{size}14": _dinov2(size) for size in "sblg"}
 
 # The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
 CONFIGS: dict[str, ModelConfig] = {
@@ -96,13 +102,19 @@ _WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "g
 _TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
 _VIT_NAME = re.compile(
     r"(?:[\w.-]+/)?"  # the owner of a Hugging Face repository
-    r"(?:vit[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
-    r"[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
+    r"(?:(?:vit|deit)[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
+    r"(?P<distilled>[-_]distilled)?[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
     + _TRAINED_ON
     + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?"
     + _TRAINED_ON
     + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag; the recipe in AugReg's file names
     re.IGNORECASE,
+)
+_DINOV2_NAME = re.compile(
+    r"(?:[\w.-]+/)?(?:"
+    r"dinov2_(?:vit)?(?P<authors>[sblg])14(?:_reg4?)?"
+    r"|dinov2-(?:with-registers-)?(?P<hf>small|base|large|giant)(?:-imagenet1k-1-layer)?"
+    r"|vit_(?P<timm>small|base|large|giant)_patch14(?:_reg4)?_dinov2(?:\..*)?)"
 )
 
 
@@ -118,12 +130,19 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
         short, side = found
         relative = CONFIGS[short]
         return short, replace(relative, img_size=(side, side)) if side else relative
+    if match := _DINOV2_NAME.fullmatch(name):
+        size = (match["authors"] or match["hf"] or match["timm"])[0]
+        registers = 4 if "reg" in name.rpartition("/")[2] else 0
+        pool: Pool = "cls_gap" if name.endswith("-1-layer") else "cls"
+        return f"dinov2_{size}14", replace(_dinov2(size), registers=registers, pool=pool)
     match = _VIT_NAME.fullmatch(name)
-    if match and (name.lower().find("vit") >= 0 or re.match(r"[A-Za-z]+[_/]\d", name)):
+    if match and (re.search("vit|deit", name, re.IGNORECASE) or re.match(r"[A-Za-z]+[_/]\d", name)):
         size = "gigantic" if match["size"] == "G" else match["size"].lower()
         size, patch = _WORDS.get(size, size), int(match["patch"])
         if 1 <= patch <= _LARGEST_PATCH:
             config = _vit(size, patch)
+            if match["distilled"]:
+                config = replace(config, pool="cls_dist")
             if told := match["img"] or match["res"]:
                 config = replace(config, img_size=(int(told), int(told)))
             return f"vit_{size}{patch}", config
@@ -149,10 +168,17 @@ def name_of(config: ModelConfig) -> str:
             if type(listed) is type(config) and all(getattr(listed, key) == getattr(config, key) for key in shape):
                 return name
         return family(config)
+    for name in (f"dinov2_{size}14" for size in "sblg"):
+        if _body(config) == _body(_VITS[name]):
+            return name
     for size, numbers in _VIT_SIZES.items():
-        if numbers == (config.width, config.depth, config.heads, config.mlp):
+        if numbers == (config.width, config.depth, config.heads, config.mlp) and config.act == "gelu":
             return f"vit_{size}{config.patch}"
     return f"vit_w{config.width}d{config.depth}p{config.patch}"
+
+
+def _body(c: ViTConfig) -> tuple[object, ...]:
+    return c.width, c.depth, c.heads, c.mlp, c.act, c.patch, c.layer_scale > 0
 
 
 def configure(name: str, **changes: object) -> ModelConfig:

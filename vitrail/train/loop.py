@@ -25,6 +25,7 @@ from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on, predict_split
 from vitrail.models import Model, build, head
+from vitrail.models.vit import ViT
 from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.find_lr import RangeTest
@@ -122,9 +123,12 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     notes = [] if config.weights is None else start_from(config.weights, model, data.classes, data.task)
     if config.optim.loss == "bce" and config.weights is None:
         # A fresh head takes every class for as rare as it is, or the first steps are spent on learning that.
-        bias = head(model).bias
-        assert bias is not None
-        torch.nn.init.constant_(bias, -math.log(len(data.classes)))
+        heads = [head(model)]
+        if isinstance(model, ViT) and model.head_dist is not None:
+            heads.append(model.head_dist)
+        for last in heads:
+            assert last.bias is not None
+            torch.nn.init.constant_(last.bias, -math.log(len(data.classes)))
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     if batches < config.optim.grad_accum_steps:
         raise UserError(

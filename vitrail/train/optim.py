@@ -93,3 +93,5 @@ class Ema:
         """Averages in the weights after optimiser step `step`; the first steps count for more."""
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
+        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
+            mine.copy_(theirs)  # BatchNorm's are averages already

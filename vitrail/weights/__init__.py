@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
-from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, filters, head, name_of, resample
+from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, filters, name_of, resample
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, speak
 from vitrail.version import VERSION
@@ -37,8 +38,8 @@ from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensor
 WEIGHTS_FILE = "model.safetensors"
 _FOREIGN_FILES = ("pytorch_model.bin",)  # what a folder of others may hold instead
 
-# Second heads: distilled DeiT has one on its distillation token, DINOv2 one on the average of the patches.
-_OTHER_HEADS = ("head_dist.", "head_patches.")
+# Distilled DeiT has a second head, on its distillation token; some families keep the layer in a module with others.
+_HEADS = re.compile(r"head(_dist)?(\.fc)?\.(weight|bias)")
 
 Source = str | Path | Mapping[str, Any]  # a run, a file, a name of the hub, or a state dict in memory
 
@@ -298,28 +299,29 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     """The tensors for a model that may differ in size, channels and classes, and a sentence on each change."""
     card, where = opened.card, opened.where
     old, new = card.config, wanted.config
-    state = opened.weights.read(old.grid[0] * old.grid[1])
+    if family(old) != family(new):
+        raise UserError(f"The weights in {where} are a {card.model}, but the model to train is a {name_of(new)}.")
+    state = opened.weights.read(old)
     notes = list(opened.notes)
 
     unneeded = foreign.pretraining(state)
     if card.classes != wanted.classes or card.task != wanted.task:
-        unneeded += [name for name in state if name.startswith(_OTHER_HEADS)]
-        last = {id(parameter) for parameter in head(model).parameters()}
-        fresh = {name: torch.zeros(p.shape) for name, p in model.named_parameters() if id(p) in last}
-        state |= fresh
+        state |= {name: torch.zeros(p.shape) for name, p in model.named_parameters() if _HEADS.fullmatch(name)}
         task = wanted.task
         things = WORDS[task].many if card.task == task else f"{WORDS[task].many} instead of {WORDS[card.task].many}"
         notes.append(f"new head for {len(wanted.classes)} {things}")
     if unneeded:
         notes.append(f"left out {some(unneeded, 4)}")
         state = {name: value for name, value in state.items() if name not in unneeded}
-    wrong = _mismatch(state, _meta_state(dataclasses.replace(old, classes=new.classes)))
+    shape = _meta_state(dataclasses.replace(old, classes=new.classes))
+    wrong = _mismatch(state, shape)
     if wrong and opened.own:
         raise UserError(f"{where} does not fit the architecture in its {Path(where).stem}.json: {wrong}")
     if wrong:
-        raise UserError(f"{where} is no {card.model} that vitrail can build: {wrong}{_way_out(state)}")
-    other = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()} - {"float32"})
-    for name in state:
+        raise UserError(f"{where} is no {card.model} that vitrail can build: {wrong}")
+    floats = [name for name, value in shape.items() if value.is_floating_point()]  # BatchNorm counts its batches
+    other = sorted({str(state[name].dtype).removeprefix("torch.") for name in floats} - {"float32"})
+    for name in floats:
         state[name] = as_float(name, state[name], where)  # one by one, so that what it replaces is freed
     if other:
         notes.append(f"{', '.join(other)} became float32")
@@ -344,12 +346,6 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
 def _meta_state(config: ModelConfig) -> dict[str, Tensor]:
     with torch.device("meta"):
         return build(config).state_dict()
-
-
-def _way_out(state: Mapping[str, Tensor]) -> str:
-    if any(name.startswith(_OTHER_HEADS) for name in state):
-        return "\nIts head reads two vectors, which vitrail's do not. Ask for a new one: classes=N, or --classes N."
-    return ""
 
 
 def _fit_channels(filters: Tensor, channels: int) -> Tensor:
