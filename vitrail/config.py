@@ -80,7 +80,9 @@ class ArchConfig:
         "how tokens become one vector: class token (beside a distillation token or the average), average "
         "(before the last norm, or so with a class token), attention"
     )
-    pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] | None = option("position embeddings")
+    pos: Literal["learned", "patches", "learned2d", "relative", "sincos2d", "none"] | None = option(
+        "position embeddings"
+    )
     head: Literal["linear", "tanh"] | None = option("a single linear layer, or the paper's hidden tanh layer before it")
     stem: Literal["patch", "conv"] | None = option("the paper's patch projection, or overlapping convolutions")
     registers: int | None = option("register tokens")

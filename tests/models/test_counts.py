@@ -99,6 +99,7 @@ def test_parameters_follow_the_formula_for_rectangles_channels_and_classes():
         ({"pool": "gap_norm"}, -2 * 384),
         ({"pool": "gap"}, -2 * 384),  # neither class token nor its position
         ({"pos": "none"}, -197 * 384),
+        ({"pos": "patches"}, -384),
         ({"pos": "sincos2d"}, -197 * 384),  # fixed
         ({"pos": "learned2d"}, -197 * 384 + 2 * 14 * 192),
         ({"pos": "relative"}, -197 * 384 + 12 * 6 * (27 * 27 + 3)),

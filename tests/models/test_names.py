@@ -90,7 +90,6 @@ DEIT_AND_DINOV2 = [
 ]
 
 OTHER_ARCHITECTURES = [
-    "deit3_base_patch16_224",
     "dinov2_vitb14_lc",
     "dinov2_base_patch16",
     "vit_base_patch16_clip_224",

@@ -9,6 +9,7 @@ from typing import Any
 import peers
 import pytest
 import torch
+import torch.nn.functional as F
 from peers import distance, randomise
 from torch import Tensor, nn
 
@@ -16,17 +17,23 @@ from vitrail import models
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig, StdConv
-from vitrail.models.coatnet import CoAtNet, CoAtNetConfig
+from vitrail.models.coatnet import CoAtNet, CoAtNetConfig, RelativeAttention
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.mixer import MixerConfig
-from vitrail.models.pvt import PVTConfig
+from vitrail.models.pvt import PVTConfig, ReducedAttention
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.models.swin import SwinConfig
+from vitrail.models.swin import SwinConfig, WindowAttention
+from vitrail.models.vit import ViTConfig
 
 TOLERANCE = 1e-5
 
 # 1000 classes, at the native size: parameters, and multiply-accumulates in billions, as the authors or timm give them.
 PUBLISHED = {
+    "deit3_s16": (22_059_496, "4.6"),
+    "deit3_m16": (38_849_512, "8.0"),
+    "deit3_b16": (86_585_320, "17.5"),
+    "deit3_l16": (304_374_760, "61.6"),
+    "deit3_h14": (632_126_440, "167.4"),
     "r_vit_ti16": (6_337_704, "0.44"),
     "r26_vit_s32": (36_431_912, "3.56"),
     "r26_vit_b32": (101_383_976, "6.81"),
@@ -110,7 +117,7 @@ def norms(config: ModelConfig) -> int:
 
 
 def test_every_model_but_the_small_ones_is_compared():
-    relatives = {name for name, config in models.CONFIGS.items() if models.family(config) != "vit"}
+    relatives = {name for name in models.CONFIGS if not name.startswith(("vit_", "dinov2_"))}
     assert relatives - PUBLISHED.keys() == {name for name in relatives if name.endswith("_nano")}
 
 
@@ -144,6 +151,13 @@ def agree(config: ModelConfig, theirs: nn.Module) -> None:
 
 def timm(module: str, name: str, **options: Any) -> Any:
     return getattr(peers.timm(f"timm.models.{module}"), name)(**options)
+
+
+def test_deit3_is_timms():
+    config = ViTConfig(64, 2, 4, 256, 8, (32, 48), channels=1, classes=10, pos="patches", layer_scale=1e-6)
+    shape = {"img_size": (32, 48), "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4}
+    options = {"no_embed_class": True, "init_values": 1e-6, "in_chans": 1, "num_classes": 10}
+    agree(config, timm("vision_transformer", "VisionTransformer", **shape, **options))
 
 
 @pytest.mark.parametrize("img_size", [(32, 32), (32, 48)], ids=str)
@@ -295,7 +309,51 @@ def test_pvt_is_hugging_faces():
     assert distance(ours(x), theirs(x).logits) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("attention", "arguments"),
+    [
+        (WindowAttention(32, 4, (6, 9), window=4, shifted=False, drop=0.0), (torch.randn(2, 6, 9, 32),)),
+        (WindowAttention(32, 4, (6, 9), window=4, shifted=True, drop=0.0), (torch.randn(2, 6, 9, 32),)),
+        (ReducedAttention(32, 4, 2, 0.0), (torch.randn(2, 24, 32), (4, 6))),
+        (ReducedAttention(32, 4, 2, 0.0, linear=True), (torch.randn(2, 24, 32), (4, 6))),
+        (RelativeAttention(32, 64, (3, 5), 0.0), (torch.randn(2, 32, 3, 5),)),
+    ],
+    ids=["windows", "shifted windows", "reduced", "linear", "relative"],
+)
+@torch.no_grad()
+def test_attention_weights_are_those_that_forward_applies(attention, arguments, monkeypatch):
+    attention = randomise(attention)
+    expected = attention(*arguments)
+    applied = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None) -> Tensor:
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        applied.append((logits if attn_mask is None else logits + attn_mask).softmax(-1))
+        return applied[-1] @ v
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
+    assert distance(attention(*arguments), expected) < TOLERANCE
+    weights = attention.weights(*arguments)
+    assert distance(weights, applied[0]) < TOLERANCE
+    assert weights.std() > 0.01  # not merely uniform
+
+
+@torch.no_grad()
+def test_shifted_windows_do_not_look_across_the_edge_of_the_map():
+    attention = randomise(WindowAttention(8, 2, (8, 8), window=4, shifted=True, drop=0.0))
+    x = torch.zeros(1, 8, 8, 8)
+    changed = x.clone()
+    changed[0, 0, 0] = 5.0  # it shares its window with the other three corners, which are no neighbours
+    moved = (attention(changed) - attention(x)).abs().sum(-1)[0] > 1e-4
+    assert moved[:2, :2].all()
+    assert not moved[2:].any()
+    assert not moved[:, 2:].any()
+
+
 SPELLINGS = [
+    ("deit3_small_patch16_224.fb_in22k_ft_in1k", "deit3_s16", 224),
+    ("deit3_large_patch16_384", "deit3_l16", 384),
+    ("deit3_huge_patch14_224", "deit3_h14", 224),
     ("mixer_b16_224", "mixer_b16", 224),
     ("mixer_b16_224.goog_in21k_ft_in1k", "mixer_b16", 224),
     ("timm/mixer_l16_224.goog_in21k", "mixer_l16", 224),

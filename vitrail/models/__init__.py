@@ -71,6 +71,15 @@ def _dinov2(size: str) -> ViTConfig:
     return ViTConfig(*numbers, 14, (518, 518), act="swiglu" if size == "g" else "gelu", layer_scale=1e-5)
 
 
+def _deit3(size: str, patch: int) -> ViTConfig:
+    """DeiT III's: LayerScale, and no position for the class token."""
+    numbers = (512, 12, 8, 2048) if size == "m" else _VIT_SIZES[size]
+    return ViTConfig(*numbers, patch, pos="patches", layer_scale=1e-6)
+
+
+_DEIT3 = {
+    f"deit3_{size}{patch}": _deit3(size, patch) for size, patch in zip("smblh", (16, 16, 16, 16, 14), strict=True)
+}
 _VITS = {
     f"vit_{size}{patch}": _vit(size, patch)
     for size, patches in {
@@ -89,6 +98,7 @@ _VITS = {
 # The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
 CONFIGS: dict[str, ModelConfig] = {
     **_VITS,
+    **_DEIT3,
     **hybrid.CONFIGS,
     **bit.CONFIGS,
     **mixer.CONFIGS,
@@ -164,10 +174,13 @@ def name_of(config: ModelConfig) -> str:
     """The name of a model of this size; one of another size is called by its family, a ViT by its width and depth."""
     if not isinstance(config, ViTConfig):
         shape = [f.name for f in fields(config) if f.name not in _ANY]
-        for name, listed in CONFIGS.items():
-            if type(listed) is type(config) and all(getattr(listed, key) == getattr(config, key) for key in shape):
+        for name, other in CONFIGS.items():
+            if type(other) is type(config) and all(getattr(other, key) == getattr(config, key) for key in shape):
                 return name
         return family(config)
+    for name, listed in _DEIT3.items():
+        if config.pos == "patches" and _body(config) == _body(listed):
+            return name
     for name in (f"dinov2_{size}14" for size in "sblg"):
         if _body(config) == _body(_VITS[name]):
             return name

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 _OWNER = r"(?:[\w.-]+/)?"  # of a Hugging Face repository
-_TAG = r"(?:[-_.](?:in1k|in21k|in22k|in22k_to_1k|in22ft1k|ms_|goog|augreg|orig|sw_|untrained|npz).*)?"
+_TAG = r"(?:[-_.](?:in1k|in21k|in22k|in22k_to_1k|in22ft1k|ms_|fb|goog|augreg|orig|sw_|untrained|npz).*)?"
 _SIDE = r"(?:[-_](?P<side>\d{3}))?"
 
 
@@ -15,6 +15,10 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 _WORDS = {"tiny": "ti", "small": "s", "base": "b", "medium": "m", "large": "l", "huge": "h"}
+
+
+def _deit3(match: re.Match[str]) -> str:
+    return f"deit3_{_WORDS[match['size'].lower()]}{match['patch']}"
 
 
 def _mixer(match: re.Match[str]) -> str:
@@ -48,6 +52,8 @@ def _coatnet(match: re.Match[str]) -> str:
 
 
 _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
+    # deit3_small_patch16_224.fb_in22k_ft_in1k
+    (_pattern(r"deit3[-_](?P<size>small|medium|base|large|huge)[-_]patch(?P<patch>14|16)"), _deit3),
     # vit_base_r50_s16_384.orig_in21k, vit_tiny_r_s16_p8_224
     (_pattern(r"vit_(?P<size>tiny|small|base|large)_r(?P<depth>\d*)_s(?P<patch>\d\d)(?:_p8)?"), _hybrid),
     # R50+ViT-B/16, R50+ViT-B_16.npz, R+ViT-Ti/16

@@ -1,7 +1,7 @@
 """How tokens know where they are: the position embeddings that the paper compares, and their resampling.
 
-`learned` is the paper's choice, one row per token. `learned2d` concatenates a row and a column table;
-`sincos2d` is fixed; `relative` is a bias on the attention logits, learned per head and offset.
+`learned` is the paper's choice, one row per token; `patches` has none for the class token. `learned2d` concatenates a
+row and a column table; `sincos2d` is fixed; `relative` is a bias on the attention logits, learned per head and offset.
 
 Legend: N tokens, D width, H heads, (h, w) the grid of patches; prefix tokens (class, registers) come first.
 """

@@ -44,7 +44,7 @@ class ViTConfig:
     channels: int = 3
     classes: int = 1000
     pool: Pool = "cls"
-    pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = "learned"
+    pos: Literal["learned", "patches", "learned2d", "relative", "sincos2d", "none"] = "learned"
     head: Literal["linear", "tanh"] = "linear"
     stem: Literal["patch", "conv"] = "patch"
     act: Activation = "gelu"
@@ -146,8 +146,9 @@ class ViT(nn.Module):
         self.dist_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.pool == "cls_dist" else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
 
-        if c.pos == "learned":
-            self.pos_embed = nn.Parameter(torch.zeros(1, c.placed + patches, c.width))
+        if c.pos in ("learned", "patches"):
+            placed = c.placed if c.pos == "learned" else 0
+            self.pos_embed = nn.Parameter(torch.zeros(1, placed + patches, c.width))
         elif c.pos == "learned2d":
             self.pos_row = nn.Parameter(torch.zeros(1, c.grid[0], c.width // 2))
             self.pos_col = nn.Parameter(torch.zeros(1, c.grid[1], c.width // 2))
@@ -237,7 +238,7 @@ class ViT(nn.Module):
     def positions(self) -> Tensor | None:
         """The rows added to the tokens, (1, N, D), those of placed tokens first; None if there are none."""
         c = self.config
-        if c.pos == "learned":
+        if c.pos in ("learned", "patches"):
             return self.pos_embed
         if c.pos == "learned2d":
             rows = self.pos_row.unsqueeze(2).expand(-1, -1, c.grid[1], -1)

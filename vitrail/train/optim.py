@@ -18,7 +18,7 @@ from vitrail.train.lamb import Lamb
 
 
 def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> list[Optimizer]:
-    """One optimiser, or with Muon two: Muon for the matrices of the encoder, AdamW for everything else.
+    """One optimiser, or with Muon two: Muon for the matrices of the encoder, if any, AdamW for everything else.
 
     Muon's updates are scaled to the size of AdamW's, so that both share a learning rate.
     """
@@ -29,8 +29,10 @@ def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> lis
         return [AdamW(matrices + others, lr=config.lr)]
     if config.opt == "lamb":
         return [Lamb(matrices + others, lr=config.lr)]
-    muon = Muon(matrices, lr=config.lr, adjust_lr_fn="match_rms_adamw")
-    return [muon, AdamW(others, lr=config.lr)]
+    rest = AdamW(others, lr=config.lr)
+    if not matrices:  # a convolutional network
+        return [rest]
+    return [Muon(matrices, lr=config.lr, adjust_lr_fn="match_rms_adamw"), rest]
 
 
 def parameter_groups(

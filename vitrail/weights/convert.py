@@ -67,7 +67,7 @@ def _refuse(card: Card, to: To) -> ViTConfig | None:
             f"Only ViTs are written for {to}, but the model is {card.model}. It can be kept as vitrail's own."
         )
     missing = FORMATS[to].cannot(config)
-    if config.pos != "learned":
+    if config.pos != "learned" and (to, config.pos) != ("timm", "patches"):
         missing = f"positions '{config.pos}'"
     elif config.stem != "patch":
         missing = "a convolutional stem"

@@ -190,7 +190,7 @@ def _settle(state: dict[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     if registers and "reg_token" in settled and extra == placed + registers:
         settled["reg_token"] = settled["reg_token"] + pos[:, placed:extra]
         pos = torch.cat([pos[:, :placed], pos[:, extra:]], dim=1)
-    elif placed and extra == 0:
+    elif placed and extra == 0 and config.pos == "learned":
         pos = torch.cat([torch.zeros_like(pos[:, :placed]), pos], dim=1)
     settled["pos_embed"] = pos
     return settled

@@ -34,7 +34,8 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """
     theirs = dict(state)
     pos = state["pos_embed"]
-    placed, patches = pos[:, : config.placed], pos[:, config.placed :]
+    count = config.placed if config.pos == "learned" else 0
+    placed, patches = pos[:, :count], pos[:, count:]
     if not placed.is_meta and not placed.any():
         theirs["pos_embed"] = patches
     elif config.registers:

@@ -1,0 +1,58 @@
+"""Every family is chosen, trained and resumed like a ViT."""
+
+from __future__ import annotations
+
+import pytest
+
+import vitrail
+from vitrail import models
+from vitrail.config import ArchConfig, options
+from vitrail.data.sources import open_data
+from vitrail.errors import UserError
+from vitrail.train.recipe import model_config, resolve
+from vitrail.weights import open_card
+
+FAMILIES = list(models.FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return open_data("digits")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recipe", ["small", "augreg", "deit3"])
+def test_a_family_may_stand_for_its_small_model(family, recipe, data):
+    config = resolve("digits", data, {"model": family, "recipe": recipe, "device": "cpu"})
+    assert config.model == (f"{family}_nano" if family != "vit" else "vit_nano2")
+    architecture = model_config(config, 10)
+    assert models.family(architecture) == family
+    assert (architecture.classes, architecture.channels) == (10, 1)
+    assert architecture.drop_path == config.arch.drop_path
+    if family != "vit":
+        assert config.arch.pool is config.arch.registers is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_photographs_get_a_published_model(family, data):
+    config = resolve("digits", data, {"model": family, "img_size": 128, "device": "cpu"})
+    assert config.model in models.CONFIGS
+    assert config.model.endswith("_nano") is False
+
+
+def test_what_only_vits_have_is_refused_for_others(data):
+    with pytest.raises(UserError, match=r"A swin has no choice of 'pool', as a ViT has. Leave out --pool"):
+        resolve("digits", data, {"model": "swin_nano", "pool": "gap"})
+
+
+def test_every_family_has_what_all_recipes_set():
+    assert {"drop", "drop_path"} <= options(ArchConfig).keys()
+
+
+@pytest.mark.parametrize("model", ["swin", "coatnet"])
+def test_it_trains_and_is_known_afterwards(model, tmp_path):
+    run = vitrail.train(
+        "digits", model=model, epochs=1, img_size=8, batch_size=128, model_ema=0.9, out=tmp_path, name="run"
+    )
+    assert models.family(open_card(run).config) == model
+    assert vitrail.evaluate(run)["top1"] > 0.15
