@@ -145,7 +145,7 @@ class TrainConfig:
 
     data: str = option("folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name")
     recipe: str = option("chooses what is not given: see `vitrail recipes`; small, or finetune with --weights")
-    model: str = option("name of the model: `vitrail models` lists them")
+    model: str = option("name of a model or of a family: `vitrail models` lists them")
     weights: str | None = option("run, file, timm:NAME or hf:REPO whose weights training starts from", None)
     source: SourceConfig = field(default_factory=SourceConfig)
     input: InputConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -258,12 +259,14 @@ def step(config: ModelConfig) -> int:
     return config.patch if isinstance(config, (ViTConfig, MixerConfig)) else 1
 
 
+@cache
 def parameters(config: ModelConfig) -> int:
     """The number of weights of a model, counted without allocating one."""
     with torch.device("meta"):
         return sum(p.numel() for p in build(config).parameters())
 
 
+@cache
 def macs(config: ModelConfig) -> int:
     """Multiply-accumulates of one forward pass of one image: what tables of ViTs call FLOPs."""
     with torch.device("meta"):
