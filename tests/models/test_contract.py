@@ -33,8 +33,8 @@ SWITCHES = {"head": "tanh", "stem": "conv", "act": "swiglu", "registers": 2, "la
 
 # Small models of the other families, on images that are no squares.
 RELATIVES: dict[str, ModelConfig] = {
-    "hybrid": HybridConfig(32, 2, 2, 64, (32, 64), (1, 1), stem=8, groups=4, img_size=(16, 24), classes=5),
-    "hybrid stem": HybridConfig(32, 1, 2, 64, (), (), stem=8, groups=4, patch=2, img_size=(16, 24), classes=5),
+    "hybrid": HybridConfig(32, 2, 2, 64, (32, 64), (1, 1), first=8, groups=4, img_size=(16, 24), classes=5),
+    "hybrid stem": HybridConfig(32, 1, 2, 64, (), (), first=8, groups=4, patch=2, img_size=(16, 24), classes=5),
     "bit": BiTConfig((32, 64), (2, 1), groups=4, img_size=(24, 33), classes=5),
     "mixer": MixerConfig(32, 2, 12, 64, patch=4, img_size=(8, 12), classes=5),
     "swin": SwinConfig((16, 32), (2, 2), (2, 4), window=3, patch=2, img_size=(15, 22), classes=5),

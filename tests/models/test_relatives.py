@@ -169,7 +169,7 @@ def test_mixer_is_timms(img_size):
 
 @pytest.mark.parametrize("img_size", [(64, 64), (37, 50)], ids=str)
 def test_bit_is_timms(img_size):
-    config = BiTConfig((32, 64, 128), (2, 1, 1), "shrink", 4, img_size, channels=1, classes=10)
+    config = BiTConfig((32, 64, 128), (2, 1, 1), True, 4, img_size, channels=1, classes=10)
     layers = peers.timm("timm.layers")
     theirs = timm(
         "resnetv2",
@@ -238,7 +238,7 @@ def test_pvt_v2_is_timms(img_size, linear):
 
 @pytest.mark.parametrize("img_size", [(32, 32), (32, 48)], ids=str)
 def test_coatnet_is_timms(img_size):
-    config = CoAtNetConfig((32, 64, 96), (1, 2, 1), 16, 1, "shrink", img_size, channels=1, classes=10)
+    config = CoAtNetConfig((32, 64, 96), (1, 2, 1), 16, 1, True, img_size, channels=1, classes=10)
     module = peers.timm("timm.models.maxxvit")
     shape = module.MaxxVitCfg(
         embed_dim=(32, 64, 96), depths=(1, 2, 1), block_type=("C", "T", "T"), stem_width=16, head_hidden_size=96
@@ -419,7 +419,7 @@ def test_every_spelling_is_understood(spelling, name, side):
         ("bit_r50x1", {"groups": 24}, "multiples of 4 times the number of groups, 96, but one is 256"),
         ("r50_vit_b16", {"img_size": 230}, "multiple of the stride, 16, but it is 230x230. .*is 224x224"),
         ("r50_vit_b16", {"heads": 7}, "The width, 768, must be a multiple of the number of heads, 7"),
-        ("r50_vit_b16", {"stem": 30}, "ResNet's widths must be multiples of 4 times the number of groups, 128"),
+        ("r50_vit_b16", {"first": 30}, "ResNet's widths must be multiples of 4 times the number of groups, 128"),
         ("swin_t", {"heads": (3, 6, 12, 5)}, "The width, 768, must be a multiple of the number of heads, 5"),
         ("swin_t", {"depths": ()}, "'depths' must be at least 1, but it is \\(\\)"),
         ("pvt_ti", {"img_size": 80}, "multiple of the stride, 32, but it is 80x80"),

@@ -17,7 +17,7 @@ Legend: B batch, D width, K classes, (h, w) the map of features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from vitrail.models.position import Grid
 class BiTConfig:
     widths: Ints  # of the output of each stage; its 3×3 convolutions have a quarter
     depths: Ints
-    stem: Literal["shrink", "keep"] = "shrink"
+    shrink: bool = True  # whether the stem divides the image by 4
     groups: int = 32  # of channels that are normalised together
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
@@ -66,7 +66,7 @@ class BiTConfig:
     @property
     def grid(self) -> Grid:
         """Rows and columns of the last map: every halving rounds up."""
-        halvings = len(self.widths) - 1 + 2 * (self.stem == "shrink")
+        halvings = len(self.widths) - 1 + 2 * self.shrink
         h, w = (-(-side // 2**halvings) for side in self.img_size)
         return h, w
 
@@ -82,7 +82,7 @@ def _resnet(*depths: int, factor: int) -> BiTConfig:
 
 # The networks of the paper with R50x2, which the ViT paper adds, and our own nano for images of 28 to 64 pixels.
 CONFIGS = {
-    "bit_nano": BiTConfig((64, 128, 256, 512), (2, 2, 2, 2), "keep", 8, (32, 32)),
+    "bit_nano": BiTConfig((64, 128, 256, 512), (2, 2, 2, 2), shrink=False, groups=8, img_size=(32, 32)),
     "bit_r50x1": _resnet(3, 4, 6, 3, factor=1),
     "bit_r50x2": _resnet(3, 4, 6, 3, factor=2),
     "bit_r50x3": _resnet(3, 4, 6, 3, factor=3),
@@ -189,7 +189,7 @@ class BiT(nn.Module):
     def __init__(self, config: BiTConfig):
         super().__init__()
         c = self.config = config
-        self.stem = Stem(c.channels, c.first, c.stem == "shrink")
+        self.stem = Stem(c.channels, c.first, c.shrink)
         rates = iter(torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist())
         channels = c.first
         layers: list[nn.Module] = []

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +41,7 @@ class CoAtNetConfig:
     depths: Ints
     first: int = 64  # width of the stem
     convs: int = 2  # stages of MBConv; those after them attend
-    stem: Literal["shrink", "keep"] = "shrink"
+    shrink: bool = True  # whether the stem halves the image
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
@@ -67,7 +66,7 @@ class CoAtNetConfig:
     @property
     def grids(self) -> list[Grid]:
         """Rows and columns of the map of each stage: every halving rounds up."""
-        strides = [2 ** (i + 1 + (self.stem == "shrink")) for i in range(len(self.widths))]
+        strides = [2 ** (i + 1 + self.shrink) for i in range(len(self.widths))]
         return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
 
     @property
@@ -83,7 +82,7 @@ class CoAtNetConfig:
 
 # Table 4 of the paper, and our own nano for images of 28 to 64 pixels.
 CONFIGS = {
-    "coatnet_nano": CoAtNetConfig((48, 96, 160), (2, 3, 2), 32, convs=1, stem="keep", img_size=(32, 32)),
+    "coatnet_nano": CoAtNetConfig((48, 96, 160), (2, 3, 2), 32, convs=1, shrink=False, img_size=(32, 32)),
     "coatnet_0": CoAtNetConfig((96, 192, 384, 768), (2, 3, 5, 2), 64),
     "coatnet_1": CoAtNetConfig((96, 192, 384, 768), (2, 6, 14, 2), 64),
     "coatnet_2": CoAtNetConfig((128, 256, 512, 1024), (2, 6, 14, 2), 128),
@@ -270,7 +269,7 @@ class CoAtNet(nn.Module):
     def __init__(self, config: CoAtNetConfig):
         super().__init__()
         c = self.config = config
-        self.stem = Stem(c.channels, c.first, 2 if c.stem == "shrink" else 1)
+        self.stem = Stem(c.channels, c.first, 2 if c.shrink else 1)
         rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
         ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
         self.layers = nn.ModuleList(Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends))

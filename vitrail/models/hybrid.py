@@ -40,7 +40,7 @@ class HybridConfig:
     mlp: int
     widths: Ints  # of the stages of the ResNet; () is its stem alone
     depths: Ints
-    stem: int = 64  # width of the stem
+    first: int = 64  # width of its stem
     groups: int = 32  # of channels that are normalised together
     patch: int = 1  # on the map of the ResNet
     img_size: tuple[int, int] = (224, 224)
@@ -50,14 +50,14 @@ class HybridConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        check_counts(self, "width", "depth", "heads", "mlp", "stem", "groups", "patch")
+        check_counts(self, "width", "depth", "heads", "mlp", "first", "groups", "patch")
         if self.widths:
             check_counts(self, "widths", "depths")
         check_stages(self, "depths")
         check_rates(self)
         check_heads((self.width,), (self.heads,))
         check_multiple(self, self.stride, "the stride")
-        for width in (4 * self.stem, *self.widths):
+        for width in (4 * self.first, *self.widths):
             if width % (4 * self.groups):
                 raise UserError(
                     f"The ResNet's widths must be multiples of 4 times the number of groups, {4 * self.groups}, "
@@ -84,7 +84,7 @@ _TI, _S, _B, _L = (192, 12, 3, 768), (384, 12, 6, 1536), (768, 12, 12, 3072), (1
 _WIDTHS = (256, 512, 1024, 2048)
 # The paper's and AugReg's hybrids, and our own nano for images of 28 to 64 pixels.
 CONFIGS = {
-    "hybrid_nano": HybridConfig(128, 6, 4, 256, (64,), (2,), stem=32, groups=8, img_size=(32, 32)),
+    "hybrid_nano": HybridConfig(128, 6, 4, 256, (64,), (2,), first=32, groups=8, img_size=(32, 32)),
     "r_vit_ti16": HybridConfig(*_TI, (), (), patch=8),
     "r26_vit_s32": HybridConfig(*_S, _WIDTHS, (2, 2, 2, 2)),
     "r26_vit_b32": HybridConfig(*_B, _WIDTHS, (2, 2, 2, 2)),
@@ -138,7 +138,7 @@ class ResNet(nn.Module):
     def __init__(self, c: HybridConfig):
         super().__init__()
         self.stem = _stem(c)
-        channels = c.stem
+        channels = c.first
         stages: list[nn.Module] = []
         for i, (width, depth) in enumerate(zip(c.widths, c.depths, strict=True)):
             blocks = nn.Sequential()
@@ -153,8 +153,8 @@ class ResNet(nn.Module):
 
 
 def _stem(c: HybridConfig) -> nn.Sequential:
-    conv = StdConv(c.channels, c.stem, 7, 2, same=True)
-    return nn.Sequential(OrderedDict(conv=conv, norm=GroupNormAct(c.groups, c.stem), pool=Pool()))
+    conv = StdConv(c.channels, c.first, 7, 2, same=True)
+    return nn.Sequential(OrderedDict(conv=conv, norm=GroupNormAct(c.groups, c.first), pool=Pool()))
 
 
 class HybridEmbed(nn.Module):
@@ -163,7 +163,7 @@ class HybridEmbed(nn.Module):
     def __init__(self, c: HybridConfig):
         super().__init__()
         self.backbone = ResNet(c) if c.widths else _stem(c)
-        features = c.widths[-1] if c.widths else c.stem
+        features = c.widths[-1] if c.widths else c.first
         self.proj = nn.Conv2d(features, c.width, c.patch, stride=c.patch)
 
     def forward(self, images: Tensor) -> Tensor:
