@@ -213,6 +213,16 @@ def test_hugging_faces_models_without_a_head(tmp_path, name, config, saved):
         assert distance(hidden, answer.pooler_output) < TOLERANCE
 
 
+@torch.no_grad()
+def test_a_body_can_be_asked_for_a_head_that_reads_the_average_too():
+    theirs = hf_vit("Dinov2Model", DINOV2)
+    model = load(theirs.state_dict(), replace(DINOV2, pool="cls_gap"), classes=3)
+    tokens = theirs(images(DINOV2)).last_hidden_state
+    expected = torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], dim=1)
+    assert distance(model.embed(images(DINOV2)), expected) < TOLERANCE
+    assert model.head.weight.shape == (3, 64)
+
+
 def test_hugging_faces_files_say_classes_and_preprocessing(tmp_path):
     labels = {i: f"thing {i}" for i in range(5)}
     hf_vit("ViTForImageClassification", CONFIG, id2label=labels).save_pretrained(tmp_path)

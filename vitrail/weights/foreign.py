@@ -113,6 +113,8 @@ def architecture(weights: Weights, beside: Beside, model: ViTConfig | None) -> V
         seen = {"width": width, "depth": depth, "mlp": mlp, "patch": patch}
         _compare(weights, seen, {name: getattr(model, name) for name in seen})
     pool = _pool(state, width)
+    if pool == "cls" and "head.weight" not in state and model is not None and model.pool == "cls_gap":
+        pool = "cls_gap"  # what a head reads is seen from its shape alone
     registers = _tokens(state, "reg_token") + (_tokens(state, "dist_token") if pool != "cls_dist" else 0)
     asked = model.img_size if model is not None and model.patch == patch else None
     placed = ("cls_token" in state) + (pool == "cls_dist")
