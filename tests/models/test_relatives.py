@@ -32,7 +32,7 @@ TOLERANCE = 1e-5
 def agree(config: ModelConfig, theirs: nn.Module) -> None:
     """Our model takes their weights by name, and gives their logits and the features that their head reads."""
     theirs = randomise(theirs)
-    x = torch.randn(2, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
+    x = noise(2, config.channels, *config.img_size)
     theirs.train()(x)  # for running averages
     theirs.eval()
     ours = models.build(config).eval()
@@ -44,6 +44,10 @@ def agree(config: ModelConfig, theirs: nn.Module) -> None:
         features = ours.head.pre_logits(features)
     assert distance(features, theirs.forward_head(theirs.forward_features(x), pre_logits=True)) < TOLERANCE
     assert distance(ours(x), theirs(x)) < TOLERANCE
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
 def timm(module: str, name: str, **options: Any) -> Any:
@@ -202,18 +206,18 @@ def test_pvt_is_hugging_faces():
             module.eps = 1e-5
     ours = models.build(config).eval()
     ours.load_state_dict(from_hugging_face(theirs.state_dict()), strict=True)
-    x = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    x = noise(2, 1, 32, 32)
     assert distance(ours(x), theirs(x).logits) < TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("attention", "arguments"),
     [
-        (WindowAttention(32, 4, (6, 9), window=4, shifted=False, drop=0.0), (torch.randn(2, 6, 9, 32),)),
-        (WindowAttention(32, 4, (6, 9), window=4, shifted=True, drop=0.0), (torch.randn(2, 6, 9, 32),)),
-        (ReducedAttention(32, 4, 2, 0.0), (torch.randn(2, 24, 32), (4, 6))),
-        (ReducedAttention(32, 4, 2, 0.0, linear=True), (torch.randn(2, 24, 32), (4, 6))),
-        (RelativeAttention(32, 64, (3, 5), 0.0), (torch.randn(2, 32, 3, 5),)),
+        (WindowAttention(32, 4, (6, 9), window=4, shifted=False, drop=0.0), (noise(2, 6, 9, 32),)),
+        (WindowAttention(32, 4, (6, 9), window=4, shifted=True, drop=0.0), (noise(2, 6, 9, 32),)),
+        (ReducedAttention(32, 4, 2, 0.0), (noise(2, 24, 32), (4, 6))),
+        (ReducedAttention(32, 4, 2, 0.0, linear=True), (noise(2, 24, 32), (4, 6))),
+        (RelativeAttention(32, 64, (3, 5), 0.0), (noise(2, 32, 3, 5),)),
     ],
     ids=["windows", "shifted windows", "reduced", "linear", "relative"],
 )
@@ -232,7 +236,7 @@ def test_attention_weights_are_those_that_forward_applies(attention, arguments, 
     assert distance(attention(*arguments), expected) < TOLERANCE
     weights = attention.weights(*arguments)
     assert distance(weights, applied[0]) < TOLERANCE
-    assert weights.std() > 0.01  # not merely uniform
+    assert weights.std() > 0.1 * weights.mean()  # not merely uniform
 
 
 @torch.no_grad()
