@@ -329,11 +329,14 @@ def same_but(new, old, *names):
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["with its card", "without"])
-def test_what_fits_is_taken_if_that_is_asked_for(path, model, own, caplog):
+def test_what_fits_is_taken_if_that_is_asked_for(tmp_path, own, caplog):
+    config = replace(CONFIG, img_size=(8, 8))
+    model, path = randomise(build(config)), tmp_path / "model.safetensors"
+    save(path, model, card_of(config))
     save_file(broken(model.state_dict()), path)
     if not own:
         path.with_suffix(".json").unlink()
-    hint = None if own else CONFIG
+    hint = None if own else config
     with pytest.raises(UserError, match=r"unexpected  norm_pre\.weight \(16,\)(.|\n)*partial=True, or --partial"):
         load(path, hint)
     with caplog.at_level("INFO"):
@@ -344,7 +347,7 @@ def test_what_fits_is_taken_if_that_is_asked_for(path, model, own, caplog):
     assert (loaded.blocks[1].norm2.weight == 1).all()  # as it begins
     assert not any(value.is_meta for value in loaded.state_dict().values())
 
-    fresh = build(CONFIG)
+    fresh = build(config)
     before = {name: value.clone() for name, value in fresh.state_dict().items()}
     assert start_from(path, fresh, CLASSES if own else ("0", "1", "2"), partial=True)[-1] == TABLE
     assert same_but(fresh.state_dict(), old, "blocks.1.norm2.weight", "blocks.0.mlp.fc2.weight")
@@ -388,10 +391,11 @@ def test_weights_of_which_nothing_fits_are_refused_all_the_same(path):
         start_from(path, build(replace(CONFIG, width=32, patch=4, mlp=64)), CLASSES, partial=True)
 
 
-def test_a_model_tells_the_heads_that_its_weights_do_not_show(path, model):
-    path.with_suffix(".json").unlink()
-    fresh = build(CONFIG)
-    assert "timm weights of a vit_w16d2p2" in start_from(path, fresh, CLASSES)[0]
+def test_a_model_tells_the_heads_that_its_weights_do_not_show(tmp_path):
+    model = randomise(build(replace(CONFIG, img_size=(8, 8))))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    fresh = build(replace(CONFIG, img_size=(16, 8)))
+    assert "timm weights of a vit_w16d2p2" in start_from(tmp_path / "model.safetensors", fresh, CLASSES)[0]
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
 
 
