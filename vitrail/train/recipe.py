@@ -32,7 +32,7 @@ from vitrail.models import ModelConfig, canonical
 from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
 
-LORA_SCALE = 1.0  # of what adapters add, alpha / rank
+LORA_SCALE = 2.0  # alpha / rank: of what adapters add
 
 
 def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
@@ -52,6 +52,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         device=choose_device(given.get("device")),
         epochs=given.get("epochs"),
         weights=weights,
+        only_new=given.get("freeze") == "all" or bool(given.get("lora_rank")),
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
     )

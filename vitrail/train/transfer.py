@@ -38,7 +38,8 @@ def describe_learning(model: Model, config: TrainConfig) -> str:
     body = f"body at {optim.lr * optim.body_lr:g}{slower}"
     if transfer.lora_rank:
         rank = f"rank {transfer.lora_rank}, alpha {transfer.lora_alpha:g}"
-        text = f"head and adapters ({rank}) at {optim.lr:g}, all else frozen"
+        where = "" if transfer.freeze is None else f" after block {transfer.freeze}"
+        text = f"head and adapters{where} ({rank}) at {optim.lr:g}, all else frozen"
     elif transfer.freeze == "all":
         text = f"head at {optim.lr:g}, all else frozen"
     elif transfer.freeze is None:
