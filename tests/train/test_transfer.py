@@ -431,6 +431,7 @@ def test_what_fits_of_another_architecture_is_taken_if_asked(train, weights, cap
         ({"freeze": "some"}, "'freeze' must be all, or a number of blocks from 0, but it is 'some'"),
         ({"freeze": "all", "lora_rank": 4}, "--freeze all leaves no block that --lora-rank could adapt"),
         ({"freeze": DEPTH, "lora_rank": 4}, "--freeze 3 leaves no block that --lora-rank could adapt"),
+        ({"lora_rank": 17}, "--lora-rank must be at most the width of the model, 16, but it is 17"),
         ({"lora_rank": -1}, "'lora_rank' must be at least 0, but it is -1"),
         ({"lora_alpha": 4.0}, "--lora-alpha is the strength of adapters, and there are none: give --lora-rank"),
         ({"lora_rank": 4, "lora_alpha": 0.0}, "'lora_alpha' must be above 0"),

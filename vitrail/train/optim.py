@@ -53,8 +53,8 @@ def parameter_groups(
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        scale = config.layer_decay ** (last - depth[p]) * (config.body_lr if pretrained and depth[p] < last else 1.0)
-        scale = 1.0 if p in added else scale
+        body = config.body_lr if pretrained and depth[p] < last else 1.0
+        scale = 1.0 if p in added else config.layer_decay ** (last - depth[p]) * body
         decays = p.ndim >= 2 and name.endswith("weight")
         inside = 0 < depth[p] < last and p.ndim == 2
         kind = matrices if decays and inside else others

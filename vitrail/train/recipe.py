@@ -138,7 +138,10 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         card = open_card(given["weights"], given.get("model"))
         name, config = card.model, card.config
         if "model" in given and canonical(given["model"])[0] != name:
-            raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
+            raise UserError(
+                f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}. "
+                "Leave out --model to fine-tune them, or --weights to train from scratch."
+            )
         resize = recipe.resize if recipe.resize and max(config.img_size) > SMALL_IMAGE else None
         size = _fit((resize, resize), config.patch) if resize else config.img_size
     else:

@@ -10,8 +10,10 @@ from vitrail.train.lora import adapters, add_adapters
 
 def set_learning(model: Model, transfer: TransferConfig) -> None:
     """Lets only that part of a model learn which is asked for, and adds the adapters."""
-    stages = model.stages()
+    stages, width = model.stages(), model.config.width
     frozen = _frozen(model, transfer.freeze)
+    if transfer.lora_rank > width:
+        raise UserError(f"--lora-rank must be at most the width of the model, {width}, but it is {transfer.lora_rank}.")
     for stage in stages[: -1 if transfer.lora_rank else frozen]:
         stage.requires_grad_(False)
     if transfer.lora_rank:
