@@ -90,7 +90,7 @@ class Ema:
     """An exponential moving average of a model's weights: usually a better model than the last step's.
 
     The average of the last iterates of Polyak and Juditsky, as the ViT paper has it. In a run too short for the decay
-    it covers about the last ninth of the steps so far, where the decay alone would keep the untrained weights: after
+    it covers about the last tenth of the steps so far, where the decay alone would keep the untrained weights: after
     500 steps of 0.9999, 95 % of them.
     """
 
