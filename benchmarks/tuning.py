@@ -21,10 +21,10 @@ from vitrail.train.memory import keep_freed_memory
 from vitrail.train.transfer import set_learning, set_mode
 
 WAYS = {
-    "(nothing)": TransferConfig(),
-    "--lora-rank 8": TransferConfig(lora_rank=8, lora_alpha=16.0),
-    "--freeze 6": TransferConfig(freeze=6),
-    "--freeze all": TransferConfig(freeze="all"),
+    "none: all learns": TransferConfig(),
+    "`--lora-rank 8`": TransferConfig(lora_rank=8, lora_alpha=16.0),
+    "`--freeze 6`": TransferConfig(freeze=6),
+    "`--freeze all`": TransferConfig(freeze="all"),
 }
 
 
@@ -56,10 +56,10 @@ def main() -> None:
     for way in WAYS:
         said = subprocess.run([sys.executable, __file__, way], check=True, capture_output=True, text=True).stdout
         results[way] = [float(number) for number in said.split()]
-    first = results["(nothing)"]
+    first = results["none: all learns"]
     print("| flag | time of a step | memory |\n|---|---|---|")
     for way, (seconds, memory) in results.items():
-        print(f"| `{way}` | {seconds:.2f} s, {seconds / first[0]:.0%} | {memory:.0f} MiB, {memory / first[1]:.0%} |")
+        print(f"| {way} | {seconds:.2f} s, {seconds / first[0]:.0%} | {memory:.0f} MiB, {memory / first[1]:.0%} |")
 
 
 if __name__ == "__main__":
