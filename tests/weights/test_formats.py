@@ -533,7 +533,7 @@ def test_all_that_is_adapted_is_logged(caplog):
     text = "\n".join(record.message for record in caplog.records)
     for part in (
         "timm weights of a vit_w32d2p4 at 24x24",
-        "mean 0.5 and std 0.5 are those usual",
+        "mean 0.5, std 0.5, crop 0.9, bicubic resizing: as usual",
         "new head for 3 classes",
         "positions resampled from 6x6 to 4x8 patches (bicubic)",
         "patch filters changed from 3 to 1 channels",

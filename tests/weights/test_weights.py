@@ -75,6 +75,7 @@ def test_the_card_can_be_read_without_vitrail(path):
         "mean": [0.4, 0.5, 0.6],
         "std": [0.2],
         "bits": 8,
+        "interpolation": "bicubic",
     }
     assert document["config"]["depth"] == 2
     assert document["metrics"] == {"top1": 0.75}
