@@ -63,16 +63,14 @@ def test_images_are_resized_as_the_preprocessing_says(interpolation, bits):
     image = plane.astype({8: np.uint8, 16: np.uint16, 32: np.float32}[bits])
     picture = Image.fromarray(plane.squeeze()).resize((64, 48), Image.Resampling[interpolation.upper()])
     found = Preprocess((48, 64), 1, bits=bits, interpolation=interpolation).pixels(image)
-    assert np.abs(found[0].astype(float) - np.asarray(picture)).max() <= 2
+    assert np.abs(found[0].astype(float).clip(0, 255) - np.asarray(picture)).max() <= 2  # floats may overshoot
     others = {Image.Resampling.BICUBIC, Image.Resampling.BILINEAR, Image.Resampling.LANCZOS}
     others -= {Image.Resampling[interpolation.upper()]}
     sharp = noise(90, 120, 1)
     found = Preprocess((48, 64), 1, interpolation=interpolation).pixels(sharp)
     for other in others:
-        assert (
-            np.abs(found[0].astype(int) - np.asarray(Image.fromarray(sharp.squeeze()).resize((64, 48), other))).max()
-            > 5
-        )
+        picture = Image.fromarray(sharp.squeeze()).resize((64, 48), other)
+        assert np.abs(found[0].astype(int) - np.asarray(picture)).max() > 5
 
 
 def test_a_rectangle_is_covered_from_either_side():

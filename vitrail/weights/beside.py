@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a JSON file: {error}.") from error
     if not isinstance(document, dict):
         raise UserError(f"{path} must hold settings, but it holds a {type(document).__name__}.")

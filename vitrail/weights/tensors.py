@@ -56,6 +56,12 @@ class Tensors(Mapping[str, Tensor]):
 
 def open_tensors(path: Path) -> Tensors:
     """The tensors of a weights file of any kind that can be read without running code."""
+    try:
+        if not path.is_file():
+            raise UserError(f"{path} is no file: weights cannot be read from it.")
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     if path.suffix == ".safetensors":
         return _open_safetensors(path)
     return _open_npz(path) if path.suffix == ".npz" else _open_pickled(path)
