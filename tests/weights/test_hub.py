@@ -107,9 +107,7 @@ def test_without_a_network_it_is_said(monkeypatch):
         raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
-    with pytest.raises(
-        UserError, match=r"timm:other cannot be had: it is not in .*, and the hub cannot be reached"
-    ):
+    with pytest.raises(UserError, match=r"timm:other cannot be had: it is not in .*, and the hub cannot be reached"):
         load("timm:other")
 
 

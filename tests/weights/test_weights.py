@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -398,6 +401,60 @@ def test_a_model_tells_the_heads_that_its_weights_do_not_show(tmp_path):
     fresh = build(replace(CONFIG, img_size=(16, 8)))
     assert "timm weights of a vit_w16d2p2" in start_from(tmp_path / "model.safetensors", fresh, CLASSES)[0]
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
+
+
+# Memory
+
+
+GROWTH = """
+import re, sys, torch
+from pathlib import Path
+from vitrail.weights import load
+
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+torch.zeros(8, 8) @ torch.zeros(8, 8)
+before = peak()
+model = load(sys.argv[1])
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells it")
+def test_loading_takes_little_more_memory_than_the_file(tmp_path):
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in models.create("vit_b16").state_dict().items()}
+    path = tmp_path / "b16.safetensors"
+    save_file({name: torch.full(shape, 0.5) for name, shape in shapes.items()}, path)
+    size = path.stat().st_size
+    assert size > 340e6
+    answer = subprocess.run([sys.executable, "-c", GROWTH, path], capture_output=True, text=True, check=True)
+    assert 0.9 * size < int(answer.stdout) < 1.3 * size
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_loaded_model_changes_neither_its_file_nor_with_it(tmp_path, model, suffix):
+    path = tmp_path / f"m{suffix}"
+    state = model.state_dict() if suffix == ".safetensors" else model.state_dict() | {"norm.bias": model.norm.weight}
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    content = path.read_bytes()
+    loaded = load(path, CONFIG)
+    loaded.norm.weight.fill_(7.0)
+    assert path.read_bytes() == content
+    assert not (loaded.norm.bias == 7).any()  # though two names shared it in the file
+
+
+@torch.no_grad()
+def test_a_state_dict_in_memory_is_copied(model):
+    tied = model.state_dict() | {"norm.bias": model.norm.weight}
+    for source in (tied, {"model": tied}):
+        loaded = load(source, CONFIG)
+        before = model.norm.weight.clone()
+        loaded.norm.weight.fill_(7.0)
+        assert torch.equal(model.norm.weight, before)
+        assert torch.equal(loaded.norm.bias, before)
 
 
 def test_the_model_of_a_run_is_the_one_that_was_measured(trained, tmp_path):

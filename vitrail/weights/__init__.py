@@ -77,7 +77,12 @@ def open_run(
         for note in notes:
             log.info(f"From {opened.where}: {note}.")
     lent = isinstance(source, Mapping)  # tensors of another model, which must not change with this one
-    whole.load_state_dict({name: value.to(device, copy=lent) for name, value in state.items()}, assign=True)
+    seen: set[int] = set()
+    for name, value in state.items():
+        shared = value.data_ptr() in seen  # two names for one tensor, each of which is to be learnt by itself
+        seen.add(value.data_ptr())
+        state[name] = value.to(device, copy=lent or shared)
+    whole.load_state_dict(state, assign=True)
     return whole.eval(), card
 
 

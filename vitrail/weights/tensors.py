@@ -1,7 +1,6 @@
 """The tensors of a file, each read when it is asked for, and none by running code.
 
-`.safetensors` and PyTorch's zip files are mapped into memory, `.npz` files are read one array at a time: nothing is
-held twice.
+`.safetensors` and `.npz` files are read one tensor at a time, PyTorch's zip files are mapped into memory.
 """
 
 from __future__ import annotations
@@ -106,15 +105,25 @@ def _unwrap(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, .
 
 
 def _open_safetensors(path: Path) -> Tensors:
+    file: Any
+
+    def read(name: str) -> Tensor:
+        # What the library gives is a view of the mapped file. A copy, after which the file is closed, is freed when
+        # it is joined to another tensor, and does not change with the file.
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                return file.get_tensor(name).clone()
+        except (safetensors.SafetensorError, OSError) as error:
+            raise damaged(path, error) from error
+
     try:
-        file: Any = safetensors.safe_open(path, framework="pt")  # what it gives are views of the mapped file
-        shapes = {
-            name: torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype(), name, path), device="meta")
-            for name, part in ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118  # it is no mapping
-        }
+        with safetensors.safe_open(path, framework="pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            kinds = {name: _dtype(part.get_dtype(), name, path) for name, part in parts.items()}
+            shapes = {name: torch.empty(parts[name].get_shape(), dtype=kinds[name], device="meta") for name in parts}
     except (safetensors.SafetensorError, OSError) as error:
         raise damaged(path, error) from error
-    return Tensors(shapes, file.get_tensor)
+    return Tensors(shapes, read)
 
 
 def _open_pickled(path: Path) -> Tensors:
