@@ -142,6 +142,7 @@ def test_json_and_back_is_the_same():
         ({"mean": ["a"]}, "'mean' must be a list of numbers"),
         ({"std": [0.5, 0.5]}, "'std' must have one number, or one for each"),
         ({"std": [0.0]}, "'std' must be above 0"),
+        ({"mean": [float("nan")]}, "'mean' must be made of numbers"),
         ({"channels": 0}, "1 channel or more"),
         ({"bits": 12}, "'bits' must be 8, 16, or 32"),
         ({"interpolation": "cubic"}, "'interpolation' must be one of bicubic, bilinear, lanczos"),

@@ -46,6 +46,8 @@ class Preprocess:
                 raise UserError(
                     f"'{name}' must have one number, or one for each of {self.channels} channels: {values}."
                 )
+            if not np.isfinite(values).all():
+                raise UserError(f"'{name}' must be made of numbers, but it is {values}.")
         if min(self.std) <= 0:
             raise UserError(f"'std' must be above 0, but it is {self.std}.")
 

@@ -22,7 +22,7 @@ def files_of(index: Path) -> dict[str, str]:
     if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
         raise UserError(f"{index} is no index of weights: its 'weight_map' must say in which file each tensor lies.")
     for file in files.values():
-        if Path(file).name != file or not file.endswith((".safetensors", *PICKLED)):
+        if Path(file).name != file or len(file) > 255 or not file.endswith((".safetensors", *PICKLED)):
             raise UserError(f"{index} names {file!r}, but its parts must be weights files in its own folder.")
     return files
 

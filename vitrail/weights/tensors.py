@@ -74,7 +74,8 @@ def from_memory(content: Mapping[str, Any], where: str) -> Tensors:
         raise UserError(f"{where} holds no tensors by name: give the state dict of a model, or a checkpoint with one.")
     for name, value in tensors.items():
         if value.layout != torch.strided or value.is_quantized:
-            raise UserError(f"{where}: {name} is a {value.layout} tensor; weights must be plain ones.")
+            kind = "quantised" if value.is_quantized else _word(value.layout)
+            raise UserError(f"{where}: {name} is a {kind} tensor; weights must be plain ones.")
         if not value.is_meta and value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise UserError(f"{where}: {name} claims {value.numel():,} values, more than it holds.")
     return Tensors({name: _meta(value) for name, value in tensors.items()}, tensors.__getitem__, wrapped)
@@ -84,8 +85,10 @@ def as_float(name: str, value: Tensor, where: str) -> Tensor:
     """A tensor in float32, as all models here are; what is no number at all is a UserError."""
     if value.dtype not in _FLOATS:
         raise UserError(f"{where}: {name} is made of {_word(value.dtype)}, but weights are floats.")
+    if value.is_meta:
+        raise UserError(f"{where}: {name} is on the meta device and has no values.")
     value = value.detach().to(torch.float32).contiguous()
-    if not value.is_meta and not torch.isfinite(value).all():
+    if not torch.isfinite(value).all():
         raise UserError(
             f"{where}: {name} has values that are no numbers: the file is damaged, or its training diverged."
         )
@@ -97,11 +100,12 @@ def damaged(path: Path, reason: object) -> UserError:
     return UserError(f"{path} is corrupt or truncated: {line}. Copy it again, or train it again.")
 
 
-def _unwrap(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def _unwrap(content: Mapping[str, Any], levels: int = 4) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """What is inside a checkpoint, or a checkpoint in it, and the names of all that its outermost level holds."""
     inner = tuple(name for name in _WRAPPINGS if isinstance(content.get(name), Mapping) and content[name])
-    if not inner or any(isinstance(value, Tensor) for value in content.values()):
+    if not levels or not inner or any(isinstance(value, Tensor) for value in content.values()):
         return content, ()
-    return content[inner[0]], inner
+    return _unwrap(content[inner[0]], levels - 1)[0], inner
 
 
 def _open_safetensors(path: Path) -> Tensors:
@@ -205,5 +209,5 @@ def _meta(value: Tensor) -> Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _word(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")
