@@ -180,13 +180,13 @@ def test_wrappings_in_wrappings(state):
 def test_what_is_no_file(tmp_path, state):
     (tmp_path / "folder.pth").mkdir()
     os.mkfifo(tmp_path / "pipe.pth")  # would wait for ever
-    os.symlink(tmp_path / "loop.npz", tmp_path / "loop.npz")
-    os.symlink(tmp_path / "nowhere", tmp_path / "dangling.bin")
-    os.symlink("/dev/zero", tmp_path / "endless.safetensors")
+    (tmp_path / "loop.npz").symlink_to(tmp_path / "loop.npz")
+    (tmp_path / "dangling.bin").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "endless.safetensors").symlink_to("/dev/zero")
     for name in ("folder.pth", "pipe.pth", "loop.npz", "dangling.bin", "endless.safetensors", "n" * 5000, "nul\0.pth"):
         with pytest.raises(UserError, match=r"is neither a run folder nor|is no file|cannot be opened"):
             load(tmp_path / name)
-    os.symlink(write(tmp_path / "good.pth", state), tmp_path / "link.pth")
+    (tmp_path / "link.pth").symlink_to(write(tmp_path / "good.pth", state))
     assert load(tmp_path / "link.pth", CONFIG).config == CONFIG
 
 
