@@ -70,6 +70,9 @@ class InputConfig:
     mean: Floats = option("mean of every channel, or one for all, in place of what --normalize says", (0.5,))
     std: Floats = option("standard deviation of every channel, or one for all, likewise", (0.5,))
     crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
+    interpolation: Literal["bicubic", "bilinear", "lanczos"] = option(
+        "how images are resized; bicubic, or as --weights had it", "bicubic"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

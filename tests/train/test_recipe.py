@@ -103,6 +103,7 @@ ASKED = {
     "img_size": (40, 24),
     "channels": 1,
     "bits": 16,
+    "interpolation": "lanczos",
     "normalize": "imagenet",
     "mean": (0.1,),
     "std": (0.2,),

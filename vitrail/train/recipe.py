@@ -58,6 +58,8 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     )
     config = _for_task(RECIPES[name].make(facts), data.task)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task})
+    if weights and "interpolation" not in given:
+        config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
     config = override(config, _normalisation(config, data, given))
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
@@ -87,7 +89,7 @@ def model_config(config: TrainConfig, classes: int) -> ModelConfig:
 def preprocessing(config: TrainConfig) -> Preprocess:
     """How a resolved configuration makes images what the model reads."""
     seen = config.input
-    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits)
+    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
 
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

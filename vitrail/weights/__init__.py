@@ -29,10 +29,11 @@ from vitrail.weights import foreign, hub
 from vitrail.weights.card import Card as Card
 from vitrail.weights.card import read_card
 from vitrail.weights.files import replacing, write_text
+from vitrail.weights.parts import INDEXES, is_index, open_parts
 from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensors
 
 WEIGHTS_FILE = "model.safetensors"
-_FOREIGN_FILES = ("pytorch_model.bin",)  # what a folder of others may hold instead
+_IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # what is taken first comes first
 
 # Second heads: distilled DeiT has one on its distillation token, DINOv2 one on the average of the patches.
 _OTHER_HEADS = ("head_dist.", "head_patches.")
@@ -76,7 +77,12 @@ def open_run(
         for note in notes:
             log.info(f"From {opened.where}: {note}.")
     lent = isinstance(source, Mapping)  # tensors of another model, which must not change with this one
-    whole.load_state_dict({name: value.to(device, copy=lent) for name, value in state.items()}, assign=True)
+    seen: set[int] = set()
+    for name, value in state.items():
+        shared = value.data_ptr() in seen  # two names for one tensor, each of which is to be learnt by itself
+        seen.add(value.data_ptr())
+        state[name] = value.to(device, copy=lent or shared)
+    whole.load_state_dict(state, assign=True)
     return whole.eval(), card
 
 
@@ -121,17 +127,19 @@ def locate(source: str | Path) -> Path:
     if hub.is_hub(str(source)):
         return hub.fetch(str(source))
     path = Path(source)
-    if path.is_dir():
-        names = (WEIGHTS_FILE, *_FOREIGN_FILES)
-        path = next((path / name for name in names if (path / name).exists()), path / WEIGHTS_FILE)
-        if not path.exists() and (path.parent / "config.yaml").exists():
-            raise UserError(
-                f"The run {path.parent} has no {WEIGHTS_FILE} yet: its first epoch is not finished. "
-                f"Go on with `vitrail train --resume {path.parent}`."
-            )
-    if not path.exists():
-        raise UserError(f"{source} is neither a run folder nor a weights file: {path} does not exist.")
-    if path.suffix not in SUFFIXES:
+    try:
+        if path.is_dir():
+            path = next((path / name for name in _IN_FOLDERS if (path / name).exists()), path / WEIGHTS_FILE)
+            if not path.exists() and (path.parent / "config.yaml").exists():
+                raise UserError(
+                    f"The run {path.parent} has no {WEIGHTS_FILE} yet: its first epoch is not finished. "
+                    f"Go on with `vitrail train --resume {path.parent}`."
+                )
+        if not path.exists():
+            raise UserError(f"{source} is neither a run folder nor a weights file: {path} does not exist.")
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        raise UserError(f"{str(source)[:80]} cannot be opened: {error.strerror}.") from error
+    if path.suffix not in SUFFIXES and not is_index(path):
         raise UserError(f"Weights are read from run folders and {', '.join(SUFFIXES)} files, but {path} is neither.")
     return path
 
@@ -196,9 +204,9 @@ def _open(source: Source, expected: str | ModelConfig | None = None, heads: int 
         where, path, tensors = "The state dict", None, from_memory(source, "The state dict")
     else:
         path = locate(source)
-        where, tensors = str(path), open_tensors(path)
+        where, tensors = str(path), open_parts(path) if is_index(path) else open_tensors(path)
     model = foreign.expected(expected)
-    if path is not None and path.with_suffix(".json").exists():
+    if path is not None and not is_index(path) and path.with_suffix(".json").exists():
         card = read_card(path.with_suffix(".json"))
         if isinstance(expected, str) and canonical(expected)[0] != card.model:
             raise UserError(f"The weights in {where} are a {card.model}, but `model` asks for {expected}.")

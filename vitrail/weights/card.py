@@ -97,5 +97,5 @@ def read_card(path: Path) -> Card:
         return Card.from_json(json.loads(path.read_text(encoding="utf-8")))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is not a model card of vitrail: {error!r}.") from error

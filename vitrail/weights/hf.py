@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
 from vitrail.weights.beside import Beside
@@ -58,6 +58,7 @@ _MODULES = {
     "attn.v": "attention.v_proj",
     "attn.proj": "attention.o_proj",
 }
+_RESAMPLE: dict[Resizing, int] = {"lanczos": 1, "bilinear": 2, "bicubic": 3}  # Pillow's numbers
 _FILE, _MODULE = "encoder.layer.{}.", "layers.{}."
 
 
@@ -132,7 +133,7 @@ def documents(config: ModelConfig, classes: tuple[str, ...], preprocess: Preproc
         "size": resized if preprocess.crop == 1 or h != w else {"shortest_edge": resized["height"]},
         "do_center_crop": preprocess.crop != 1,
         "crop_size": {"height": h, "width": w},
-        "resample": 3,
+        "resample": _RESAMPLE[preprocess.interpolation],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -163,6 +164,7 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Besid
         mean=processor.get("image_mean"),
         std=processor.get("image_std"),
         crop=crop,
+        interpolation=next((name for name, number in _RESAMPLE.items() if number == processor.get("resample")), None),
         eps=document.get("layer_norm_eps"),
     )
 

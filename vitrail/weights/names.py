@@ -39,7 +39,7 @@ def count_blocks(names: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values as the one matrix that they are here. Empties `state`, so that nothing is held twice."""
+    """Queries, keys and values as the one matrix that they are here. Empties `state`, so that each part is freed."""
     joined = {}
     for name in list(state):
         if name not in state:  # joined already
