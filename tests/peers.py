@@ -1,15 +1,27 @@
-"""The libraries that vitrail is compared with, and the random weights that it is compared on."""
+"""The libraries that vitrail is compared with, and the random weights that it is compared on.
+
+torchvision's ViT and the JAX one of the paper's authors are written down here: neither package can be relied upon.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Mapping
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.models.vit import ViTConfig
 
 M = TypeVar("M", bound=nn.Module)
+
+TOLERANCE = 1e-5
 
 
 def timm(module: str = "timm") -> ModuleType:
@@ -32,10 +44,221 @@ def randomise(model: M, seed: int = 0) -> M:
     return model.eval()
 
 
-def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def distance(ours: Tensor, theirs: Tensor) -> float:
     """The largest difference, relative to the largest value."""
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def images(config: ViTConfig) -> Tensor:
+    """Two images of noise for a model."""
+    return torch.randn(2, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
+
+
+def identical(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
+    """Whether two state dicts hold the same tensors, bit for bit."""
+    return old.keys() == new.keys() and all(
+        torch.equal(old[name].contiguous().view(torch.int32), new[name].contiguous().view(torch.int32)) for name in old
+    )
+
+
+# timm
+
+_TIMM_POOL: dict[str, dict[str, Any]] = {
+    "gap": {"class_token": False, "global_pool": "avg", "fc_norm": False},
+    "gap_norm": {"class_token": False, "global_pool": "avg"},
+    "mae": {"global_pool": "avg"},
+    "map": {"class_token": False, "global_pool": "map"},
+}
+
+
+def timm_vit(config: ViTConfig, **options: Any) -> nn.Module:
+    """timm's model of the same shape with random weights; a distilled one with `pool="cls_dist"`."""
+    gated = config.act == "swiglu"
+    kind = "deit.VisionTransformerDistilled" if config.pool == "cls_dist" else "vision_transformer.VisionTransformer"
+    module, _, name = kind.partition(".")
+    shape = {
+        "img_size": config.img_size,
+        "patch_size": config.patch,
+        "in_chans": config.channels,
+        "num_classes": config.classes,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": config.mlp / config.width * (2 if gated else 1),
+        "init_values": config.layer_scale or None,
+        "reg_tokens": config.registers,
+        **({"mlp_layer": timm("timm.layers").SwiGLUPacked, "act_layer": nn.SiLU} if gated else {}),
+        **_TIMM_POOL.get(config.pool, {}),
+    }
+    return randomise(getattr(timm(f"timm.models.{module}"), name)(**(shape | options)))
+
+
+def timm_features(model: Any, x: Tensor) -> Tensor:
+    """What the head of timm's model reads."""
+    features: Tensor = model.forward_head(model.forward_features(x), pre_logits=True)
+    return features
+
+
+# Hugging Face
+
+
+def hf_vit(name: str, config: ViTConfig, **options: Any) -> nn.Module:
+    """One of transformers' classes of the same shape with random weights."""
+    kind = re.sub("(Model|ForImageClassification.*)$", "", name)
+    plain = {"intermediate_size": config.mlp} if kind in ("ViT", "DeiT", "ViTMAE") else {"mlp_ratio": 4}
+    plain |= {"use_swiglu_ffn": True} if config.act == "swiglu" else {}
+    plain |= {"num_register_tokens": config.registers} if kind == "Dinov2WithRegisters" else {}
+    h, w = config.img_size
+    about = getattr(transformers(), f"{kind}Config")(
+        hidden_size=config.width,
+        num_hidden_layers=config.depth,
+        num_attention_heads=config.heads,
+        image_size=h if h == w else config.img_size,
+        patch_size=config.patch,
+        num_channels=config.channels,
+        num_labels=config.classes,
+        layer_norm_eps=1e-6,
+        **(plain | options),
+    )
+    return randomise(getattr(transformers(), name)(about))
+
+
+_HF_MODULES = {
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "mlp.weights_out": "mlp.down_proj",
+}
+
+
+def hf_modules(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one of transformers' files under the names that its modules have since transformers 5."""
+    found = {}
+    for name, value in state.items():
+        for old, new in _HF_MODULES.items():
+            name = name.replace(old, new)
+        if name.startswith(("vit.", "deit.")):
+            name = name.replace("encoder.layer.", "layers.")
+        if ".mlp.weights_in." in name:
+            gate, up = value.chunk(2)
+            found |= {name.replace("weights_in", "gate_proj"): gate, name.replace("weights_in", "up_proj"): up}
+        else:
+            found[name] = value
+    return found
+
+
+# torchvision: its VisionTransformer with the names and the operations of its own file
+
+
+class TorchvisionViT(nn.Module):
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.conv_proj = nn.Conv2d(config.channels, config.width, config.patch, config.patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, config.width))
+        self.encoder = nn.Module()
+        self.encoder.pos_embedding = nn.Parameter(torch.zeros(1, config.length, config.width))
+        layers = {f"encoder_layer_{i}": _torchvision_block(config) for i in range(config.depth)}
+        self.encoder.layers = nn.ModuleDict(layers)
+        self.encoder.ln = nn.LayerNorm(config.width, eps=1e-6)
+        self.heads = nn.Sequential()
+        self.heads.add_module("head", nn.Linear(config.width, config.classes))
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.conv_proj(x).flatten(2).permute(0, 2, 1)
+        x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1) + self.encoder.pos_embedding
+        blocks: Any = self.encoder.layers
+        for block in blocks.values():
+            y = block["ln_1"](x)
+            x = x + block["self_attention"](y, y, y, need_weights=False)[0]
+            x = x + block["mlp"](block["ln_2"](x))
+        norm: Any = self.encoder.ln
+        first: Tensor = norm(x)[:, 0]
+        return first
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.heads(self.features(x))
+        return logits
+
+
+def _torchvision_block(config: ViTConfig) -> nn.ModuleDict:
+    hidden, out = nn.Linear(config.width, config.mlp), nn.Linear(config.mlp, config.width)
+    parts: dict[str, nn.Module] = {
+        "ln_1": nn.LayerNorm(config.width, eps=1e-6),
+        "self_attention": nn.MultiheadAttention(config.width, config.heads, batch_first=True),
+        "ln_2": nn.LayerNorm(config.width, eps=1e-6),
+        "mlp": nn.Sequential(hidden, nn.GELU(), nn.Dropout(0.0), out, nn.Dropout(0.0)),
+    }
+    return nn.ModuleDict(parts)
+
+
+# The paper's authors: names and shapes of their files, and their model on them
+
+
+def jax_arrays(config: ViTConfig, scale: float = 0.2) -> dict[str, NDArray[np.float32]]:
+    """Random arrays with the names and shapes of the authors' files."""
+    d, m, h, p = config.width, config.mlp, config.heads, config.patch
+    shapes: dict[str, tuple[int, ...]] = {
+        "cls": (1, 1, d),
+        "embedding/kernel": (p, p, config.channels, d),
+        "embedding/bias": (d,),
+        "Transformer/posembed_input/pos_embedding": (1, config.length, d),
+        "Transformer/encoder_norm/scale": (d,),
+        "Transformer/encoder_norm/bias": (d,),
+        "head/kernel": (d, config.classes),
+        "head/bias": (config.classes,),
+    }
+    if config.head == "tanh":
+        shapes |= {"pre_logits/kernel": (d, d), "pre_logits/bias": (d,)}
+    for i in range(config.depth):
+        block = f"Transformer/encoderblock_{i}"
+        for norm in ("LayerNorm_0", "LayerNorm_2"):
+            shapes |= {f"{block}/{norm}/scale": (d,), f"{block}/{norm}/bias": (d,)}
+        attention = f"{block}/MultiHeadDotProductAttention_1"
+        for part in ("query", "key", "value"):
+            shapes |= {f"{attention}/{part}/kernel": (d, h, d // h), f"{attention}/{part}/bias": (h, d // h)}
+        shapes |= {f"{attention}/out/kernel": (h, d // h, d), f"{attention}/out/bias": (d,)}
+        shapes |= {f"{block}/MlpBlock_3/Dense_0/kernel": (d, m), f"{block}/MlpBlock_3/Dense_0/bias": (m,)}
+        shapes |= {f"{block}/MlpBlock_3/Dense_1/kernel": (m, d), f"{block}/MlpBlock_3/Dense_1/bias": (d,)}
+    generator = np.random.default_rng(0)
+    return {name: generator.normal(0, scale, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def jax_forward(arrays: Mapping[str, NDArray[np.float32]], x: Tensor) -> tuple[Tensor, Tensor]:
+    """The authors' model, written with their names: (logits, features) of images (B, C, H, W)."""
+    a = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    depth = len([name for name in a if name.endswith("LayerNorm_0/scale")])
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], a[f"{name}/scale"], a[f"{name}/bias"], 1e-6)
+
+    def dense(x: Tensor, name: str) -> Tensor:
+        return x @ a[f"{name}/kernel"] + a[f"{name}/bias"]
+
+    p = a["embedding/kernel"].shape[0]
+    b, c, h, w = x.shape
+    x = x.reshape(b, c, h // p, p, w // p, p).permute(0, 2, 4, 3, 5, 1)
+    x = torch.einsum("bhwpqc,pqcd->bhwd", x, a["embedding/kernel"]).flatten(1, 2) + a["embedding/bias"]
+    x = torch.cat([a["cls"].expand(b, -1, -1), x], 1) + a["Transformer/posembed_input/pos_embedding"]
+    for i in range(depth):
+        block = f"Transformer/encoderblock_{i}"
+        attention = f"{block}/MultiHeadDotProductAttention_1"
+        y = norm(x, f"{block}/LayerNorm_0")
+        q, k, v = (
+            torch.einsum("bnd,dhe->bnhe", y, a[f"{attention}/{part}/kernel"]) + a[f"{attention}/{part}/bias"]
+            for part in ("query", "key", "value")
+        )
+        weights = (torch.einsum("bnhe,bmhe->bhnm", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+        y = torch.einsum("bhnm,bmhe->bnhe", weights, v)
+        x = x + torch.einsum("bnhe,hed->bnd", y, a[f"{attention}/out/kernel"]) + a[f"{attention}/out/bias"]
+        y = F.gelu(dense(norm(x, f"{block}/LayerNorm_2"), f"{block}/MlpBlock_3/Dense_0"))
+        x = x + dense(y, f"{block}/MlpBlock_3/Dense_1")
+    features = norm(x, "Transformer/encoder_norm")[:, 0]
+    hidden = torch.tanh(dense(features, "pre_logits")) if "pre_logits/kernel" in a else features
+    return dense(hidden, "head"), features
 
 
 def _torchvision() -> None:

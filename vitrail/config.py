@@ -79,8 +79,9 @@ class InputConfig:
 class ArchConfig:
     """Changes to the named model."""
 
-    pool: Literal["cls", "gap", "gap_norm", "map"] = option(
-        "how tokens become one vector: class token, average, average before the last norm, attention"
+    pool: Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"] = option(
+        "how tokens become one vector: class token (beside a distillation token or the average), average "
+        "(before the last norm, or so with a class token), attention"
     )
     pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = option("position embeddings")
     head: Literal["linear", "tanh"] = option("a single linear layer, or the paper's hidden tanh layer before it")

@@ -21,14 +21,14 @@ from vitrail.models.vit import ViTConfig
 
 SMALL = ViTConfig(width=32, depth=2, heads=2, mlp=64, patch=4, img_size=(8, 12), classes=5)
 POOLS, POSITIONS = (get_args(get_type_hints(ViTConfig)[field]) for field in ("pool", "pos"))
-SWITCHES = {"head": "tanh", "stem": "conv", "registers": 2, "layer_scale": 0.1}
+SWITCHES = {"head": "tanh", "stem": "conv", "act": "swiglu", "registers": 2, "layer_scale": 0.1}
 
 # The registered models that run in milliseconds; every pool with every position; every switch, alone and together.
 REAL = {
     **{name: config for name, config in models.CONFIGS.items() if "nano" in name},
     **{f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)},
     **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()},
-    "all switches": replace(SMALL, pool="map", pos="relative", **SWITCHES),
+    **{f"all switches, {pool}": replace(SMALL, pool=pool, pos="relative", **SWITCHES) for pool in ("map", "cls_dist")},
 }
 ALL = {**models.CONFIGS, **REAL}
 
@@ -54,7 +54,7 @@ def test_shapes(config):
     assert model.config == config
     tokens = model.tokens(x)
     assert tokens.shape == model.encode(tokens).shape == (2, config.length, config.width)
-    assert model.embed(x).shape == (2, config.width)
+    assert model.embed(x).shape == (2, config.features)
     assert model(x).shape == (2, config.classes)
 
 
@@ -79,6 +79,8 @@ def test_stages_hold_every_parameter_once_from_input_to_output(config):
     assert where["patch_embed.proj.weight"] == 0
     assert [where[f"blocks.{i}.norm1.weight"] for i in range(config.depth)] == [*range(1, config.depth + 1)]
     assert where["head.weight"] == len(stages) - 1 > where["norm.weight"] > config.depth
+    if config.pool == "cls_dist":
+        assert (where["dist_token"], where["head_dist.weight"]) == (0, len(stages) - 1)
 
 
 @every_small_model
@@ -192,6 +194,30 @@ def test_images_of_another_shape_are_refused(shape):
         models.build(SMALL)(torch.zeros(shape))
 
 
+# Pooling ---------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_two_heads_read_two_tokens_and_are_averaged():
+    model = randomise(models.build(replace(SMALL, pool="cls_dist", registers=2)))
+    x = images(SMALL)
+    tokens = model.encode(model.tokens(x))
+    logits, distilled = model.heads(x)
+    assert torch.equal(logits, model.head(tokens[:, 0]))
+    assert torch.equal(distilled, model.head_dist(tokens[:, 1]))
+    assert torch.equal(model(x), (logits + distilled) / 2)
+    assert torch.equal(model.embed(x), (tokens[:, 0] + tokens[:, 1]) / 2)
+    with pytest.raises(UserError, match="Two heads are for pool='cls_dist', but this model has pool='gap'"):
+        models.build(replace(SMALL, pool="gap")).heads(x)
+
+
+@torch.no_grad()
+def test_the_class_token_stands_beside_the_average_of_the_patches():
+    model = randomise(models.build(replace(SMALL, pool="cls_gap", registers=2)))
+    tokens = model.encode(model.tokens(images(SMALL)))
+    assert torch.equal(model.embed(images(SMALL)), torch.cat([tokens[:, 0], tokens[:, 3:].mean(1)], dim=1))
+
+
 # Attention -------------------------------------------------------------------------------------------------
 
 
@@ -296,3 +322,10 @@ def test_weights_start_as_in_the_authors_code(pool):
     assert not state["head.weight"].any()
     if pool == "cls":
         assert not state["cls_token"].any()
+
+
+def test_both_halves_of_a_gated_mlp_start_as_matrices_of_their_own():
+    torch.manual_seed(0)
+    weight = models.create("vit_ti16", act="swiglu", mlp=512).blocks[0].mlp.fc1.weight
+    for half in weight.chunk(2):
+        assert half.abs().max().item() == pytest.approx((6 / (192 + 512)) ** 0.5, rel=1e-3)

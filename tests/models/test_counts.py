@@ -92,6 +92,11 @@ def test_parameters_follow_the_formula_for_rectangles_channels_and_classes():
         ({"head": "tanh"}, 384 * 384 + 384),
         ({"layer_scale": 1e-5}, 12 * 2 * 384),
         ({"registers": 4}, 4 * 384),
+        ({"act": "swiglu"}, 12 * (384 * 1536 + 1536)),
+        ({"pool": "cls_dist"}, 2 * 384 + 384 * 1000 + 1000),  # a token, its position, and its head
+        ({"pool": "cls_gap"}, 384 * 1000),
+        ({"pool": "mae"}, 0),
+        ({"pool": "gap_norm"}, -2 * 384),
         ({"pool": "gap"}, -2 * 384),  # neither class token nor its position
         ({"pos": "none"}, -197 * 384),
         ({"pos": "sincos2d"}, -197 * 384),  # fixed

@@ -69,7 +69,30 @@ SPELLINGS = [
     ("ViT-g-14", "vit_giant14", 224),
 ]
 
+# spelling, name, image size, pooling, registers
+DEIT_AND_DINOV2 = [
+    ("deit_tiny_patch16_224", "vit_ti16", 224, "cls", 0),
+    ("deit_base_patch16_384.fb_in1k", "vit_b16", 384, "cls", 0),
+    ("facebook/deit-small-patch16-224", "vit_s16", 224, "cls", 0),
+    ("deit_tiny_distilled_patch16_224", "vit_ti16", 224, "cls_dist", 0),
+    ("deit_base_distilled_patch16_384.fb_in1k", "vit_b16", 384, "cls_dist", 0),
+    ("facebook/deit-base-distilled-patch16-224", "vit_b16", 224, "cls_dist", 0),
+    ("dinov2_s14", "dinov2_s14", 518, "cls", 0),
+    ("dinov2_vitb14", "dinov2_b14", 518, "cls", 0),
+    ("dinov2_vitl14_reg", "dinov2_l14", 518, "cls", 4),
+    ("facebook/dinov2-base", "dinov2_b14", 518, "cls", 0),
+    ("facebook/dinov2-giant", "dinov2_g14", 518, "cls", 0),
+    ("facebook/dinov2-with-registers-small", "dinov2_s14", 518, "cls", 4),
+    ("facebook/dinov2-base-imagenet1k-1-layer", "dinov2_b14", 518, "cls_gap", 0),
+    ("vit_base_patch14_dinov2", "dinov2_b14", 518, "cls", 0),
+    ("vit_giant_patch14_reg4_dinov2.lvd142m", "dinov2_g14", 518, "cls", 4),
+    ("timm/vit_small_patch14_dinov2.lvd142m", "dinov2_s14", 518, "cls", 0),
+]
+
 OTHER_ARCHITECTURES = [
+    "deit3_base_patch16_224",
+    "dinov2_vitb14_lc",
+    "dinov2_base_patch16",
     "vit_base_patch16_clip_224",
     "vit_base_patch16_clip_224.openai",
     "vit_base_patch16_siglip_224",
@@ -77,10 +100,6 @@ OTHER_ARCHITECTURES = [
     "ViT-B-16-SigLIP",
     "ViT-B-16-quickgelu",
     "ViT-bigG-14",
-    "vit_base_patch14_dinov2",
-    "vit_base_patch14_reg4_dinov2",
-    "dinov2_vitb14",
-    "dinov2_vitb14_reg",
     "vit_base_patch16_rope_224",
     "vit_base_patch16_224_miil",
     "vit_base_patch32_plus_256",
@@ -88,8 +107,6 @@ OTHER_ARCHITECTURES = [
     "vit_base_r50_s16_384",
     "R50+ViT-B/16",
     "samvit_base_patch16",
-    "deit_base_distilled_patch16_224",
-    "facebook/deit-base-distilled-patch16-224",
     "beit_base_patch16_224",
     "Mixer-B/16",
     "mixer_b16_224",
@@ -117,6 +134,15 @@ def test_every_spelling_is_understood(spelling, name, side):
         alike.mlp,
     )
     assert config.patch == int(name.removeprefix(size))
+
+
+@pytest.mark.parametrize(("spelling", "name", "side", "pool", "registers"), DEIT_AND_DINOV2)
+def test_the_names_of_deit_and_dinov2_say_what_they_have(spelling, name, side, pool, registers):
+    found, config = models.canonical(spelling)
+    assert (found, config.img_size, config.pool, config.registers) == (name, (side, side), pool, registers)
+    assert models.name_of(config) == name
+    assert (config.layer_scale > 0) == name.startswith("dinov2")
+    assert (config.act == "swiglu") == (name == "dinov2_g14")
 
 
 @pytest.mark.parametrize("name", OTHER_ARCHITECTURES)
@@ -177,7 +203,7 @@ def test_sizes_may_be_given_in_any_form(size):
         ({"classes": 10.5}, "'classes' must be a whole number, but it is 10.5"),
         ({"classes": True}, "'classes' must be a whole number, but it is True"),
         ({"drop": "a"}, "'drop' must be a number, but it is 'a'"),
-        ({"pool": "avg"}, "'pool' must be one of cls, gap, gap_norm, map, but it is 'avg'"),
+        ({"pool": "avg"}, "'pool' must be one of cls, cls_dist, cls_gap, gap, gap_norm, mae, map, but it is 'avg'"),
         ({"pos": "learn"}, "'pos' must be one of .* but it is 'learn'. Did you mean 'learned'?"),
         ({"head": None}, "'head' must be one of linear, tanh, but it is None"),
         ({"img_size": "big"}, "'img_size' must be a size like 224 or 192x256, but it is 'big'"),

@@ -6,7 +6,7 @@ import numpy as np
 import peers
 import pytest
 import torch
-from peers import distance, randomise
+from peers import TOLERANCE, distance, hf_vit, images, randomise, timm_features, timm_vit
 from torch import Tensor, nn
 
 from vitrail import models
@@ -14,41 +14,11 @@ from vitrail.models.layers import Attention
 from vitrail.models.position import RelativeBias, resample, sincos2d
 from vitrail.models.vit import ViT, ViTConfig
 
-TOLERANCE = 1e-5
 SMALL = {"width": 64, "depth": 3, "heads": 4, "mlp": 256, "patch": 8, "classes": 10}
 
 
 def small(**changes: object) -> ViTConfig:
     return ViTConfig(**{**SMALL, "img_size": (32, 32), **changes})
-
-
-def images(config: ViTConfig) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(2, config.channels, *config.img_size, generator=generator)
-
-
-def timm_vit(config: ViTConfig, **options: object) -> nn.Module:
-    """timm's ViT of the same shape with random weights."""
-    model = peers.timm("timm.models.vision_transformer").VisionTransformer(
-        img_size=config.img_size,
-        patch_size=config.patch,
-        in_chans=config.channels,
-        num_classes=config.classes,
-        embed_dim=config.width,
-        depth=config.depth,
-        num_heads=config.heads,
-        mlp_ratio=config.mlp / config.width,
-        **options,
-    )
-    return randomise(model)
-
-
-def timm_gap(config: ViTConfig, **options: object) -> nn.Module:
-    return timm_vit(config, class_token=False, global_pool="avg", fc_norm=False, **options)
-
-
-def timm_map(config: ViTConfig, **options: object) -> nn.Module:
-    return timm_vit(config, class_token=False, global_pool="map", **options)
 
 
 @torch.no_grad()
@@ -57,36 +27,33 @@ def agree(config: ViTConfig, theirs: nn.Module, state: dict[str, Tensor]) -> Non
     ours = ViT(config).eval()
     ours.load_state_dict(state, strict=True)
     x = images(config)
-    expected = theirs.forward_head(theirs.forward_features(x), pre_logits=True)
-    assert distance(ours.embed(x), expected) < TOLERANCE
+    assert distance(ours.embed(x), timm_features(theirs, x)) < TOLERANCE
     assert distance(ours(x), theirs(x)) < TOLERANCE
 
 
 SIZES = pytest.mark.parametrize("img_size", [(32, 32), (32, 48)], ids=["square", "rectangular"])
-POOLS = pytest.mark.parametrize(
-    ("pool", "peer"), [("cls", timm_vit), ("gap", timm_gap), ("map", timm_map)], ids=["cls", "gap", "map"]
-)
+POOLS = pytest.mark.parametrize("pool", ["cls", "cls_dist", "gap", "map"])
 
 
 @SIZES
 @POOLS
-def test_timm_weights_load_by_name_and_give_the_same_logits(pool, peer, img_size):
+def test_timm_weights_load_by_name_and_give_the_same_logits(pool, img_size):
     config = small(pool=pool, img_size=img_size)
-    theirs = peer(config)
+    theirs = timm_vit(config)
     agree(config, theirs, theirs.state_dict())
 
 
 @torch.no_grad()
-@POOLS
-def test_hidden_tanh_layer_stands_between_timms_features_and_its_head(pool, peer):
+@pytest.mark.parametrize("pool", ["cls", "gap", "map"])
+def test_hidden_tanh_layer_stands_between_timms_features_and_its_head(pool):
     config = small(pool=pool, head="tanh")
-    theirs, hidden = peer(config), randomise(nn.Linear(config.width, config.width))
+    theirs, hidden = timm_vit(config), randomise(nn.Linear(config.width, config.width))
     ours = ViT(config).eval()
     ours.load_state_dict(
         theirs.state_dict() | {f"pre_logits.{name}": value for name, value in hidden.state_dict().items()}
     )
     x = images(config)
-    features = theirs.forward_head(theirs.forward_features(x), pre_logits=True)
+    features = timm_features(theirs, x)
     assert distance(ours(x), theirs.head(torch.tanh(hidden(features)))) < TOLERANCE
 
 
@@ -97,21 +64,28 @@ def test_timm_other_channels():
 
 
 @POOLS
-def test_timm_layer_scale(pool, peer):
+def test_timm_layer_scale(pool):
     config = small(pool=pool, layer_scale=0.1)
-    theirs = peer(config, init_values=0.1)
+    theirs = timm_vit(config)
     agree(config, theirs, theirs.state_dict())
 
 
-@POOLS
-def test_timm_registers_have_no_position_and_are_not_pooled(pool, peer):
+@pytest.mark.parametrize("pool", ["cls", "gap", "map"])
+def test_timm_registers_have_no_position_and_are_not_pooled(pool):
     """timm gives either all prefix tokens a position or none: ours is the second, with a zero row for the class."""
     config = small(pool=pool, registers=3)
-    theirs = peer(config, reg_tokens=3, no_embed_class=True)
+    theirs = timm_vit(config, no_embed_class=True)
     state = theirs.state_dict()
     if pool == "cls":
         state["pos_embed"] = torch.cat([torch.zeros(1, 1, config.width), state["pos_embed"]], dim=1)
     agree(config, theirs, state)
+
+
+@pytest.mark.parametrize("pool", ["cls", "gap"])
+def test_timm_gated_mlps(pool):
+    config = small(pool=pool, act="swiglu", mlp=176)
+    theirs = timm_vit(config)
+    agree(config, theirs, theirs.state_dict())
 
 
 def test_timm_full_size():
@@ -193,25 +167,11 @@ def from_hugging_face(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]
     return ours
 
 
-def hf_config(config: ViTConfig) -> object:
-    return peers.transformers().ViTConfig(
-        hidden_size=config.width,
-        num_hidden_layers=config.depth,
-        num_attention_heads=config.heads,
-        intermediate_size=config.mlp,
-        image_size=config.img_size,
-        patch_size=config.patch,
-        num_channels=config.channels,
-        num_labels=config.classes,
-        layer_norm_eps=1e-6,
-    )
-
-
 @torch.no_grad()
 @SIZES
 def test_hugging_face_classifier(img_size):
     config = small(img_size=img_size)
-    theirs = randomise(peers.transformers().ViTForImageClassification(hf_config(config)))
+    theirs = hf_vit("ViTForImageClassification", config)
     ours = ViT(config).eval()
     ours.load_state_dict(from_hugging_face(theirs.state_dict(), config.depth), strict=True)
     x = images(config)
@@ -223,7 +183,7 @@ def test_hugging_face_classifier(img_size):
 @SIZES
 def test_hugging_face_pooler_is_the_hidden_tanh_layer(img_size):
     config = small(img_size=img_size, head="tanh")
-    theirs = randomise(peers.transformers().ViTModel(hf_config(config)))
+    theirs = hf_vit("ViTModel", config)
     head = randomise(nn.Linear(config.width, config.classes))
     ours = ViT(config).eval()
     state = theirs.state_dict() | {f"classifier.{name}": value for name, value in head.state_dict().items()}

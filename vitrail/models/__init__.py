@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrail.config import Size, coerce
 from vitrail.errors import UserError, nearest
 from vitrail.models.position import Interpolation, resample_state
-from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.vit import Pool, ViT, ViTConfig
 from vitrail.verb import callable_package
 
 Model = ViT
@@ -40,6 +40,12 @@ def _vit(size: str, patch: int) -> ViTConfig:
     return ViTConfig(*_VIT_SIZES[size], patch, (side, side))
 
 
+def _dinov2(size: str) -> ViTConfig:
+    """DINOv2's: the paper's sizes with LayerScale, and a giant of its own with gated MLPs."""
+    numbers = (1536, 40, 24, 4096) if size == "g" else _VIT_SIZES[size]
+    return ViTConfig(*numbers, 14, (518, 518), act="swiglu" if size == "g" else "gelu", layer_scale=1e-5)
+
+
 # The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
 CONFIGS: dict[str, ModelConfig] = {
     f"vit_{size}{patch}": _vit(size, patch)
@@ -54,19 +60,25 @@ CONFIGS: dict[str, ModelConfig] = {
         "gigantic": (14,),
     }.items()
     for patch in patches
-}
+} | {f"dinov2_{size}14": _dinov2(size) for size in "sblg"}
 
 _WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "g": "giant"}
 _TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
 _VIT_NAME = re.compile(
     r"(?:[\w.-]+/)?"  # the owner of a Hugging Face repository
-    r"(?:vit[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
-    r"[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
+    r"(?:(?:vit|deit)[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
+    r"(?P<distilled>[-_]distilled)?[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
     + _TRAINED_ON
     + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?"
     + _TRAINED_ON
     + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag; the recipe in AugReg's file names
     re.IGNORECASE,
+)
+_DINOV2_NAME = re.compile(
+    r"(?:[\w.-]+/)?(?:"
+    r"dinov2_(?:vit)?(?P<authors>[sblg])14(?:_reg4?)?"
+    r"|dinov2-(?:with-registers-)?(?P<hf>small|base|large|giant)(?:-imagenet1k-1-layer)?"
+    r"|vit_(?P<timm>small|base|large|giant)_patch14(?:_reg4)?_dinov2(?:\..*)?)"
 )
 
 
@@ -78,12 +90,19 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     """
     if name in CONFIGS:
         return name, CONFIGS[name]
+    if match := _DINOV2_NAME.fullmatch(name):
+        size = (match["authors"] or match["hf"] or match["timm"])[0]
+        registers = 4 if "reg" in name.rpartition("/")[2] else 0
+        pool: Pool = "cls_gap" if name.endswith("-1-layer") else "cls"
+        return f"dinov2_{size}14", replace(_dinov2(size), registers=registers, pool=pool)
     match = _VIT_NAME.fullmatch(name)
-    if match and (name.lower().find("vit") >= 0 or re.match(r"[A-Za-z]+[_/]\d", name)):
+    if match and (re.search("vit|deit", name, re.IGNORECASE) or re.match(r"[A-Za-z]+[_/]\d", name)):
         size = "gigantic" if match["size"] == "G" else match["size"].lower()
         size, patch = _WORDS.get(size, size), int(match["patch"])
         if 1 <= patch <= _LARGEST_PATCH:
             config = _vit(size, patch)
+            if match["distilled"]:
+                config = replace(config, pool="cls_dist")
             if side := match["img"] or match["res"]:
                 config = replace(config, img_size=(int(side), int(side)))
             return f"vit_{size}{patch}", config
@@ -95,10 +114,17 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
 
 def name_of(config: ModelConfig) -> str:
     """The name of a model of this size and patch; one of another size is called by its width and depth."""
+    for name in (f"dinov2_{size}14" for size in "sblg"):
+        if _body(config) == _body(CONFIGS[name]):
+            return name
     for size, numbers in _VIT_SIZES.items():
-        if numbers == (config.width, config.depth, config.heads, config.mlp):
+        if numbers == (config.width, config.depth, config.heads, config.mlp) and config.act == "gelu":
             return f"vit_{size}{config.patch}"
     return f"vit_w{config.width}d{config.depth}p{config.patch}"
+
+
+def _body(c: ModelConfig) -> tuple[object, ...]:
+    return c.width, c.depth, c.heads, c.mlp, c.act, c.patch, c.layer_scale > 0
 
 
 def configure(name: str, **changes: object) -> ModelConfig:

@@ -5,11 +5,15 @@ Legend: B batch, N tokens, D width, H heads. Parameter names are timm's.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.position import RelativeBias
+
+Activation = Literal["gelu", "swiglu"]
 
 
 class Attention(nn.Module):
@@ -55,6 +59,20 @@ class Mlp(nn.Module):
         return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
 
 
+class SwiGLU(nn.Module):
+    """A gated MLP (https://arxiv.org/abs/2002.05202): one half of what `fc1` gives, through SiLU, scales the other."""
+
+    def __init__(self, width: int, hidden: int, drop: float = 0.0):
+        super().__init__()
+        self.fc1 = nn.Linear(width, 2 * hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, x = self.fc1(x).chunk(2, dim=-1)
+        return self.drop(self.fc2(self.drop(F.silu(gate) * x)))
+
+
 class LayerScale(nn.Module):
     """A learned factor per channel on a residual branch (CaiT), started small so that depth trains."""
 
@@ -93,13 +111,14 @@ class Block(nn.Module):
         drop_path: float = 0.0,
         layer_scale: float = 0.0,
         relative: RelativeBias | None = None,
+        act: Activation = "gelu",
     ):
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
         self.attn = Attention(width, heads, drop, relative)
         self.ls1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = Mlp(width, mlp, drop)
+        self.mlp = (Mlp if act == "gelu" else SwiGLU)(width, mlp, drop)
         self.ls2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path = DropPath(drop_path)
 

@@ -7,12 +7,15 @@ standard transformer encoder reads the sequence, a head classifies:
     z' = MSA(LN(z)) + z,  z = MLP(LN(z')) + z'              (2, 3)  `Block`
     y  = LN(zL)[class]                                      (4)  `encode`, `embed`
 
-What differs from the paper: register tokens (https://arxiv.org/abs/2309.16588), LayerScale, attention pooling
-(`pool="map"`, https://arxiv.org/abs/2106.04560), an average before the final LayerNorm (`pool="gap_norm"`, as MAE
-is fine-tuned, https://arxiv.org/abs/2111.06377) and a convolutional stem (https://arxiv.org/abs/2106.14881),
-all off in the paper's own models. Initialisation is that of the authors' JAX code.
+What differs from the paper, and is off in its own models: register tokens (https://arxiv.org/abs/2309.16588),
+LayerScale, gated MLPs, a convolutional stem (https://arxiv.org/abs/2106.14881), and other ways to one vector:
+attention (`pool="map"`, https://arxiv.org/abs/2106.04560), DeiT's distillation token with a head of its own
+("cls_dist", https://arxiv.org/abs/2012.12877), the class token beside the average, which DINOv2's linear heads read
+("cls_gap", https://arxiv.org/abs/2304.07193), and an average before the final LayerNorm, without a class token
+("gap_norm") or with one that nothing reads, as MAE is fine-tuned ("mae", https://arxiv.org/abs/2111.06377).
+Initialisation is that of the authors' JAX code.
 
-Legend: B batch, N tokens, D width, K classes.
+Legend: B batch, N tokens, D width, F features, K classes.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.layers import AttentionPool, Block, Stage
+from vitrail.models.layers import Activation, AttentionPool, Block, Stage
 from vitrail.models.position import Grid, RelativeBias, sincos2d
+
+Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,11 @@ class ViTConfig:
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
-    pool: Literal["cls", "gap", "gap_norm", "map"] = "cls"
+    pool: Pool = "cls"
     pos: Literal["learned", "learned2d", "relative", "sincos2d", "none"] = "learned"
     head: Literal["linear", "tanh"] = "linear"
     stem: Literal["patch", "conv"] = "patch"
+    act: Activation = "gelu"
     registers: int = 0
     layer_scale: float = 0.0
     drop: float = 0.0
@@ -74,14 +80,24 @@ class ViTConfig:
         return self.img_size[0] // self.patch, self.img_size[1] // self.patch
 
     @property
+    def placed(self) -> int:
+        """Tokens that are no patch but have positions: the class token, then DeiT's distillation token."""
+        return {"cls": 1, "cls_dist": 2, "cls_gap": 1, "mae": 1}.get(self.pool, 0)
+
+    @property
     def prefix(self) -> int:
-        """Tokens that are no patch: the class token and the registers. They come first."""
-        return (self.pool == "cls") + self.registers
+        """Tokens that are no patch: the placed ones and the registers. They come first."""
+        return self.placed + self.registers
 
     @property
     def length(self) -> int:
         """Tokens in the sequence that the encoder reads."""
         return self.prefix + self.grid[0] * self.grid[1]
+
+    @property
+    def features(self) -> int:
+        """The length of the vector that `embed` gives for an image."""
+        return 2 * self.width if self.pool == "cls_gap" else self.width
 
 
 class PatchEmbed(nn.Module):
@@ -126,11 +142,12 @@ class ViT(nn.Module):
 
         stem = PatchEmbed if c.stem == "patch" else ConvStem
         self.patch_embed = stem(c.channels, c.width, c.patch)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.pool == "cls" else None
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.placed else None
+        self.dist_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.pool == "cls_dist" else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
 
         if c.pos == "learned":
-            self.pos_embed = nn.Parameter(torch.zeros(1, patches + (c.pool == "cls"), c.width))
+            self.pos_embed = nn.Parameter(torch.zeros(1, c.placed + patches, c.width))
         elif c.pos == "learned2d":
             self.pos_row = nn.Parameter(torch.zeros(1, c.grid[0], c.width // 2))
             self.pos_col = nn.Parameter(torch.zeros(1, c.grid[1], c.width // 2))
@@ -145,32 +162,45 @@ class ViT(nn.Module):
                 c.drop_path * i / max(c.depth - 1, 1),
                 c.layer_scale,
                 RelativeBias(c.grid, c.heads, c.prefix) if c.pos == "relative" else None,
+                c.act,
             )
             for i in range(c.depth)
         )
         self.norm = nn.LayerNorm(c.width, eps=1e-6)
         self.attn_pool = AttentionPool(c.width, c.heads, c.mlp) if c.pool == "map" else None
-        self.pre_logits = nn.Linear(c.width, c.width) if c.head == "tanh" else None
-        self.head = nn.Linear(c.width, c.classes)
+        self.pre_logits = nn.Linear(c.features, c.features) if c.head == "tanh" else None
+        self.head = nn.Linear(c.features, c.classes)
+        self.head_dist = nn.Linear(c.width, c.classes) if c.pool == "cls_dist" else None
         if not self.head.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
-        features = self.embed(images)
-        if self.pre_logits is not None:
-            features = torch.tanh(self.pre_logits(features))
-        return self.head(features)  # B K
+        if self.head_dist is None:
+            return self.head(self._hidden(self.embed(images)))  # B K
+        logits, distilled = self.heads(images)
+        return (logits + distilled) / 2
+
+    def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What the class token and DeiT's distillation token say, each through its own head: twice (B, K)."""
+        if self.head_dist is None:
+            raise UserError(f"Two heads are for pool='cls_dist', but this model has pool={self.config.pool!r}.")
+        x = self._hidden(self.encode(self.tokens(images))[:, :2])
+        return self.head(x[:, 0]), self.head_dist(x[:, 1])
 
     def embed(self, images: Tensor) -> Tensor:
-        """One feature vector per image: (B, D)."""
+        """One feature vector per image: (B, F)."""
         x = self.encode(self.tokens(images))
-        if self.cls_token is not None:
+        if self.config.pool == "cls":
             return x[:, 0]
+        if self.config.pool == "cls_dist":
+            return (x[:, 0] + x[:, 1]) / 2
         patches = x[:, self.config.prefix :]
         if self.attn_pool is not None:
             return self.attn_pool(patches)
         average = patches.mean(dim=1)
-        return self.norm(average) if self.config.pool == "gap_norm" else average
+        if self.config.pool == "cls_gap":
+            return torch.cat([x[:, 0], average], dim=1)
+        return average if self.config.pool == "gap" else self.norm(average)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Equation 1: the sequence that the encoder reads, positions added: (B, N, D)."""
@@ -188,8 +218,9 @@ class ViT(nn.Module):
             x = x + positions[:, -x.shape[1] :]
         prefix: list[Tensor] = []
         if self.cls_token is not None:
-            cls = self.cls_token + self.pos_embed[:, :1] if c.pos == "learned" else self.cls_token
-            prefix.append(cls.expand(batch, -1, -1))
+            placed = self.cls_token if self.dist_token is None else torch.cat([self.cls_token, self.dist_token], dim=1)
+            placed = placed + self.pos_embed[:, : c.placed] if c.pos == "learned" else placed
+            prefix.append(placed.expand(batch, -1, -1))
         if self.reg_token is not None:
             prefix.append(self.reg_token.expand(batch, -1, -1))
         return self.drop(torch.cat([*prefix, x], dim=1))
@@ -197,14 +228,14 @@ class ViT(nn.Module):
     def encode(self, tokens: Tensor) -> Tensor:
         """Equations 2 to 4: the transformer encoder and its final LayerNorm, over any subset of tokens.
 
-        With `pool="gap_norm"` the LayerNorm is left to `embed`.
+        With `pool="gap_norm"` and `"mae"` the LayerNorm is left to `embed`.
         """
         for block in self.blocks:
             tokens = block(tokens)
-        return tokens if self.config.pool == "gap_norm" else self.norm(tokens)
+        return tokens if self.config.pool in ("gap_norm", "mae") else self.norm(tokens)
 
     def positions(self) -> Tensor | None:
-        """The rows added to the tokens, (1, N, D), the class token's first if it has one; None if there are none."""
+        """The rows added to the tokens, (1, N, D), those of placed tokens first; None if there are none."""
         c = self.config
         if c.pos == "learned":
             return self.pos_embed
@@ -224,8 +255,11 @@ class ViT(nn.Module):
             Stage(self.patch_embed, *loose),
             *self.blocks,
             Stage(self.norm, self.attn_pool),
-            Stage(self.pre_logits, self.head),
+            Stage(self.pre_logits, self.head, self.head_dist),
         ]
+
+    def _hidden(self, features: Tensor) -> Tensor:
+        return features if self.pre_logits is None else torch.tanh(self.pre_logits(features))
 
     def _initialise(self) -> None:
         """As the authors' code: Xavier in the encoder, LeCun for the patches, 0.02 for positions, zero head."""
@@ -242,11 +276,16 @@ class ViT(nn.Module):
             assert isinstance(block, Block)
             # q, k and v are three matrices, each of them Xavier, that lie in one; so do k and v of the pool.
             nn.init.xavier_uniform_(block.attn.qkv.weight, gain=2**0.5)
+            if self.config.act == "swiglu":  # as are the two of its first layer
+                for part in block.mlp.fc1.weight.detach().chunk(2):
+                    nn.init.xavier_uniform_(part)
             nn.init.normal_(block.mlp.fc1.bias, std=1e-6)
             nn.init.normal_(block.mlp.fc2.bias, std=1e-6)
         if self.attn_pool is not None:
             nn.init.xavier_uniform_(self.attn_pool.kv.weight, gain=1.5**0.5)
         for name, parameter in self.named_parameters():
-            if name in ("pos_embed", "pos_row", "pos_col", "reg_token") or name == "attn_pool.latent":
+            if name in ("pos_embed", "pos_row", "pos_col", "dist_token", "reg_token", "attn_pool.latent"):
                 nn.init.normal_(parameter, std=0.02)
         nn.init.zeros_(self.head.weight)
+        if self.head_dist is not None:
+            nn.init.zeros_(self.head_dist.weight)

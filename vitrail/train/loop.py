@@ -130,7 +130,9 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
         set_learning(model, how)
     if config.optim.loss == "bce" and config.weights is None:
         # A fresh head takes every class for as rare as it is, or the first steps are spent on learning that.
-        torch.nn.init.constant_(model.head.bias, -math.log(len(data.classes)))
+        for head in (model.head, model.head_dist):
+            if head is not None:
+                torch.nn.init.constant_(head.bias, -math.log(len(data.classes)))
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     if batches < config.optim.grad_accum_steps:
         raise UserError(

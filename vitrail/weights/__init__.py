@@ -35,8 +35,7 @@ from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensor
 WEIGHTS_FILE = "model.safetensors"
 _IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # what is taken first comes first
 
-# Second heads: distilled DeiT has one on its distillation token, DINOv2 one on the average of the patches.
-_OTHER_HEADS = ("head_dist.", "head_patches.")
+_HEADS = ("head.", "head_dist.")  # distilled DeiT has a second one, on its distillation token
 
 _NAMELESS = "vit_w"  # how cards call models of a size that has no name
 _PARTIAL = "Take what fits with partial=True, or --partial of train and convert."
@@ -271,25 +270,27 @@ def _adapt(
     """
     card, where = opened.card, opened.where
     old, new = card.config, wanted.config
-    state = opened.weights.read(old.grid[0] * old.grid[1])
+    state = opened.weights.read(old)
     notes = list(opened.notes)
 
     unneeded = foreign.pretraining(state)
-    if card.classes != wanted.classes or card.task != wanted.task:
-        unneeded += [name for name in state if name.startswith(_OTHER_HEADS)]
-        for name in ("head.weight", "head.bias"):
-            state[name] = torch.zeros(model.get_parameter(name).shape)
+    fresh = card.classes != wanted.classes or card.task != wanted.task  # then no old head is needed, nor looked for
+    if fresh:
         task = wanted.task
         things = WORDS[task].many if card.task == task else f"{WORDS[task].many} instead of {WORDS[card.task].many}"
         notes.append(f"new head for {len(wanted.classes)} {things}")
     if unneeded:
         notes.append(f"left out {some(unneeded, 4)}")
-        state = {name: value for name, value in state.items() if name not in unneeded}
-    broken = _mismatch(state, _meta_state(dataclasses.replace(old, classes=new.classes)))
+    leave = (*unneeded, *(name for name in state if fresh and name.startswith(_HEADS)))
+    state = {name: value for name, value in state.items() if name not in leave}
+    expected = _meta_state(old)
+    if fresh:
+        expected = {name: value for name, value in expected.items() if not name.startswith(_HEADS)}
+    broken = _mismatch(state, expected)
     if broken and not partial:
         no = f"does not fit the architecture in its {Path(where).stem}.json"
         no = no if opened.own else f"is no {card.model} that vitrail can build"
-        raise UserError(f"{where} {no}:{_table(broken)}{_way_out(state)}")
+        raise UserError(f"{where} {no}:{_table(broken)}\n{_PARTIAL}")
     state = {name: value for name, value in state.items() if name not in broken}
     other = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()} - {"float32"})
     for name in state:
@@ -304,6 +305,9 @@ def _adapt(
     if old.channels != new.channels and first in state:
         state[first] = _fit_channels(state[first], new.channels)
         notes.append(f"patch filters changed from {old.channels} to {new.channels} channels")
+    if fresh:
+        heads = {name: value for name, value in model.named_parameters() if name.startswith(_HEADS)}
+        state |= {name: torch.zeros(value.shape) for name, value in heads.items()}
     wrong = _mismatch(state, model.state_dict())
     if old.heads != new.heads:
         wrong["heads"] = f"reshaped    heads: {old.heads}, not {new.heads}"
@@ -314,7 +318,7 @@ def _adapt(
         )
     state = {name: value for name, value in state.items() if name not in wrong}
     lines = broken | {name: line for name, line in wrong.items() if name not in broken}
-    if all(name.startswith("head.") for name in state):
+    if all(name.startswith(_HEADS) for name in state):
         raise UserError(f"Nothing in {where} fits the model:{_table(lines)}")
     if lines:
         notes.append(
@@ -327,12 +331,6 @@ def _adapt(
 def _meta_state(config: ModelConfig) -> dict[str, Tensor]:
     with torch.device("meta"):
         return build(config).state_dict()
-
-
-def _way_out(state: Mapping[str, Tensor]) -> str:
-    if any(name.startswith(_OTHER_HEADS) for name in state):
-        return "\nIts head reads two vectors, which vitrail's do not. Ask for a new one: classes=N, or --classes N."
-    return f"\n{_PARTIAL}"
 
 
 def _fit_channels(filters: Tensor, channels: int) -> Tensor:

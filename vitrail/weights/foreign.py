@@ -17,6 +17,7 @@ from vitrail.config import Size
 from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError, some
 from vitrail.models import ModelConfig, canonical
+from vitrail.models.vit import Pool
 from vitrail.weights import hf, npz, timm, torchvision
 from vitrail.weights.beside import Beside, read_json
 from vitrail.weights.tensors import Tensors
@@ -26,7 +27,7 @@ _Normal = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std
 FORMATS: dict[Format, ModuleType] = {"timm": timm, "hf": hf, "npz": npz, "torchvision": torchvision}
 
 # The usual number of heads of a width, by the tables of the papers.
-_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1664: 16}
+_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
 _LAYER_SCALE = 1e-5  # its first value, which trained weights have replaced
 _IMAGENET: _Normal = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _HALF: _Normal = ((0.5,), (0.5,))
@@ -43,18 +44,18 @@ class Weights:
     format: Format
     tensors: Tensors
 
-    def shapes(self, patches: int | None = None) -> dict[str, Tensor]:
+    def shapes(self, config: ModelConfig | None = None) -> dict[str, Tensor]:
         """Every tensor under our name, on the meta device."""
-        return self._translate(self.tensors.shapes, patches)
+        return self._translate(self.tensors.shapes, config)
 
-    def read(self, patches: int) -> dict[str, Tensor]:
-        """Every tensor under our name, for a model of so many patches an image."""
-        return self._translate(self.tensors, patches)
+    def read(self, config: ModelConfig) -> dict[str, Tensor]:
+        """Every tensor under our name, for a model of this configuration."""
+        return self._translate(self.tensors, config)
 
-    def _translate(self, tensors: Mapping[str, Tensor], patches: int | None) -> dict[str, Tensor]:
+    def _translate(self, tensors: Mapping[str, Tensor], config: ModelConfig | None) -> dict[str, Tensor]:
         try:
             state = FORMATS[self.format].read(tensors)
-            return state if patches is None else _settle(state, patches)
+            return state if config is None else _settle(state, config)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:  # what torch says of shapes that are no ViT's
             line = str(error).splitlines()[0].rstrip(".")
             raise UserError(f"{self.where} does not have the shapes of a ViT: {line}.") from error
@@ -102,19 +103,23 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
     width, channels, patch, other = _sizes(weights, state, "patch_embed.proj.weight", 4)
     if any("patch_embed.convs" in name or "patch_embed.backbone" in name for name in state):
         raise UserError(f"{weights.where} has a convolutional stem: its model.json is needed beside it.")
-    if any(re.search(r"mlp\.(w12|weights_in|gate_proj|fc1_g)", name) for name in state):
-        raise UserError(f"{weights.where} has gated MLPs (SwiGLU), as DINOv2's ViT-g has; vitrail's models do not.")
     if patch != other:
         raise UserError(f"{weights.where} has patches of {patch}x{other} pixels; vitrail's are squares.")
     depth = len({match[1] for name in state if (match := re.match(r"blocks\.(\d+)\.", name))})
-    mlp = _sizes(weights, state, "blocks.0.mlp.fc1.weight", 2)[0]
+    hidden = _sizes(weights, state, "blocks.0.mlp.fc1.weight", 2)[0]
+    read = {_sizes(weights, state, name, 2)[1] for name in state if name.endswith(".mlp.fc2.weight")}
+    gated = read == {hidden / 2}
+    mlp = hidden // 2 if gated else hidden
     if model is not None:
         seen = {"width": width, "depth": depth, "mlp": mlp, "patch": patch}
         _compare(weights, seen, {name: getattr(model, name) for name in seen})
-    averages = _pool(state) == "gap_norm"
-    registers = _tokens(state, "reg_token") + _tokens(state, "dist_token")
+    pool = _pool(state, width)
+    if pool == "cls" and "head.weight" not in state and model is not None and model.pool == "cls_gap":
+        pool = "cls_gap"  # what a head reads is seen from its shape alone
+    registers = _tokens(state, "reg_token") + (_tokens(state, "dist_token") if pool != "cls_dist" else 0)
     asked = model.img_size if model is not None and model.patch == patch else None
-    size = _img_size(weights, state, registers, patch, beside.img_size, asked)
+    placed = ("cls_token" in state) + (pool == "cls_dist")
+    size = _img_size(weights, state, (0, placed, placed + registers), patch, beside.img_size, asked)
     return ModelConfig(
         width=width,
         depth=depth,
@@ -124,9 +129,10 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
         img_size=size,
         channels=channels,
         classes=_sizes(weights, state, "head.weight", 2)[0] if "head.weight" in state else 1,
-        pool=_pool(state),
+        pool=pool,
         head="tanh" if "pre_logits.weight" in state else "linear",
-        registers=registers + (averages and "cls_token" in state),
+        act="swiglu" if gated else "gelu",
+        registers=registers,
         layer_scale=_LAYER_SCALE if "blocks.0.ls1.gamma" in state else 0.0,
     )
 
@@ -140,7 +146,8 @@ def preprocessing(weights: Weights, config: ModelConfig, beside: Beside) -> tupl
     """How images must be prepared, and a sentence if only the habits of the family say it."""
     # DeiT and MAE come as {"model": …}, DINO and DINOv2 without a head: all are of one house.
     facebook = weights.tensors.wrapped[:1] in (("model",), ("teacher",)) or "head.weight" not in weights.tensors
-    imagenet = weights.format == "torchvision" or config.layer_scale > 0 or (weights.format == "timm" and facebook)
+    facebook = facebook and weights.format == "timm"
+    imagenet = facebook or weights.format == "torchvision" or config.layer_scale > 0 or config.pool == "cls_dist"
     mean, std = _IMAGENET if imagenet and config.channels == 3 else _HALF
     crop = 0.875 if imagenet else 0.9
     crop = 1.0 if max(config.img_size) >= 384 else crop
@@ -161,9 +168,9 @@ def preprocessing(weights: Weights, config: ModelConfig, beside: Beside) -> tupl
 
 
 def turned(weights: Weights, config: ModelConfig) -> list[str]:
-    """A sentence on every token that becomes a register here."""
-    names = {"dist_token": True, "cls_token": config.pool == "gap_norm"}
-    return [f"{name} became a register" for name, turns in names.items() if turns and name in weights.shapes()]
+    """A sentence on a distillation token that has no head, which is a register here."""
+    alone = "dist_token" in weights.shapes() and config.pool != "cls_dist"
+    return ["dist_token became a register: it has no head"] if alone else []
 
 
 def pretraining(names: Mapping[str, Tensor]) -> list[str]:
@@ -171,38 +178,42 @@ def pretraining(names: Mapping[str, Tensor]) -> list[str]:
     return [name for name in names if _PRETRAINING.match(name)]
 
 
-def _settle(state: dict[str, Tensor], patches: int) -> dict[str, Tensor]:
-    """Tokens and positions as our models have them.
+def _settle(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Tokens, positions and head as our models have them.
 
-    The distillation token becomes a register, positions of registers are added to them, and a class token that has
-    none gets one that adds nothing. Where the patches are averaged, the class token is a register too.
+    A distillation token without a head becomes a register, positions of registers are added to them, and a class token
+    that has none gets one that adds nothing. A head that reads the average of the patches by zeros alone does not here.
     """
     settled = dict(state)
-    if "dist_token" in settled:
+    if "dist_token" in settled and config.pool != "cls_dist":
         settled["reg_token"] = settled.pop("dist_token")
-    if "pos_embed" not in settled:
-        return settled
-    pos, cls, registers = settled["pos_embed"], "cls_token" in settled, _tokens(settled, "reg_token")
-    extra = pos.shape[1] - patches
-    if registers and extra == cls + registers:
-        settled["reg_token"] = settled["reg_token"] + pos[:, cls : cls + registers]
-        pos = torch.cat([pos[:, :cls], pos[:, cls + registers :]], dim=1)
-    elif cls and extra == 0:
-        pos = torch.cat([torch.zeros_like(pos[:, :1]), pos], dim=1)
     if "fc_norm.weight" in settled:
         settled |= {f"norm.{kind}": settled.pop(f"fc_norm.{kind}") for kind in ("weight", "bias")}
-        if cls:
-            token = settled.pop("cls_token") + pos[:, :1]
-            settled["reg_token"] = torch.cat([token, *([settled["reg_token"]] if registers else [])], dim=1)
-            pos = pos[:, 1:]
+    head = settled.get("head.weight")
+    if head is not None and config.pool == "cls" and head.shape[1:] == (2 * config.width,):
+        first, second = head.chunk(2, dim=1)
+        settled["head.weight"] = first if second.is_meta or not second.any() else head
+    if "pos_embed" not in settled:
+        return settled
+    pos, placed, registers = settled["pos_embed"], config.placed, config.registers
+    extra = pos.shape[1] - config.grid[0] * config.grid[1]
+    if registers and "reg_token" in settled and extra == placed + registers:
+        settled["reg_token"] = settled["reg_token"] + pos[:, placed:extra]
+        pos = torch.cat([pos[:, :placed], pos[:, extra:]], dim=1)
+    elif placed and extra == 0:
+        pos = torch.cat([torch.zeros_like(pos[:, :placed]), pos], dim=1)
     settled["pos_embed"] = pos
     return settled
 
 
-def _pool(state: Mapping[str, Tensor]) -> Literal["cls", "gap", "gap_norm", "map"]:
+def _pool(state: Mapping[str, Tensor], width: int) -> Pool:
     if "fc_norm.weight" in state:
-        return "gap_norm"
-    return "cls" if "cls_token" in state else "map" if "attn_pool.latent" in state else "gap"
+        return "mae" if "cls_token" in state else "gap_norm"
+    if "cls_token" not in state:
+        return "map" if "attn_pool.latent" in state else "gap"
+    if "dist_token" in state and ("head_dist.weight" in state or "head.weight" not in state):
+        return "cls_dist"
+    return "cls_gap" if "head.weight" in state and state["head.weight"].shape[1:] == (2 * width,) else "cls"
 
 
 def _tokens(state: Mapping[str, Tensor], name: str) -> int:
@@ -218,11 +229,15 @@ def _sizes(weights: Weights, state: Mapping[str, Tensor], name: str, dimensions:
     return shape
 
 
-def _img_size(weights: Weights, state: Mapping[str, Tensor], registers: int, patch: int, *said: Size | None) -> Size:
-    """The image size that the positions are for: as somebody says if that fits, else of a square."""
+def _img_size(
+    weights: Weights, state: Mapping[str, Tensor], others: tuple[int, ...], patch: int, *said: Size | None
+) -> Size:
+    """The image size that the positions are for: as somebody says if that fits, else of a square.
+
+    `others` says how many of the positions may be those of tokens that are no patch.
+    """
     rows = _sizes(weights, state, "pos_embed", 3)[1]
-    cls = int("cls_token" in state)
-    counts = {rows - prefix for prefix in (0, cls, cls + registers)} - {0}
+    counts = {rows - prefix for prefix in others} - {0}
     for size in said:
         if size is not None and (size[0] // patch) * (size[1] // patch) in counts:
             return size[0] // patch * patch, size[1] // patch * patch

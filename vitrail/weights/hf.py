@@ -16,7 +16,7 @@ from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
 from vitrail.weights.beside import Beside
-from vitrail.weights.names import count_blocks, inverse, join_qkv, rename, split_qkv, stems
+from vitrail.weights.names import count_blocks, inverse, join, rename, split_qkv, stems
 
 MARKER = "embeddings.patch_embeddings.projection.weight"
 
@@ -31,7 +31,7 @@ _TOP = {
     "pre_logits": "pooler.dense",
     "head": "classifier",
 }
-_OTHER_HEADS = {"head": "cls_classifier", "head_dist": "distillation_classifier"}
+_TWO_HEADS = {"head": "cls_classifier", "head_dist": "distillation_classifier"}
 _ATTENTION = {
     "attn.q": "attention.attention.query",
     "attn.k": "attention.attention.key",
@@ -49,14 +49,19 @@ _DINOV2 = _ATTENTION | {
     "ls1.gamma": "layer_scale1.lambda1",
     "norm2": "norm2",
     "ls2.gamma": "layer_scale2.lambda1",
-    "mlp.fc1": "mlp.fc1",
-    "mlp.fc2": "mlp.fc2",
+}
+_MLP = {
+    "gelu": {"mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"},
+    "swiglu": {"mlp.fc1": "mlp.weights_in", "mlp.fc2": "mlp.weights_out"},
 }
 _MODULES = {
     "attn.q": "attention.q_proj",
     "attn.k": "attention.k_proj",
     "attn.v": "attention.v_proj",
     "attn.proj": "attention.o_proj",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.fc2": "mlp.down_proj",
 }
 _RESAMPLE: dict[Resizing, int] = {"lanczos": 1, "bilinear": 2, "bicubic": 3}  # Pillow's numbers
 _FILE, _MODULE = "encoder.layer.{}.", "layers.{}."
@@ -65,33 +70,41 @@ _FILE, _MODULE = "encoder.layer.{}.", "layers.{}."
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors under our names."""
     depth = count_blocks(tensors, r"(?:encoder\.layer|layers)\.(\d+)\.")
-    table = inverse(_TOP) | inverse(_OTHER_HEADS)
-    for block in (_VIT, _DINOV2, _MODULES):
+    table = inverse(_TOP) | inverse(_TWO_HEADS)
+    for block in (_VIT, _DINOV2, *_MLP.values(), _MODULES):
         for where in (_FILE, _MODULE):
             table |= inverse(stems(depth, {}, block, where))
-    return _one_head(join_qkv(rename(tensors, table)))
+    return join(rename(tensors, table))
 
 
 def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our tensors under the names of their files. DINOv2's head reads the average of the patches too: by zeros."""
+    """Our tensors under the names of their files.
+
+    DINOv2's head reads the class token and the average of the patches: one of the class token alone gets zeros.
+    """
     theirs = split_qkv(state)
-    if config.layer_scale:
-        theirs["head.weight"] = torch.cat([state["head.weight"], torch.zeros_like(state["head.weight"])], dim=1)
+    kind = _model_type(config)
+    if kind.startswith("dinov2"):
+        if config.pool == "cls":
+            theirs["head.weight"] = torch.cat([state["head.weight"], torch.zeros_like(state["head.weight"])], dim=1)
         if config.registers:
             theirs["mask_token"] = torch.zeros(1, config.width)
-    prefix = f"{_model_type(config)}."
-    table = stems(config.depth, _TOP, _DINOV2 if config.layer_scale else _VIT, _FILE)
-    named = rename(theirs, table)
-    return {name if name.startswith("classifier.") else prefix + name: value for name, value in named.items()}
+    block = _DINOV2 | _MLP[config.act] if kind.startswith("dinov2") else _VIT
+    top = _TOP | _TWO_HEADS if kind == "deit" else _TOP
+    named = rename(theirs, stems(config.depth, top, block, _FILE))
+    return {name if "classifier." in name else f"{kind}.{name}": value for name, value in named.items()}
 
 
 def cannot(config: ModelConfig) -> str | None:
     """What of a model the format has no place for."""
     parts = {
-        "pooling other than the class token's": config.pool != "cls",
+        f"pooling '{config.pool}'": config.pool not in ("cls", "cls_dist", "cls_gap"),
         "a hidden tanh layer before the head": config.head != "linear",
+        "LayerScale beside a distillation token": config.layer_scale and config.pool == "cls_dist",
         "registers without LayerScale": config.registers and not config.layer_scale,
-        "LayerScale with an MLP that is no multiple of the width": config.layer_scale and config.mlp % config.width,
+        "gated MLPs without LayerScale": config.act != "gelu" and not config.layer_scale,
+        "a head on the average of the patches without LayerScale": config.pool == "cls_gap" and not config.layer_scale,
+        f"an MLP of {config.mlp} for a width of {config.width}": config.layer_scale and _mlp_ratio(config) is None,
     }
     return next((what for what, there in parts.items() if there), None)
 
@@ -101,6 +114,7 @@ def documents(config: ModelConfig, classes: tuple[str, ...], preprocess: Preproc
     kind = _model_type(config)
     architecture = {
         "vit": "ViTForImageClassification",
+        "deit": "DeiTForImageClassificationWithTeacher",
         "dinov2": "Dinov2ForImageClassification",
         "dinov2_with_registers": "Dinov2WithRegistersForImageClassification",
     }[kind]
@@ -121,17 +135,17 @@ def documents(config: ModelConfig, classes: tuple[str, ...], preprocess: Preproc
         "label2id": {name: i for i, name in enumerate(classes)},
     }
     if config.layer_scale:
-        about |= {"mlp_ratio": config.mlp // config.width, "use_swiglu_ffn": False, "use_mask_token": False}
+        about |= {"mlp_ratio": _mlp_ratio(config), "use_swiglu_ffn": config.act == "swiglu", "use_mask_token": False}
         about |= {"num_register_tokens": config.registers} if config.registers else {}
     else:
         about |= {"intermediate_size": config.mlp}
     resized = {"height": int(h / preprocess.crop), "width": int(w / preprocess.crop)}
-    # Theirs resizes to a square, ours keeps the shape of a picture: as near as it has words for.
+    # Ours keeps the shape of a picture and crops it. Theirs has no words for that but for squares, the usual case.
     processor = {
-        "image_processor_type": "ViTImageProcessor" if preprocess.crop == 1 or h != w else "BitImageProcessor",
+        "image_processor_type": "BitImageProcessor" if h == w else "ViTImageProcessor",
         "do_resize": True,
-        "size": resized if preprocess.crop == 1 or h != w else {"shortest_edge": resized["height"]},
-        "do_center_crop": preprocess.crop != 1,
+        "size": {"shortest_edge": resized["height"]} if h == w else resized,
+        "do_center_crop": h == w or preprocess.crop != 1,
         "crop_size": {"height": h, "width": w},
         "resample": _RESAMPLE[preprocess.interpolation],
         "do_rescale": True,
@@ -145,8 +159,6 @@ def documents(config: ModelConfig, classes: tuple[str, ...], preprocess: Preproc
 
 def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Beside:
     """What `config.json` and `preprocessor_config.json` say."""
-    if document.get("use_swiglu_ffn"):
-        raise UserError("It is a DINOv2 with SwiGLU layers (ViT-g), which vitrail does not have.")
     if document.get("hidden_act", "gelu") != "gelu":
         raise UserError(f"Its activation is {document['hidden_act']!r}, but vitrail's models have GELU.")
     labels = document.get("id2label") or {}
@@ -169,14 +181,14 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Besid
     )
 
 
-def _one_head(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """DINOv2's head reads the class token and the average of the patches; the second half fits only if it is zero."""
-    head, norm = state.get("head.weight"), state.get("norm.weight")
-    if head is None or norm is None or head.ndim != 2 or head.shape[1] != 2 * norm.numel():
-        return state
-    first, second = head.chunk(2, dim=1)
-    unused = second.is_meta or not second.any()
-    return state | {"head.weight": first} | ({} if unused else {"head_patches.weight": second})
+def _mlp_ratio(config: ModelConfig) -> int | None:
+    """The whole number from which DINOv2's classes work out the hidden width; None if there is none."""
+
+    def hidden(ratio: int) -> int:
+        full = config.width * ratio
+        return full if config.act == "gelu" else (int(full * 2 / 3) + 7) // 8 * 8
+
+    return next((ratio for ratio in range(1, 33) if hidden(ratio) == config.mlp), None)
 
 
 def _edge(size: Any) -> int | None:
@@ -188,5 +200,5 @@ def _edge(size: Any) -> int | None:
 
 def _model_type(config: ModelConfig) -> str:
     if not config.layer_scale:
-        return "vit"
+        return "deit" if config.pool == "cls_dist" else "vit"
     return "dinov2_with_registers" if config.registers else "dinov2"

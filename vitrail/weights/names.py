@@ -1,6 +1,7 @@
 """What the key tables of foreign formats share. A table says what each module or tensor of ours is called elsewhere.
 
-Formats that keep queries, keys and values apart call them `attn.q`, `attn.k` and `attn.v` in their tables.
+Formats that keep queries, keys and values apart call them `attn.q`, `attn.k` and `attn.v` in their tables, and those
+that keep the two halves of a gated MLP's first layer apart `mlp.gate` and `mlp.up`.
 """
 
 from __future__ import annotations
@@ -38,23 +39,20 @@ def count_blocks(names: Mapping[str, Tensor], pattern: str) -> int:
     return len({match[1] for name in names if (match := re.match(pattern, name))})
 
 
-def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Queries, keys and values as the one matrix that they are here. Empties `state`, so that each part is freed."""
+def join(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What is kept apart as the one matrix that it is here. Empties `state`, so that each part is freed."""
     joined = {}
     for name in list(state):
-        if name not in state:  # joined already
-            continue
-        match = re.fullmatch(r"(.*\.attn)\.[qkv]\.(weight|bias)", name)
-        parts = [f"{match[1]}.{x}.{match[2]}" for x in "qkv"] if match else []
-        if match and all(part in state for part in parts):
-            joined[f"{match[1]}.qkv.{match[2]}"] = torch.cat([state.pop(part) for part in parts])
-        else:
+        whole, parts = _whole(name)
+        if parts and all(part in state for part in parts):
+            joined[whole] = torch.cat([state.pop(part) for part in parts])
+        elif name in state:  # else it was joined already
             joined[name] = state.pop(name)
     return joined
 
 
 def split_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `join_qkv`."""
+    """Queries, keys and values apart: the inverse of `join` for formats that keep them so."""
     split: dict[str, Tensor] = {}
     for name, value in state.items():
         match = re.fullmatch(r"(.*\.attn)\.qkv\.(weight|bias)", name)
@@ -64,6 +62,16 @@ def split_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             split[name] = value
     return split
+
+
+def _whole(name: str) -> tuple[str, list[str]]:
+    """The tensor that one of a table's parts belongs to, and all its parts in order; none of any other tensor."""
+    for whole, parts in {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.fc1": ("mlp.gate", "mlp.up")}.items():
+        for part in parts:
+            block, found, kind = name.partition(f".{part}.")
+            if found:
+                return f"{block}.{whole}.{kind}", [f"{block}.{other}.{kind}" for other in parts]
+    return name, []
 
 
 def inverse(table: Table) -> dict[str, str]:

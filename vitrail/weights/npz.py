@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitrail.models import ModelConfig
-from vitrail.weights.names import Table, count_blocks, inverse, join_qkv, new_name, split_qkv, stems
+from vitrail.weights.names import Table, count_blocks, inverse, join, new_name, split_qkv, stems
 
 MARKER = "embedding/kernel"
 
@@ -52,7 +52,7 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name in tensors:
         new = new_name(re.sub("/(kernel|scale|bias)$", _kind, name), table)
         state[new] = _to_ours(new, tensors[name])
-    return join_qkv(state)
+    return join(state)
 
 
 def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -71,7 +71,8 @@ def cannot(config: ModelConfig) -> str | None:
     parts = {
         "registers": config.registers,
         "LayerScale": config.layer_scale,
-        f"pooling '{config.pool}'": config.pool in ("map", "gap_norm"),
+        "gated MLPs": config.act != "gelu",
+        f"pooling '{config.pool}'": config.pool not in ("cls", "gap"),
     }
     return next((what for what, there in parts.items() if there), None)
 

@@ -1,4 +1,5 @@
-"""timm's `VisionTransformer`, whose names are ours, and those who took its names over: DeiT, MAE, DINO, DINOv2."""
+"""timm's `VisionTransformer` and `VisionTransformerDistilled`, whose names are ours, and those who took its names over:
+DeiT, MAE, DINO, DINOv2."""
 
 from __future__ import annotations
 
@@ -10,32 +11,48 @@ from torch import Tensor
 
 from vitrail.models import ModelConfig
 from vitrail.weights.beside import Beside
+from vitrail.weights.names import count_blocks, inverse, rename, stems
 
 MARKER = "patch_embed.proj.weight"
+
+# What DINOv2's authors call otherwise.
+_TOP = {"reg_token": "register_tokens", "head": "linear_head"}
+_BLOCK = {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"}
 
 
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors under our names."""
-    table = {"register_tokens": "reg_token"}  # as DINOv2's authors call them
-    return {table.get(name, name): tensors[name] for name in tensors}
+    depth = count_blocks(tensors, r"blocks\.(\d+)\.")
+    return rename(tensors, inverse(stems(depth, _TOP, _BLOCK, "blocks.{}.")))
 
 
 def write(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Our tensors under their names. timm gives all prefix tokens a position: that of registers adds nothing."""
+    """Our tensors under their names.
+
+    timm gives all tokens that are no patch a position, or none of them (`no_embed_class=True`, as DeiT III and DINOv2
+    with registers have it): none if the class token's adds nothing, else registers get one that adds nothing.
+    """
     theirs = dict(state)
-    if config.registers:
-        pos = state["pos_embed"]
-        cls = config.prefix - config.registers
+    pos = state["pos_embed"]
+    placed, patches = pos[:, : config.placed], pos[:, config.placed :]
+    if not placed.is_meta and not placed.any():
+        theirs["pos_embed"] = patches
+    elif config.registers:
         nothing = torch.full((1, config.registers, config.width), -0.0)  # what it is added to keeps even its sign
-        theirs["pos_embed"] = torch.cat([pos[:, :cls], nothing, pos[:, cls:]], dim=1)
-    if config.pool == "gap_norm":
+        theirs["pos_embed"] = torch.cat([placed, nothing, patches], dim=1)
+    if config.pool in ("gap_norm", "mae"):
         theirs |= {f"fc_norm.{kind}": theirs.pop(f"norm.{kind}") for kind in ("weight", "bias")}
     return theirs
 
 
 def cannot(config: ModelConfig) -> str | None:
     """What of a model the format has no place for."""
-    return "a hidden tanh layer before the head" if config.head == "tanh" else None
+    parts = {
+        "a hidden tanh layer before the head": config.head == "tanh",
+        "a head on the class token and the average": config.pool == "cls_gap",
+        "registers beside a distillation token": config.pool == "cls_dist" and config.registers,
+    }
+    return next((what for what, there in parts.items() if there), None)
 
 
 def settings(document: Mapping[str, Any]) -> Beside:

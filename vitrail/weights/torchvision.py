@@ -49,6 +49,7 @@ def cannot(config: ModelConfig) -> str | None:
     parts = {
         "registers": config.registers,
         "LayerScale": config.layer_scale,
+        "gated MLPs": config.act != "gelu",
         "pooling other than the class token's": config.pool != "cls",
     }
     return next((what for what, there in parts.items() if there), None)
