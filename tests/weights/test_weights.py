@@ -256,6 +256,14 @@ def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
 
 
 @torch.no_grad()
+def test_a_new_head_may_read_more_than_the_old_one(path, model):
+    wider = build(replace(CONFIG, classes=5, pool="cls_gap"))
+    start_from(path, wider, tuple("abcde"))
+    assert wider.head.weight.shape == (5, 2 * CONFIG.width)
+    assert torch.equal(wider.embed(images())[:, : CONFIG.width], model.embed(images()))
+
+
+@torch.no_grad()
 def test_another_size_resamples_the_positions(path, model):
     fresh = build(replace(CONFIG, img_size=(16, 16)))
     assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
