@@ -107,7 +107,7 @@ def fit(model, opt="adamw", steps=3):
         (DEPTH, FIRST | block(0) | block(1) | block(2)),
         ("all", FIRST | block(0) | block(1) | block(2) | {"norm.weight", "norm.bias"}),
     ],
-    ids=str,
+    ids=["nothing", "0", "2", "depth", "all"],
 )
 def test_what_is_frozen_is_what_was_asked_for(freeze, frozen):
     assert names(learning(freeze=freeze)) == {name for name, _ in build(SMALL).named_parameters()} - frozen
