@@ -1,9 +1,10 @@
 """How much memory loading takes beyond that of the program, as a share of the file's size.
 
-    python benchmarks/load.py [--model NAME] [--json FILE]
+    python benchmarks/load.py [--model NAME] [--kinds KIND …] [--json FILE]
 
-Random weights are written in every format, and each is loaded in a process of its own, which tells how far its memory
-grew at its highest while it did so. Pages of a mapped file count as the process's, as the system counts them.
+Random weights are written in every format, as PyTorch's own and in several files, and each is loaded in a process of
+its own, which tells how far its memory grew at its highest while it did so. Pages of a mapped file count as the
+process's, as the system counts them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import build, canonical
-from vitrail.weights import Card, load, save
+from vitrail.weights import WEIGHTS_FILE, Card, load, save
 from vitrail.weights.convert import To, convert
+from vitrail.weights.tensors import SUFFIXES
+
+KINDS = ("vitrail", "timm", "hf", "torchvision", "npz", "pth", "parts", "hf parts")
 
 
 def peak() -> int:
@@ -49,9 +54,36 @@ def measure(path: Path) -> int:
     return grown
 
 
+def write(kind: str, own: Path, folder: Path) -> Path:
+    """The same weights in another form, alone in a folder; returns the path to load."""
+    folder.mkdir()
+    if kind == "vitrail":
+        return own
+    if kind == "pth":
+        torch.save({"model": load_file(own)}, folder / "model.pth")
+        return folder / "model.pth"
+    to: To = "timm" if kind == "parts" else "hf" if kind == "hf parts" else kind  # type: ignore[assignment]
+    path = convert(own, folder / "model.npz" if to == "npz" else folder if to == "hf" else folder / WEIGHTS_FILE, to=to)
+    return cut(path) if "parts" in kind else path
+
+
+def cut(path: Path, count: int = 4) -> Path:
+    """Weights in several files with an index, as Hugging Face writes large ones."""
+    state = load_file(path)
+    files = {name: f"model-{1 + i * count // len(state):05}-of-{count:05}.safetensors" for i, name in enumerate(state)}
+    for file in set(files.values()):
+        save_file({name: value for name, value in state.items() if files[name] == file}, path.with_name(file))
+    path.unlink()
+    path.with_suffix(".json").unlink()
+    index = path.with_name(f"{path.name}.index.json")
+    index.write_text(json.dumps({"weight_map": files}))
+    return index
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="vit_b16")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
@@ -59,17 +91,17 @@ def main() -> None:
     names = tuple(map(str, range(config.classes)))
     card = Card(model=name, config=config, classes=names, preprocess=Preprocess(config.img_size, config.channels))
     rows = {}
-    with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder) / "own.safetensors"
-        save(own, build(config), card)
-        print(f"{name}\n{'format':<14}{'file, MB':>10}{'grown, MB':>12}{'share':>8}")
-        formats: tuple[To, ...] = ("vitrail", "timm", "hf", "torchvision", "npz")
-        for to in formats:
-            out = Path(folder) / ("there.npz" if to == "npz" else f"there-{to}.safetensors")
-            path = own if to == "vitrail" else convert(own, out, to=to)
-            size, grown = path.stat().st_size, measure(path)
-            rows[to] = {"file": size, "grown": grown, "share": grown / size}
-            print(f"{to:<14}{size / 1e6:>10.1f}{grown / 1e6:>12.1f}{grown / size:>8.2f}")
+    print(f"{name}\n{'format':<14}{'size, MB':>10}{'grown, MB':>12}{'share':>8}")
+    for kind in args.kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            own = Path(folder) / "own" / "model.safetensors"
+            own.parent.mkdir()
+            save(own, build(config), card)
+            path = write(kind, own, Path(folder) / "other")
+            size = sum(file.stat().st_size for file in path.parent.iterdir() if file.suffix in SUFFIXES)
+            grown = measure(path)
+        rows[kind] = {"size": size, "grown": grown, "share": grown / size}
+        print(f"{kind:<14}{size / 1e6:>10.1f}{grown / 1e6:>12.1f}{grown / size:>8.2f}", flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
 

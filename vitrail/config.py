@@ -23,6 +23,7 @@ Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
 Task = Literal["multiclass", "multilabel", "regression"]
+Freeze = Literal["all"] | int  # all but the head, or the first blocks and what enters them
 
 
 class Duration(float):
@@ -70,6 +71,9 @@ class InputConfig:
     mean: Floats = option("mean of every channel, or one for all, in place of what --normalize says", (0.5,))
     std: Floats = option("standard deviation of every channel, or one for all, likewise", (0.5,))
     crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
+    interpolation: Literal["bicubic", "bilinear", "lanczos"] = option(
+        "how images are resized; bicubic, or as --weights had it", "bicubic"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,19 @@ class ArchConfig:
     layer_scale: float | None = option("first value of LayerScale (0 = none)")
     drop: float = option("dropout")
     drop_path: float = option("stochastic depth of the last block, growing linearly to it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferConfig:
+    """How trained weights are used, with --weights."""
+
+    freeze: Freeze | None = option("keep as it is: all but the head, or the first N blocks and what enters them", None)
+    lora_rank: int = option("learn only the head and adapters of this rank in the attention (0 = all learns)", 0)
+    lora_alpha: float = option("strength of the adapters, divided by their rank; twice the rank if not given", 0.0)
+    pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
+        "how positions are resampled at another size; linear is the paper's", "bicubic"
+    )
+    partial: bool = option("take of the weights what fits the model, and say what does not", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +167,7 @@ class TrainConfig:
     source: SourceConfig = field(default_factory=SourceConfig)
     input: InputConfig
     arch: ArchConfig
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     optim: OptimConfig
     augment: AugmentConfig
     run: RunConfig
@@ -257,7 +275,7 @@ def from_plain(cls: type[C], document: object, where: str = "") -> C:
         if f.name in document:
             hint, value = hints[f.name], document[f.name]
             values[f.name] = from_plain(hint, value, f.name) if _is_group(hint) else _coerce(f.name, hint, value)
-        elif f.default is dataclasses.MISSING:
+        elif f.default is f.default_factory is dataclasses.MISSING:
             raise UserError(f"The setting '{f.name}' is missing.")
     return cls(**values)
 
@@ -273,6 +291,8 @@ def _plain(value: object) -> object:
 
 
 def _coerce(name: str, hint: Any, value: object) -> Any:
+    if hint == Freeze | None:
+        return None if value is None else _coerce_freeze(name, value)
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         if value is None:
@@ -335,6 +355,16 @@ def _coerce_duration(name: str, value: object) -> Duration:
     if total < 1:
         raise UserError(f"'{name}' must be a time of a second or more like 90s, 10m or 1h30m, but it is {value!r}.")
     return Duration(total)
+
+
+def _coerce_freeze(name: str, value: object) -> Freeze:
+    """3, "3" and "all" say what is frozen."""
+    if value == "all":
+        return "all"
+    text = str(value)
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
+        raise UserError(f"'{name}' must be all, or a number of blocks from 0, but it is {value!r}.")
+    return int(text)
 
 
 def coerce_names(name: str, value: object) -> Names:

@@ -56,6 +56,23 @@ def test_pixels_are_those_of_resizing_the_short_side_and_cropping_the_centre(siz
     assert difference.mean() < 0.05
 
 
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos"])
+def test_images_are_resized_as_the_preprocessing_says(interpolation, bits):
+    plane = smooth(90, 120, 1)
+    image = plane.astype({8: np.uint8, 16: np.uint16, 32: np.float32}[bits])
+    picture = Image.fromarray(plane.squeeze()).resize((64, 48), Image.Resampling[interpolation.upper()])
+    found = Preprocess((48, 64), 1, bits=bits, interpolation=interpolation).pixels(image)
+    assert np.abs(found[0].astype(float).clip(0, 255) - np.asarray(picture)).max() <= 2  # floats may overshoot
+    others = {Image.Resampling.BICUBIC, Image.Resampling.BILINEAR, Image.Resampling.LANCZOS}
+    others -= {Image.Resampling[interpolation.upper()]}
+    sharp = noise(90, 120, 1)
+    found = Preprocess((48, 64), 1, interpolation=interpolation).pixels(sharp)
+    for other in others:
+        picture = Image.fromarray(sharp.squeeze()).resize((64, 48), other)
+        assert np.abs(found[0].astype(int) - np.asarray(picture)).max() > 5
+
+
 def test_a_rectangle_is_covered_from_either_side():
     image = np.zeros((100, 100, 1), dtype=np.uint8)
     image[25:75] = 255  # what a wide model sees of a square image
@@ -113,7 +130,7 @@ def test_a_call_gives_what_the_model_reads():
 
 
 def test_json_and_back_is_the_same():
-    preprocess = Preprocess((8, 9), 3, 0.9, (0.1, 0.2, 0.3), (1.0,))
+    preprocess = Preprocess((8, 9), 3, 0.9, (0.1, 0.2, 0.3), (1.0,), interpolation="lanczos")
     assert Preprocess.from_json(json.loads(json.dumps(asdict(preprocess)))) == preprocess
 
 
@@ -125,8 +142,10 @@ def test_json_and_back_is_the_same():
         ({"mean": ["a"]}, "'mean' must be a list of numbers"),
         ({"std": [0.5, 0.5]}, "'std' must have one number, or one for each"),
         ({"std": [0.0]}, "'std' must be above 0"),
+        ({"mean": [float("nan")]}, "'mean' must be made of numbers"),
         ({"channels": 0}, "1 channel or more"),
         ({"bits": 12}, "'bits' must be 8, 16, or 32"),
+        ({"interpolation": "cubic"}, "'interpolation' must be one of bicubic, bilinear, lanczos"),
         ({"channels": "three"}, "'channels' must be a whole number"),
         ({"crop": 1.5}, "'crop' is the share"),
         ({"img_size": [0, 8]}, "'img_size' must be a size"),
@@ -145,9 +164,9 @@ def test_missing_preprocessing_is_a_user_error(name):
         Preprocess.from_json(document)
 
 
-def test_older_files_without_bits_have_eight():
+def test_older_files_without_bits_have_eight_and_were_resized_bicubic():
     document = asdict(Preprocess((8, 8), 3))
-    del document["bits"]
+    del document["bits"], document["interpolation"]
     assert Preprocess.from_json(document) == Preprocess((8, 8), 3)
 
 

@@ -6,10 +6,12 @@ import pytest
 
 import vitrail
 from vitrail import models
-from vitrail.config import ArchConfig, options
+from vitrail.config import ArchConfig, TransferConfig, options
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
+from vitrail.train.lora import adapters
 from vitrail.train.recipe import model_config, resolve
+from vitrail.train.transfer import set_learning
 from vitrail.weights import open_card
 
 FAMILIES = list(models.FAMILIES)
@@ -63,3 +65,28 @@ def test_it_trains_and_is_known_afterwards(model, tmp_path):
     card = open_card(run)
     assert models.family(card.config) == model
     assert vitrail.evaluate(run).top1 == pytest.approx(card.metrics["top1"], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_are_frozen_in_every_family(family):
+    model = models.build(models.configure("vit_nano8" if family == "vit" else f"{family}_nano", classes=3))
+    set_learning(model, TransferConfig(freeze=2))
+    learn = [any(p.requires_grad for p in stage.parameters()) for stage in model.stages()]
+    assert learn == [False] * 3 + [True] * (len(learn) - 3)
+    set_learning(model, TransferConfig(freeze="all"))
+    learning = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert learning
+    assert all(name.startswith("head.") for name in learning)
+    with pytest.raises(UserError, match=f"The model has {len(learn) - 3} blocks, so --freeze 99 is too many"):
+        set_learning(model, TransferConfig(freeze=99))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_are_for_the_attention_of_vits(family):
+    model = models.build(models.configure("vit_nano8" if family == "vit" else f"{family}_nano", classes=3))
+    if family in ("vit", "hybrid"):
+        set_learning(model, TransferConfig(lora_rank=2, lora_alpha=4.0))
+        assert adapters(model)
+    else:
+        with pytest.raises(UserError, match=f"adapts the attention of a ViT, but the model is a {family}_nano"):
+            set_learning(model, TransferConfig(lora_rank=2, lora_alpha=4.0))

@@ -269,6 +269,7 @@ def test_the_model_can_be_read_without_vitrail(train, small):
     tensors, card = load_file(run / "model.safetensors"), json.loads((run / "model.json").read_text())
     assert card["classes"] == list("0123456789")
     seen = {"img_size": [8, 8], "channels": 1, "crop": 1.0, "mean": [0.5], "std": [0.5], "bits": 8}
+    seen |= {"interpolation": "bicubic"}
     assert card["preprocess"] == seen
     assert tensors["head.weight"].shape == (10, card["config"]["width"])
     assert card["config"] == json.loads(json.dumps(asdict(load(run).config)))

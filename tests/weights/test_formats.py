@@ -227,10 +227,11 @@ def test_hugging_faces_files_say_classes_and_preprocessing(tmp_path):
     labels = {i: f"thing {i}" for i in range(5)}
     hf_vit("ViTForImageClassification", CONFIG, id2label=labels).save_pretrained(tmp_path)
     processor = {"image_mean": [0.1] * 3, "image_std": [0.2] * 3, "do_center_crop": True, "crop_size": 24}
+    processor |= {"resample": 2}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor | {"size": {"shortest_edge": 30}}))
     card = open_card(tmp_path)
     assert card.classes == tuple(labels.values())
-    assert card.preprocess == Preprocess((24, 24), 3, 0.8, (0.1,) * 3, (0.2,) * 3)
+    assert card.preprocess == Preprocess((24, 24), 3, 0.8, (0.1,) * 3, (0.2,) * 3, interpolation="bilinear")
 
 
 @torch.no_grad()
@@ -334,9 +335,9 @@ def test_all_that_is_adapted_is_logged(caplog):
     text = "\n".join(record.message for record in caplog.records)
     for part in (
         "timm weights of a vit_w32d2p4 at 24x24",
-        "mean 0.5 and std 0.5 are those usual",
+        "mean 0.5, std 0.5, crop 0.9, bicubic resizing: as usual",
         "new head for 3 classes",
-        "positions resampled from 6x6 to 4x8 patches",
+        "positions resampled from 6x6 to 4x8 patches (bicubic)",
         "patch filters changed from 3 to 1 channels",
         "float16 became float32",
     ):
@@ -387,4 +388,5 @@ def test_the_table_of_what_does_not_fit():
         "  missing     blocks.1.norm2.weight (32,)",
         "  unexpected  norm_pre.weight (32,)",
         "  reshaped    blocks.0.mlp.fc2.weight (32, 64), not (32, 128)",
+        "Take what fits with partial=True, or --partial of train and convert.",
     ]

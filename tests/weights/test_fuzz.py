@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import pickle
 import struct
+import warnings
 import zipfile
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +22,7 @@ from safetensors.torch import save_file
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
-from vitrail.weights import load, open_card
+from vitrail.weights import load, open_card, start_from
 from vitrail.weights.foreign import FORMATS
 
 CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
@@ -132,12 +136,66 @@ def test_values_that_are_no_numbers(tmp_path, state, suffix):
         load(write(tmp_path / f"m{suffix}", broken), CONFIG)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint16]
+)
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_other_types_of_values(tmp_path, state, dtype, suffix):
+def test_other_types_of_values(tmp_path, state, dtype, suffix, partial):
     broken = state | {"head.weight": torch.zeros(3, 16).to(dtype)}
     with pytest.raises(UserError, match="but weights are floats"):
-        load(write(tmp_path / f"m{suffix}", broken), CONFIG)
+        load(write(tmp_path / f"m{suffix}", broken), CONFIG, partial=partial)
+
+
+def test_tensors_that_are_not_plain(state):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to drop these
+        quantised = torch.quantize_per_tensor(torch.zeros(3, 16), 0.1, 0, torch.qint8)
+    for value, word in {
+        quantised: "is a quantised tensor",
+        torch.zeros(3, 16).to_sparse(): "is a sparse_coo tensor",
+        torch.zeros(3, 16, device="meta"): "is on the meta device",
+    }.items():
+        with pytest.raises(UserError, match=f"head.weight {word}"):
+            load(state | {"head.weight": value}, CONFIG)
+
+
+@pytest.mark.parametrize("name", [3, None, b"x", ("a", "b"), 1.5, ""])
+def test_names_that_are_no_words(tmp_path, state, name):
+    torch.save(state | {name: torch.zeros(2)}, tmp_path / "m.pth")
+    with pytest.raises(UserError, match="unexpected  "):
+        load(tmp_path / "m.pth", CONFIG)
+    assert load(tmp_path / "m.pth", CONFIG, partial=True).config == CONFIG
+
+
+def test_wrappings_in_wrappings(state):
+    assert load({"model": {"state_dict": {"model": state}}}, CONFIG).config == CONFIG
+    endless = {}
+    endless["model"] = endless
+    for content in (endless, {"model": [state]}, {"model": {}}, {"model": None}, {}):
+        with pytest.raises(UserError, match="holds no tensors by name"):
+            load(content, CONFIG)
+
+
+def test_what_is_no_file(tmp_path, state):
+    (tmp_path / "folder.pth").mkdir()
+    os.mkfifo(tmp_path / "pipe.pth")  # would wait for ever
+    (tmp_path / "loop.npz").symlink_to(tmp_path / "loop.npz")
+    (tmp_path / "dangling.bin").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "endless.safetensors").symlink_to("/dev/zero")
+    for name in ("folder.pth", "pipe.pth", "loop.npz", "dangling.bin", "endless.safetensors", "n" * 5000, "nul\0.pth"):
+        with pytest.raises(UserError, match=r"is neither a run folder nor|is no file|cannot be opened"):
+            load(tmp_path / name)
+    (tmp_path / "link.pth").symlink_to(write(tmp_path / "good.pth", state))
+    assert load(tmp_path / "link.pth", CONFIG).config == CONFIG
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@KINDS
+def test_what_may_not_be_read(tmp_path, state, suffix):
+    write(tmp_path / f"m{suffix}", state).chmod(0)
+    with pytest.raises(UserError, match="cannot be read: Permission denied"):
+        load(tmp_path / f"m{suffix}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -153,6 +211,11 @@ def test_wrong_shapes(state, shape):
         if state[name].shape != shape and (name, shape) != ("pos_embed", (1, 1, 16)):  # which is a smaller picture's
             with pytest.raises(UserError):
                 load(state | {name: torch.zeros(shape)}, CONFIG)
+        with suppress(UserError):  # a part of it may do
+            load(state | {name: torch.zeros(shape)}, CONFIG, partial=True)
+        with suppress(UserError):
+            other = build(replace(CONFIG, img_size=(16, 16), channels=1))
+            start_from(state | {name: torch.zeros(shape)}, other, ("a", "b", "c"), partial=True)
     arrays = FORMATS["npz"].write(state, CONFIG)
     for name in ("embedding/kernel", "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"):
         with pytest.raises(UserError):
@@ -163,6 +226,8 @@ def test_missing_tensors(state):
     for name in state:
         with pytest.raises(UserError):
             load({other: value for other, value in state.items() if other != name}, CONFIG)
+        with suppress(UserError):
+            load({other: value for other, value in state.items() if other != name}, CONFIG, partial=True)
 
 
 def test_sizes_far_beyond_the_file(tmp_path, state):
@@ -174,9 +239,11 @@ def test_sizes_far_beyond_the_file(tmp_path, state):
     with zipfile.ZipFile(tmp_path / "claims.npz", "w") as file, file.open("embedding/kernel.npy", "w") as stream:
         about = {"descr": "<f4", "fortran_order": False, "shape": (1 << 20, 1 << 20)}
         np.lib.format.write_array_header_1_0(stream, about)
+    with zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", bytes(1 << 27))
     spread = torch.zeros(1).expand(1 << 20, 1 << 20)
     torch.save(state | {"head.weight": spread}, tmp_path / "spread.pth")
-    for name in ("m.safetensors", "long.safetensors", "packed.npz", "claims.npz", "spread.pth"):
+    for name in ("m.safetensors", "long.safetensors", "packed.npz", "packed.pth", "claims.npz", "spread.pth"):
         for reading in (load, open_card):
             with pytest.raises(UserError, match=r"corrupt or truncated|would unpack to|more than it holds"):
                 reading(tmp_path / name)
@@ -200,7 +267,18 @@ def test_what_holds_no_model(tmp_path, state):
 
 def test_a_config_beside_it_that_says_nonsense(tmp_path, state):
     write(tmp_path / "model.safetensors", state)
-    for text in ("[]", "{", '{"pretrained_cfg": 3}', '{"pretrained_cfg": {"input_size": "x"}}'):
+    nonsense = (
+        {"mean": [math.nan] * 3, "std": [1, 1, 1]},
+        {"mean": "x"},
+        {"std": [0] * 3, "mean": [0] * 3},
+        {"crop_pct": 7},
+    )
+    wrong = [json.dumps({"pretrained_cfg": {"input_size": [3, 8, 8]} | about}) for about in nonsense]
+    for text in wrong:
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=r"mean|std|crop"):
+            load(tmp_path, CONFIG)
+    for text in ("[]", "{", "[" * 100_000, '{"pretrained_cfg": 3}', '{"pretrained_cfg": {"input_size": "x"}}'):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(UserError, match=r"config\.json"):
             load(tmp_path, replace(CONFIG))

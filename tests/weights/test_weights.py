@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitrail
+from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
@@ -74,6 +78,7 @@ def test_the_card_can_be_read_without_vitrail(path):
         "mean": [0.4, 0.5, 0.6],
         "std": [0.2],
         "bits": 8,
+        "interpolation": "bicubic",
     }
     assert document["config"]["depth"] == 2
     assert document["metrics"] == {"top1": 0.75}
@@ -162,7 +167,7 @@ def rewrite(path, where, value):
 )
 def test_a_card_of_another_architecture_is_refused(path, where, value):
     rewrite(path, where, value)
-    with pytest.raises(UserError, match=r"model\.safetensors does not fit the architecture in its model\.json: "):
+    with pytest.raises(UserError, match=r"model\.safetensors does not fit the architecture in its model\.json:"):
         load(path)
 
 
@@ -231,7 +236,7 @@ def test_a_device_that_is_not_there_is_not_blamed_on_the_file(path, device):
 # Beginning from trained weights
 
 
-def body(state):
+def body_of(state):
     return {name: value for name, value in state.items() if not name.startswith("head.")}
 
 
@@ -245,18 +250,42 @@ def test_the_same_model_starts_as_it_was(path, model):
 def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
     fresh = build(replace(CONFIG, classes=len(classes)))
     assert start_from(path, fresh, classes) == [f"new head for {len(classes)} classes"]
-    old = body(model.state_dict())
-    assert all(torch.equal(value, old[name]) for name, value in body(fresh.state_dict()).items())
+    old = body_of(model.state_dict())
+    assert all(torch.equal(value, old[name]) for name, value in body_of(fresh.state_dict()).items())
     assert not fresh.head.weight.any()
+
+
+@torch.no_grad()
+def test_a_new_head_may_read_more_than_the_old_one(path, model):
+    wider = build(replace(CONFIG, classes=5, pool="cls_gap"))
+    start_from(path, wider, tuple("abcde"))
+    assert wider.head.weight.shape == (5, 2 * CONFIG.width)
+    assert torch.equal(wider.embed(images())[:, : CONFIG.width], model.embed(images()))
 
 
 @torch.no_grad()
 def test_another_size_resamples_the_positions(path, model):
     fresh = build(replace(CONFIG, img_size=(16, 16)))
-    assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches"]
+    assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
     assert torch.isfinite(fresh(images(fresh.config))).all()
     assert torch.equal(fresh.pos_embed[:, :1], model.pos_embed[:, :1])  # the class token's row
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "linear"])
+def test_the_way_of_resampling_can_be_chosen(path, model, method, caplog):
+    expected = models.resize(model, (16, 16), method)
+    assert not torch.equal(expected.pos_embed, models.resize(model, (16, 16)).pos_embed)
+    fresh = build(replace(CONFIG, img_size=(16, 16)))
+    note = f"positions resampled from 4x6 to 8x8 patches ({method})"
+    assert start_from(path, fresh, CLASSES, resample=method) == [note]
+    assert torch.equal(fresh.pos_embed, expected.pos_embed)
+    with caplog.at_level("INFO"):
+        loaded = load(path, img_size=16, resample=method)
+    assert torch.equal(loaded.pos_embed, expected.pos_embed)
+    assert note in caplog.text
+    with pytest.raises(UserError, match="resampled bicubic, bilinear, linear, but not 'nearest'"):
+        load(path, resample="nearest")
 
 
 @pytest.mark.parametrize("stem", ["patch", "conv"])
@@ -284,9 +313,63 @@ def test_all_that_is_adapted_is_said(path):
 def test_another_body_is_refused_and_nothing_is_loaded(path, change):
     fresh = build(replace(CONFIG, **change))
     before = {name: value.clone() for name, value in fresh.state_dict().items()}
-    with pytest.raises(UserError, match="belong to a vit_nano2 with other settings than the model to train: "):
+    with pytest.raises(UserError, match=r"belong to a vit_nano2 with other settings than the(.|\n)*--partial"):
         start_from(path, fresh, CLASSES)
     assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+
+
+# Memory
+
+
+GROWTH = """
+import re, sys, torch
+from pathlib import Path
+from vitrail.weights import load
+
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1])
+
+torch.zeros(8, 8) @ torch.zeros(8, 8)
+before = peak()
+model = load(sys.argv[1])
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells it")
+def test_loading_takes_little_more_memory_than_the_file(tmp_path):
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in models.create("vit_b16").state_dict().items()}
+    path = tmp_path / "b16.safetensors"
+    save_file({name: torch.full(shape, 0.5) for name, shape in shapes.items()}, path)
+    size = path.stat().st_size
+    assert size > 340e6
+    answer = subprocess.run([sys.executable, "-c", GROWTH, path], capture_output=True, text=True, check=True)
+    assert 0.9 * size < int(answer.stdout) < 1.3 * size
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_loaded_model_changes_neither_its_file_nor_with_it(tmp_path, model, suffix):
+    path = tmp_path / f"m{suffix}"
+    state = model.state_dict() if suffix == ".safetensors" else model.state_dict() | {"norm.bias": model.norm.weight}
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    content = path.read_bytes()
+    loaded = load(path, CONFIG)
+    loaded.norm.weight.fill_(7.0)
+    assert path.read_bytes() == content
+    assert not (loaded.norm.bias == 7).any()  # though two names shared it in the file
+
+
+@torch.no_grad()
+def test_a_state_dict_in_memory_is_copied(model):
+    tied = model.state_dict() | {"norm.bias": model.norm.weight}
+    for source in (tied, {"model": tied}):
+        loaded = load(source, CONFIG)
+        before = model.norm.weight.clone()
+        loaded.norm.weight.fill_(7.0)
+        assert torch.equal(model.norm.weight, before)
+        assert torch.equal(loaded.norm.bias, before)
 
 
 def test_the_model_of_a_run_is_the_one_that_was_measured(trained, tmp_path):

@@ -167,7 +167,9 @@ def _kept(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> It
 
 def _key(split: Files, version: str, preprocess: Preprocess, crops: bool) -> str:
     """Changes with everything that the pixels depend on."""
-    what = (split.least, split.channels) if crops else (preprocess.img_size, preprocess.channels, preprocess.crop)
+    what: tuple[object, ...] = split.least, split.channels
+    if not crops:
+        what = preprocess.img_size, preprocess.channels, preprocess.crop, preprocess.interpolation
     return hashlib.blake2b(repr((_VERSION, crops, what, version)).encode(), digest_size=16).hexdigest()
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor
 
 from vitrail.config import Size, coerce, unknown_setting
 from vitrail.data.pixels import WHITE, Pixels, UnreadableImage, bits_of, fit
 from vitrail.errors import UserError
+
+Resizing = Literal["bicubic", "bilinear", "lanczos"]
 
 
 @dataclass(frozen=True)
@@ -25,12 +29,16 @@ class Preprocess:
     mean: tuple[float, ...] = (0.5,)  # per channel, or one for all; of pixels in 0..1, or of floats as they are
     std: tuple[float, ...] = (0.5,)
     bits: int = 8  # of a pixel's value: 8, 16, or 32 for floats
+    interpolation: Resizing = "bicubic"
 
     def __post_init__(self) -> None:
         if self.channels < 1:
             raise UserError(f"Images have 1 channel or more, but 'channels' is {self.channels}.")
         if self.bits not in WHITE:
             raise UserError(f"'bits' must be 8, 16, or 32 for floats, but it is {self.bits}.")
+        if self.interpolation not in get_args(Resizing):
+            known = ", ".join(get_args(Resizing))
+            raise UserError(f"'interpolation' must be one of {known}, but it is {self.interpolation!r}.")
         if not 0 < self.crop <= 1:
             raise UserError(f"'crop' is the share of the image that is kept, above 0 and at most 1; it is {self.crop}.")
         for name, values in (("mean", self.mean), ("std", self.std)):
@@ -38,6 +46,8 @@ class Preprocess:
                 raise UserError(
                     f"'{name}' must have one number, or one for each of {self.channels} channels: {values}."
                 )
+            if not np.isfinite(values).all():
+                raise UserError(f"'{name}' must be made of numbers, but it is {values}.")
         if min(self.std) <= 0:
             raise UserError(f"'std' must be above 0, but it is {self.std}.")
 
@@ -87,7 +97,7 @@ class Preprocess:
         known = [field.name for field in fields(cls)]
         unknown_setting(document, known)
         for name in known:
-            if name not in document and name != "bits":  # which is not in older files
+            if name not in document and name not in ("bits", "interpolation"):  # which are not in older files
                 raise UserError(f"The preprocessing setting '{name}' is missing.")
         return cls(
             img_size=coerce(cls, "img_size", document["img_size"]),
@@ -96,10 +106,11 @@ class Preprocess:
             mean=coerce(cls, "mean", document["mean"]),
             std=coerce(cls, "std", document["std"]),
             bits=coerce(cls, "bits", document.get("bits", 8)),
+            interpolation=coerce(cls, "interpolation", document.get("interpolation", "bicubic")),
         )
 
     def _resize(self, image: Pixels, size: Size) -> Pixels:
-        """Bicubic and antialiased as Pillow's, in a fraction of its time; (..., H, W, C) as (..., C, h, w)."""
+        """Antialiased as Pillow's, in a fraction of its time; (..., H, W, C) as (..., C, h, w)."""
         grey = image.shape[-1] == 1 and self.channels == 3  # is resized once and shown three times
         try:
             image = fit(image, 1 if grey else self.channels, self.bits).astype(self.dtype, copy=False)
@@ -112,7 +123,10 @@ class Preprocess:
         images = torch.from_numpy(image).movedim(-1, -3)
         batch = images.reshape(-1, *images.shape[-3:])
         if size != batch.shape[-2:]:
-            batch = F.interpolate(batch, size, mode="bicubic", antialias=True)
+            if self.interpolation == "lanczos":
+                batch = _lanczos(batch, size)
+            else:
+                batch = F.interpolate(batch, size, mode=self.interpolation, antialias=True)
             if self.bits == 16:
                 batch = batch.clamp(0, WHITE[16])  # bicubic overshoots
         return batch.expand(-1, self.channels, -1, -1).view(*images.shape[:-3], self.channels, *size).numpy()
@@ -134,3 +148,10 @@ class Preprocess:
         else:
             h = w * height // width
         return (h, w), (round((h - self.img_size[0]) / 2), round((w - self.img_size[1]) / 2))
+
+
+def _lanczos(images: Tensor, size: Size) -> Tensor:
+    """Images (B, C, H, W) resized by Pillow, as not every torch has this."""
+    planes = [Image.fromarray(plane) for plane in images.flatten(0, 1).numpy()]
+    resized = [np.asarray(plane.resize(size[::-1], Image.Resampling.LANCZOS)) for plane in planes]
+    return torch.from_numpy(np.stack(resized)).view(*images.shape[:2], *size)

@@ -220,11 +220,11 @@ def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic"
     """The same model for images of another size: its positions are resampled, everything else is kept."""
     config = replace(model.config, img_size=coerce(type(model.config), "img_size", img_size))
     resized = build(config).to(head(model).weight)  # its device and type
-    resized.load_state_dict(resample(model.state_dict(), model.config, config, method))
+    resized.load_state_dict(resized_state(model.state_dict(), model.config, config, method))
     return resized.train(model.training)
 
 
-def resample(
+def resized_state(
     state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, method: Interpolation = "bicubic"
 ) -> dict[str, Tensor]:
     """A copy of a model's weights that fits another image size; what need not change is the same tensor."""

@@ -248,7 +248,7 @@ def resample_positions(
     resampled = dict(state)
     for i, (before, after) in enumerate(zip(old.grids, new.grids, strict=True)):
         name = f"pos_embed{i + 1}"
-        if before != after:
+        if before != after and name in state:
             rows = state[name][0]
             prefix = rows.shape[0] - before[0] * before[1]
             resampled[name] = torch.cat([rows[:prefix], resample(rows[prefix:], before, after, method)])[None]

@@ -11,7 +11,18 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import ArchConfig, AugmentConfig, RunConfig, Size, Task, TrainConfig, coerce, options, override
+from vitrail.config import (
+    ArchConfig,
+    AugmentConfig,
+    RunConfig,
+    Size,
+    Task,
+    TrainConfig,
+    TransferConfig,
+    coerce,
+    options,
+    override,
+)
 from vitrail.data import Data
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.statistics import mean_and_std
@@ -20,6 +31,8 @@ from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, step
 from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
+
+LORA_SCALE = 2.0  # alpha / rank: of what adapters add
 
 
 def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
@@ -39,12 +52,17 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         device=choose_device(given.get("device")),
         epochs=given.get("epochs"),
         weights=weights,
+        only_new=given.get("freeze") == "all" or bool(given.get("lora_rank")),
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
     )
     config = _for_task(RECIPES[name].make(facts), data.task)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task})
+    if weights and "interpolation" not in given:
+        config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
     config = override(config, _normalisation(config, data, given))
+    if config.transfer.lora_rank and "lora_alpha" not in given:
+        config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
     if data.task == "regression" and config.augment.smoothing:
         raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
     if data.task == "regression" and config.source.class_weights:
@@ -63,7 +81,7 @@ def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
 
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:
     """The architecture that a resolved configuration trains."""
-    base = open_card(config.weights).config if config.weights else canonical(config.model)[1]
+    base = open_card(config.weights, config.model).config if config.weights else canonical(config.model)[1]
     arch = {name: value for name in options(ArchConfig) if (value := getattr(config.arch, name)) is not None}
     return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
 
@@ -71,7 +89,7 @@ def model_config(config: TrainConfig, classes: int) -> ModelConfig:
 def preprocessing(config: TrainConfig) -> Preprocess:
     """How a resolved configuration makes images what the model reads."""
     seen = config.input
-    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits)
+    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
 
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -81,7 +99,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     """How pixels are brought around zero: as asked, as the weights were trained, or as their depth needs it."""
     seen = config.input
     data = data.read_as(seen.channels, seen.bits)
-    card = open_card(config.weights).preprocess if config.weights else None
+    card = open_card(config.weights, config.model).preprocess if config.weights else None
     fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
     # Sensors seldom use all of 16 bits, and floats can be anything: around 0.5 they would hardly differ.
     choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
@@ -119,10 +137,13 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
     """The model and image size: as asked, as the weights have it, as the recipe is meant, or to fit the images."""
     typical = _typical(data, recipe)
     if given.get("weights"):
-        card = open_card(given["weights"])
+        card = open_card(given["weights"], given.get("model"))
         name, config = card.model, card.config
         if "model" in given and canonical(given["model"])[0] != name:
-            raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
+            raise UserError(
+                f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}. "
+                "Leave out --model to fine-tune them, or --weights to train from scratch."
+            )
         resize = recipe.resize if recipe.resize and max(config.img_size) > SMALL_IMAGE else None
         size = _fit((resize, resize), step(config)) if resize else config.img_size
     else:
@@ -173,7 +194,7 @@ def _fit(size: Size, patch: int) -> Size:
 
 def check(config: TrainConfig) -> TrainConfig:
     """Refuses values that no training could use, before anything starts."""
-    o, a, r = config.optim, config.augment, config.run
+    o, a, r, t = config.optim, config.augment, config.run, config.transfer
     rules = [
         ("epochs", o.epochs, o.epochs >= 1, "at least 1"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
@@ -201,6 +222,7 @@ def check(config: TrainConfig) -> TrainConfig:
             0 <= config.source.fold <= config.source.folds,
             "between 0 and the number of folds",
         ),
+        ("lora_rank", t.lora_rank, t.lora_rank >= 0, "at least 0"),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
         ("channels", config.input.channels, config.input.channels >= 1, "at least 1"),
         ("workers", config.source.workers, config.source.workers >= 1, "at least 1"),
@@ -217,6 +239,13 @@ def check(config: TrainConfig) -> TrainConfig:
     for name, value, fine, rule in rules:
         if not fine:
             raise UserError(f"'{name}' must be {rule}, but it is {value}.")
+    for name, option in options(TransferConfig).items():
+        if config.weights is None and getattr(t, name) != option.default:
+            raise UserError(f"--{name.replace('_', '-')} is for trained weights, and there are none: give --weights.")
+    if t.lora_alpha and not t.lora_rank:
+        raise UserError("--lora-alpha is the strength of adapters, and there are none: give --lora-rank.")
+    if t.lora_rank and t.lora_alpha <= 0:
+        raise UserError(f"'lora_alpha' must be above 0, but it is {t.lora_alpha:g}: the adapters would learn nothing.")
     if config.source.class_weights and config.source.balanced_sampling:
         raise UserError(
             "--class-weights and --balanced-sampling each make all classes count alike: with both, the rare ones would "

@@ -24,11 +24,12 @@ from vitrail.data.targets import titled
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import AnyMetrics
-from vitrail.models import ModelConfig, canonical, parameters
+from vitrail.models import Model, canonical, parameters
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.recipe import check
+from vitrail.train.transfer import describe_learning
 
 CONFIG_FILE = "config.yaml"
 
@@ -101,22 +102,25 @@ def derive(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
+def describe(config: TrainConfig, data: Data, model: Model) -> str:
     """What is about to be trained on what, in a few lines."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
     length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs} epochs"
     arch = config.arch
-    chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if isinstance(model, ViTConfig) else ""
+    chosen = (
+        f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if isinstance(model.config, ViTConfig) else ""
+    )
     lines = [
         f"data      {config.data}: {counts}; {titled(data.task, data.classes)}",
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "
         f"mean {mean}, std {std} ({c.normalize})",
-        f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}{chosen}: {model.length} tokens, "
-        f"{parameters(model):,} parameters",
+        f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}{chosen}: "
+        f"{model.config.length} tokens, {parameters(model.config):,} parameters",
         f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
         f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",
+        *([f"weights   {config.weights}: {describe_learning(model, config)}"] if config.weights else []),
         f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
     ]
     return "\n".join(lines)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from vitrail.config import Size, coerce
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
 from vitrail.models.vit import ViTConfig
 
@@ -23,6 +23,7 @@ class Beside:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     crop: float | None = None
+    interpolation: Resizing | None = None
     eps: float | None = None  # of LayerNorm
 
     def __post_init__(self) -> None:
@@ -34,6 +35,7 @@ class Beside:
             "mean": None if self.mean is None else coerce(Preprocess, "mean", self.mean),
             "std": None if self.std is None else coerce(Preprocess, "std", self.std),
             "crop": None if self.crop is None else coerce(Preprocess, "crop", self.crop),
+            "interpolation": self.interpolation if self.interpolation in get_args(Resizing) else None,
         }
         checked["eps"] = None if self.eps is None else float(self.eps)
         for name, value in checked.items():
@@ -46,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a JSON file: {error}.") from error
     if not isinstance(document, dict):
         raise UserError(f"{path} must hold settings, but it holds a {type(document).__name__}.")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.config import Size
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError, some
 from vitrail.models import ModelConfig, canonical, name_of
 from vitrail.models.vit import Pool, ViTConfig
@@ -23,13 +23,14 @@ from vitrail.weights.beside import Beside, read_json
 from vitrail.weights.tensors import Tensors
 
 Format = Literal["timm", "hf", "npz", "torchvision"]
+_Normal = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std
 FORMATS: dict[Format, ModuleType] = {"timm": timm, "hf": hf, "npz": npz, "torchvision": torchvision}
 
 # The usual number of heads of a width, by the tables of the papers.
 _HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
 _LAYER_SCALE = 1e-5  # its first value, which trained weights have replaced
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_HALF = ((0.5,), (0.5,))
+_IMAGENET: _Normal = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_HALF: _Normal = ((0.5,), (0.5,))
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 # What only pre-training needs: mask tokens, MAE's decoder, the projection heads of DINO and iBOT.
 _PRETRAINING = re.compile(r"(mask_token|decoder[._]|head\.(mlp|last_layer)|(dino|ibot)_head|student\.)")
@@ -153,10 +154,20 @@ def preprocessing(weights: Weights, config: ViTConfig, beside: Beside) -> tuple[
     mean, std = _IMAGENET if imagenet and config.channels == 3 else _HALF
     crop = 0.875 if imagenet else 0.9
     crop = 1.0 if max(config.img_size) >= 384 else crop
+    bilinear = weights.format == "torchvision" or (weights.format == "hf" and not config.layer_scale)
+    interpolation: Resizing = "bilinear" if bilinear else "bicubic"
+    assumed = []
     if beside.mean is not None and beside.std is not None and len(beside.mean) in (1, config.channels):
-        return Preprocess(config.img_size, config.channels, beside.crop or crop, beside.mean, beside.std), None
-    note = f"mean {mean[0]:g} and std {std[0]:g} are those usual for such weights: nothing beside them says it"
-    return Preprocess(config.img_size, config.channels, crop, mean, std), note
+        mean, std = beside.mean, beside.std
+    else:
+        assumed += [f"mean {mean[0]:g}", f"std {std[0]:g}"]
+    if beside.crop is None:
+        assumed += [f"crop {crop:g}"]
+    if beside.interpolation is None:
+        assumed += [f"{interpolation} resizing"]
+    note = f"{', '.join(assumed)}: as usual for such weights, nothing beside them says it" if assumed else None
+    crop, interpolation = beside.crop or crop, beside.interpolation or interpolation
+    return Preprocess(config.img_size, config.channels, crop, mean, std, interpolation=interpolation), note
 
 
 def turned(weights: Weights, config: ViTConfig) -> list[str]:

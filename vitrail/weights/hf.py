@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
 from vitrail.models.vit import ViTConfig
 from vitrail.weights.beside import Beside
@@ -63,6 +63,7 @@ _MODULES = {
     "mlp.up": "mlp.up_proj",
     "mlp.fc2": "mlp.down_proj",
 }
+_RESAMPLE: dict[Resizing, int] = {"lanczos": 1, "bilinear": 2, "bicubic": 3}  # Pillow's numbers
 _FILE, _MODULE = "encoder.layer.{}.", "layers.{}."
 
 
@@ -146,7 +147,7 @@ def documents(config: ViTConfig, classes: tuple[str, ...], preprocess: Preproces
         "size": {"shortest_edge": resized["height"]} if h == w else resized,
         "do_center_crop": h == w or preprocess.crop != 1,
         "crop_size": {"height": h, "width": w},
-        "resample": 3,
+        "resample": _RESAMPLE[preprocess.interpolation],
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -175,6 +176,7 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Besid
         mean=processor.get("image_mean"),
         std=processor.get("image_std"),
         crop=crop,
+        interpolation=next((name for name, number in _RESAMPLE.items() if number == processor.get("resample")), None),
         eps=document.get("layer_norm_eps"),
     )
 

@@ -1,14 +1,18 @@
-"""Weights of the Hugging Face hub by name: `timm:NAME` and `hf:REPO`, through its cache and offline mode."""
+"""Weights of the Hugging Face hub by name: `timm:NAME` and `hf:REPO`, through its cache and offline mode.
+
+A branch, a tag or a commit may follow: `hf:REPO@REVISION`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, some
+from vitrail.weights.parts import INDEXES, files_of, is_index
 
 PREFIXES = ("timm:", "hf:")
 
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = ("model.safetensors", INDEXES[0], "pytorch_model.bin", INDEXES[1])
 _SETTINGS = ("config.json", "preprocessor_config.json")
 
 
@@ -24,7 +28,8 @@ def fetch(source: str) -> Path:
     except ImportError as error:
         raise UserError(f"{source}: weights of the hub need 'huggingface_hub': pip install 'vitrail[hub]'") from error
     kind, _, name = source.partition(":")
-    if not name:
+    name, _, revision = name.partition("@")
+    if not name or source.endswith("@"):
         raise UserError(f"'{source}' names no weights: write hf:OWNER/NAME, or timm:NAME for one of timm's.")
     repository = f"timm/{name}" if kind == "timm" else name
     away = False  # found out once: every attempt is repeated for half a minute
@@ -32,10 +37,12 @@ def fetch(source: str) -> Path:
     def get(file: str) -> Path | None:
         nonlocal away
         try:
-            cached = huggingface_hub.try_to_load_from_cache(repository, file)
+            cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision or None)
             if cached is not None:  # a path, or a mark that the repository has no such file
                 return Path(cached) if isinstance(cached, str) else None
-            return None if away else Path(huggingface_hub.hf_hub_download(repository, file))
+            if away:
+                return None
+            return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision or None))
         except LocalEntryNotFoundError:
             away = True
         except EntryNotFoundError:
@@ -46,13 +53,19 @@ def fetch(source: str) -> Path:
         return None
 
     weights = next((path for path in map(get, _WEIGHTS) if path), None)
-    if weights is None and away:
+    parts = sorted(set(files_of(weights).values())) if weights and is_index(weights) else []
+    missing = [part for part in parts if get(part) is None]
+    if (weights is None or missing) and away:
+        what = f"{len(missing)} of its {len(parts)} parts are" if missing else "it is"
+        why = "HF_HUB_OFFLINE is set" if huggingface_hub.constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise UserError(
-            f"{source} cannot be had: it is not in the cache of 'huggingface_hub', and the hub cannot be reached. "
+            f"{source} cannot be had: {what} not in the cache of 'huggingface_hub', and {why}. "
             "Load it once where there is a network, or give the path of a file."
         )
     if weights is None:
-        raise UserError(f"{source} has neither {' nor '.join(_WEIGHTS)}: it holds no weights in one file.")
+        raise UserError(f"{source} has neither {' nor '.join(_WEIGHTS)}: it holds no weights that can be read.")
+    if missing:
+        raise UserError(f"{source} lacks {some(missing, 4)}, of which its {weights.name} speaks.")
     for file in _SETTINGS:
         get(file)
     return weights

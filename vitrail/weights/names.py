@@ -40,7 +40,7 @@ def count_blocks(names: Mapping[str, Tensor], pattern: str) -> int:
 
 
 def join(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What is kept apart as the one matrix that it is here. Empties `state`, so that nothing is held twice."""
+    """What is kept apart as the one matrix that it is here. Empties `state`, so that each part is freed."""
     joined = {}
     for name in list(state):
         whole, parts = _whole(name)

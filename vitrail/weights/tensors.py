@@ -1,7 +1,6 @@
 """The tensors of a file, each read when it is asked for, and none by running code.
 
-`.safetensors` and PyTorch's zip files are mapped into memory, `.npz` files are read one array at a time: nothing is
-held twice.
+`.safetensors` and `.npz` files are read one tensor at a time, PyTorch's zip files are mapped into memory.
 """
 
 from __future__ import annotations
@@ -56,6 +55,12 @@ class Tensors(Mapping[str, Tensor]):
 
 def open_tensors(path: Path) -> Tensors:
     """The tensors of a weights file of any kind that can be read without running code."""
+    try:
+        if not path.is_file():
+            raise UserError(f"{path} is no file: weights cannot be read from it.")
+        path.open("rb").close()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     if path.suffix == ".safetensors":
         return _open_safetensors(path)
     return _open_npz(path) if path.suffix == ".npz" else _open_pickled(path)
@@ -69,7 +74,8 @@ def from_memory(content: Mapping[str, Any], where: str) -> Tensors:
         raise UserError(f"{where} holds no tensors by name: give the state dict of a model, or a checkpoint with one.")
     for name, value in tensors.items():
         if value.layout != torch.strided or value.is_quantized:
-            raise UserError(f"{where}: {name} is a {value.layout} tensor; weights must be plain ones.")
+            kind = "quantised" if value.is_quantized else _word(value.layout)
+            raise UserError(f"{where}: {name} is a {kind} tensor; weights must be plain ones.")
         if not value.is_meta and value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise UserError(f"{where}: {name} claims {value.numel():,} values, more than it holds.")
     return Tensors({name: _meta(value) for name, value in tensors.items()}, tensors.__getitem__, wrapped)
@@ -79,8 +85,10 @@ def as_float(name: str, value: Tensor, where: str) -> Tensor:
     """A tensor in float32, as all models here are; what is no number at all is a UserError."""
     if value.dtype not in _FLOATS:
         raise UserError(f"{where}: {name} is made of {_word(value.dtype)}, but weights are floats.")
+    if value.is_meta:
+        raise UserError(f"{where}: {name} is on the meta device and has no values.")
     value = value.detach().to(torch.float32).contiguous()
-    if not value.is_meta and not torch.isfinite(value).all():
+    if not torch.isfinite(value).all():
         raise UserError(
             f"{where}: {name} has values that are no numbers: the file is damaged, or its training diverged."
         )
@@ -92,23 +100,34 @@ def damaged(path: Path, reason: object) -> UserError:
     return UserError(f"{path} is corrupt or truncated: {line}. Copy it again, or train it again.")
 
 
-def _unwrap(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def _unwrap(content: Mapping[str, Any], levels: int = 4) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """What is inside a checkpoint, or a checkpoint in it, and the names of all that its outermost level holds."""
     inner = tuple(name for name in _WRAPPINGS if isinstance(content.get(name), Mapping) and content[name])
-    if not inner or any(isinstance(value, Tensor) for value in content.values()):
+    if not levels or not inner or any(isinstance(value, Tensor) for value in content.values()):
         return content, ()
-    return content[inner[0]], inner
+    return _unwrap(content[inner[0]], levels - 1)[0], inner
 
 
 def _open_safetensors(path: Path) -> Tensors:
+    file: Any
+
+    def read(name: str) -> Tensor:
+        # What the library gives is a view of the mapped file. A copy, after which the file is closed, is freed when
+        # it is joined to another tensor, and does not change with the file.
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                return file.get_tensor(name).clone()
+        except (safetensors.SafetensorError, OSError) as error:
+            raise damaged(path, error) from error
+
     try:
-        file: Any = safetensors.safe_open(path, framework="pt")  # what it gives are views of the mapped file
-        shapes = {
-            name: torch.empty(part.get_shape(), dtype=_dtype(part.get_dtype(), name, path), device="meta")
-            for name, part in ((name, file.get_slice(name)) for name in file.keys())  # noqa: SIM118  # it is no mapping
-        }
+        with safetensors.safe_open(path, framework="pt") as file:
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            kinds = {name: _dtype(part.get_dtype(), name, path) for name, part in parts.items()}
+            shapes = {name: torch.empty(parts[name].get_shape(), dtype=kinds[name], device="meta") for name in parts}
     except (safetensors.SafetensorError, OSError) as error:
         raise damaged(path, error) from error
-    return Tensors(shapes, file.get_tensor)
+    return Tensors(shapes, read)
 
 
 def _open_pickled(path: Path) -> Tensors:
@@ -190,5 +209,5 @@ def _meta(value: Tensor) -> Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _word(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")

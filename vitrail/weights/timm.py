@@ -68,4 +68,5 @@ def settings(document: Mapping[str, Any]) -> Beside:
         mean=about.get("mean"),
         std=about.get("std"),
         crop=about.get("crop_pct"),
+        interpolation=about.get("interpolation"),
     )
