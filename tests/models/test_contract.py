@@ -46,7 +46,7 @@ RELATIVES: dict[str, ModelConfig] = {
 
 # The registered models that run in milliseconds; every pool with every position; every switch, alone and together.
 REAL = {
-    **{name: config for name, config in models.CONFIGS.items() if "nano" in name},
+    **{name: config for name, config in models.CONFIGS.items() if name.startswith("vit_nano")},
     **{f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)},
     **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()},
     **{f"all switches, {pool}": replace(SMALL, pool=pool, pos="relative", **SWITCHES) for pool in ("map", "cls_dist")},
