@@ -58,12 +58,12 @@ class MixerConfig:
 # Table 1 of the paper, and our own nano for images of 28 to 64 pixels.
 CONFIGS = {
     "mixer_nano": MixerConfig(128, 6, 64, 512, 4, (32, 32)),
-    "mixer_s32": MixerConfig(512, 8, 256, 2048, 32),
     "mixer_s16": MixerConfig(512, 8, 256, 2048, 16),
-    "mixer_b32": MixerConfig(768, 12, 384, 3072, 32),
+    "mixer_s32": MixerConfig(512, 8, 256, 2048, 32),
     "mixer_b16": MixerConfig(768, 12, 384, 3072, 16),
-    "mixer_l32": MixerConfig(1024, 24, 512, 4096, 32),
+    "mixer_b32": MixerConfig(768, 12, 384, 3072, 32),
     "mixer_l16": MixerConfig(1024, 24, 512, 4096, 16),
+    "mixer_l32": MixerConfig(1024, 24, 512, 4096, 32),
     "mixer_h14": MixerConfig(1280, 32, 640, 5120, 14),
 }
 

@@ -139,7 +139,8 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
     if given.get("weights"):
         card = open_card(given["weights"], given.get("model"))
         name, config = card.model, card.config
-        if "model" in given and canonical(given["model"])[0] != name:
+        asked = given.get("model")
+        if asked not in (None, family(config)) and canonical(asked)[0] != name:
             raise UserError(
                 f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}. "
                 "Leave out --model to fine-tune them, or --weights to train from scratch."
@@ -156,7 +157,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         name, config = canonical(asked or meant or fitting)
         size = _fit(typical, step(config))
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
-    for key in arch.keys() - {field.name for field in fields(config)}:
+    for key in sorted(arch.keys() - {field.name for field in fields(config)}):
         raise UserError(
             f"A {family(config)} has no choice of '{key}', as a ViT has. Leave out --{key.replace('_', '-')}."
         )
