@@ -94,7 +94,7 @@ def _explain(
     patches = row[:, vit.config.prefix :]
     if vit.attn_pool is not None:
         gradient, slope = torch.autograd.grad(score.sum(), (output, pooled[vit.attn_pool.proj]))
-        patches += _weighted(*_pool_map(vit.attn_pool, pooled[vit.attn_pool]), slope)[:, 0]
+        patches += _weighted(vit.attn_pool, pooled[vit.attn_pool], slope)[:, 0]
     else:
         (gradient,) = torch.autograd.grad(score.sum(), output)
         if vit.cls_token is not None:
@@ -108,7 +108,7 @@ def _explain(
         with _inputs(block.attn, block.attn.proj) as seen:
             output = block(x)
         gradient, slope = torch.autograd.grad(output, (x, seen[block.attn.proj]), gradient)
-        row += (row[:, None] @ _weighted(*_map(block.attn, seen[block.attn]), slope))[:, 0]
+        row += (row[:, None] @ _weighted(block.attn, seen[block.attn], slope))[:, 0]
     return patches.cpu().numpy()
 
 
@@ -157,21 +157,12 @@ def _inputs(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
 
 
 @torch.no_grad()
-def _map(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The map (B, H, N, N) that is applied to an input, and the values (B, H, N, D/H) that it is applied to."""
-    values = attention.qkv(x).chunk(3, dim=-1)[2]
-    return attention.weights(x), values.unflatten(2, (attention.heads, -1)).transpose(1, 2)
-
-
-@torch.no_grad()
-def _pool_map(pool: AttentionPool, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for attention pooling, whose map has one row."""
-    q = pool.q(pool.latent).unflatten(2, (pool.heads, -1)).transpose(1, 2)
-    k, v = pool.kv(x).unflatten(2, (2, pool.heads, -1)).permute(2, 0, 3, 1, 4)  # B H N D/H
-    return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1), v
-
-
-def _weighted(weights: Tensor, values: Tensor, slope: Tensor) -> Tensor:
-    """Ā: a map times its gradient, which follows from that of its output, (B, N, D); positive, and mean over heads."""
-    heads = slope.reshape(*slope.shape[:2], weights.shape[1], -1).transpose(1, 2)  # B H N D/H
-    return (heads @ values.transpose(-2, -1)).mul_(weights).clamp_(min=0).mean(dim=1).float()
+def _weighted(attention: Attention | AttentionPool, x: Tensor, slope: Tensor) -> Tensor:
+    """Ā for an input, of its map A = `weights(x)` and the gradient `slope` of what A makes of the values, (B, N, D)."""
+    weights = attention.weights(x)
+    joined = attention.qkv(x) if isinstance(attention, Attention) else attention.kv(x)
+    values, slope = (
+        part.reshape(*part.shape[:2], attention.heads, -1).transpose(1, 2)  # B H N D/H
+        for part in (joined[..., -slope.shape[2] :], slope)
+    )
+    return (slope @ values.transpose(-2, -1)).mul_(weights).clamp_(min=0).mean(dim=1).float()
