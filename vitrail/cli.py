@@ -20,7 +20,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from vitrail.config import Duration, Floats, Names, Size, Task, TrainConfig, options
 from vitrail.errors import UserError
-from vitrail.mistakes import explain
+from vitrail.mistakes import explain as explain_mistake
 from vitrail.version import VERSION
 
 Run = Annotated[str, arg(metavar="RUN", help_behavior_hint="")]
@@ -211,6 +211,53 @@ def embed(
     return 1 if written.unreadable else 0
 
 
+def explain(
+    run: Positional[Run],
+    images: Positional[Annotated[tuple[str, ...], arg(metavar="[IMAGES…]", help_behavior_hint="")]] = (),
+    *,
+    out: str | None = None,
+    patch: Annotated[str | None, arg(metavar="ROW,COL")] = None,
+    format: Literal["png", "svg", "pdf"] = "png",
+    save_data: bool = False,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str | None = None,
+    seed: int = 0,
+) -> int:
+    """Draw what a model sees: attention over pictures, how far heads look, positions, patch filters.
+
+    Args:
+        run: run folder or .safetensors file
+        images: files, folders, globs (default: some validation images of the run's own data)
+        out: folder for the figures (default: in the run)
+        patch: row and column of a patch, from 0, whose attention is shown too
+        format: of the figures
+        save_data: write the arrays that figures show beside them, as .npz
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
+        seed: of the images that are drawn from the run's own data
+    """
+    from vitrail.explain.verbs import explain, parse_patch
+
+    result = explain(
+        run,
+        images,
+        out=out,
+        patch=None if patch is None else parse_patch(patch),
+        format=format,
+        save_data=save_data,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        seed=seed,
+    )
+    for file, error in result.unreadable:
+        print(f"{file}  — unreadable: {error}")
+    print(*result.files, *result.notes, sep="\n")
+    return 1 if result.unreadable else 0
+
+
 def _flags(group: str, *without: str) -> type[Any]:
     """A dataclass for the parser with the settings of one group of `TrainConfig`, each None unless it is given."""
     fields: list[Any] = []
@@ -338,6 +385,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "evaluate": evaluate,
     "predict": predict,
     "embed": embed,
+    "explain": explain,
     "recipes": recipes,
     "convert": convert,
 }
@@ -360,7 +408,7 @@ def _parse(words: Sequence[str]) -> Callable[[], int]:
             )
     except SystemExit as error:
         if error.code:
-            raise UserError(explain(words, VERBS)) from None
+            raise UserError(explain_mistake(words, VERBS)) from None
         raise
     finally:
         sys.stdout.flush()

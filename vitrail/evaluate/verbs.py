@@ -183,6 +183,12 @@ def probe_on(
     return replace(metrics, folder=folder)
 
 
+def own_data(run: str | Path, card: Card) -> Data:
+    """The data that a run was trained on, with the very same splits, read as its model wants it."""
+    where = dict.fromkeys(("data_dir", "image_column", "label_column"))
+    return _open(home(run), None, where, card, {}).read_as(card.preprocess.channels, card.preprocess.bits)
+
+
 def _chosen(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given for a method; a UserError if it is for another."""
     if method not in get_args(Method):

@@ -8,10 +8,13 @@ from __future__ import annotations
 from vitrail.explain.attention import attention_distance, attention_maps, patch_attention, rollout, watch
 from vitrail.explain.filters import patch_filters
 from vitrail.explain.positions import position_similarity, relative_bias
+from vitrail.explain.verbs import explain
+from vitrail.verb import callable_package
 
 __all__ = [
     "attention_distance",
     "attention_maps",
+    "explain",
     "patch_attention",
     "patch_filters",
     "position_similarity",
@@ -19,3 +22,5 @@ __all__ = [
     "rollout",
     "watch",
 ]
+
+callable_package(__name__, explain)

@@ -98,10 +98,7 @@ def _rollout(model: Model, images: Tensor) -> Array:
 
     watch(model, images, see, see_pool)
     assert flow is not None
-    if start is not None:
-        reached = (start @ flow[:, prefix:, prefix:])[:, 0]
-    else:
-        reached = _from_output(model, flow)
+    reached = _from_output(model, flow) if start is None else (start @ flow[:, prefix:, prefix:])[:, 0]
     return _on_grid(model, reached / reached.sum(dim=-1, keepdim=True))
 
 
@@ -115,14 +112,19 @@ def attention_maps(model: Model, images: Tensor) -> Array:
 
 def patch_attention(model: Model, images: Tensor, row: int, column: int) -> Array:
     """Where each head of each layer looks from one patch, counted from 0 at the top left: (B, L, H, h, w)."""
+    check_patch(model, row, column)
+    prefix, (_, w) = model.config.prefix, model.config.grid
+    return _each_layer(model, images, lambda weights: weights[:, :, prefix + row * w + column, prefix:])
+
+
+def check_patch(model: Model, row: int, column: int) -> None:
+    """A UserError if the model has no such patch."""
     h, w = model.config.grid
     if not (0 <= row < h and 0 <= column < w):
         raise UserError(
             f"There is no patch {row},{column}: the model cuts images into {h} rows and {w} columns of patches, "
             f"so the last one is {h - 1},{w - 1}."
         )
-    prefix = model.config.prefix
-    return _each_layer(model, images, lambda weights: weights[:, :, prefix + row * w + column, prefix:])
 
 
 def _each_layer(model: Model, images: Tensor, choose: Callable[[Tensor], Tensor]) -> Array:
@@ -158,6 +160,11 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
     if not count:
         raise UserError("Attention distance is an average over images, but there are none.")
     return (torch.stack([sums[layer] for layer in sorted(sums)]) / count).numpy().astype(np.float32)
+
+
+def even_distance(model: Model) -> float:
+    """The attention distance, in pixels, of a head that looks at all patches alike."""
+    return _distances(model).mean().item()
 
 
 def _distances(model: Model) -> Tensor:
