@@ -45,22 +45,31 @@ def thumbnail(split: Split, i: int, side: int = 256) -> Image.Image:
 
 def sheet(rows: Sequence[Sequence[Tile]], title: str, note: str) -> Figure:
     """Rows of pictures on one page."""
-    below = max(sum(lines for _, _, lines in tile.lines) for row in rows for tile in row) * _LINE + 0.14
-    width = max(map(len, rows)) * (_CELL + _GAP) + _GAP
-    height = _HEAD + len(rows) * (_CELL + below)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
-        figure.text(_GAP / width, 1 - 0.3 / height, title, fontsize=12, weight="bold")
-        figure.text(_GAP / width, 1 - 0.52 / height, note, color=GREY)
-        for r, row in enumerate(rows):
-            for c, tile in enumerate(row):
-                x, y = _GAP + c * (_CELL + _GAP), height - _HEAD - r * (_CELL + below)
-                _draw(figure, (x / width, (y - _CELL) / height, _CELL / width, _CELL / height), tile)
-                y -= _CELL + 0.05
-                for text, colour, most in tile.lines:
-                    for line in wrap(text, most):
-                        figure.text(x / width, y / height, line, va="top", fontsize=_SMALL, color=colour)
-                        y -= _LINE
+        return _sheet([[(tile, _wrapped(tile)) for tile in row] for row in rows], title, note)
+
+
+def _wrapped(tile: Tile) -> list[tuple[str, str]]:
+    """The lines under a picture, each no wider than it, and their colours."""
+    return [(line, colour) for text, colour, most in tile.lines for line in wrap(text, most)]
+
+
+def _sheet(rows: Sequence[Sequence[tuple[Tile, list[tuple[str, str]]]]], title: str, note: str) -> Figure:
+    below = [max(len(lines) for _, lines in row) * _LINE + 0.2 for row in rows]
+    width = max(map(len, rows)) * (_CELL + _GAP) + _GAP
+    height = _HEAD + len(rows) * _CELL + sum(below)
+    figure = Figure(figsize=(width, height))
+    figure.text(_GAP / width, 1 - 0.3 / height, title, fontsize=12, weight="bold")
+    figure.text(_GAP / width, 1 - 0.52 / height, note, color=GREY)
+    top = height - _HEAD
+    for row, room in zip(rows, below, strict=True):
+        for column, (tile, lines) in enumerate(row):
+            x = (_GAP + column * (_CELL + _GAP)) / width
+            _draw(figure, (x, (top - _CELL) / height, _CELL / width, _CELL / height), tile)
+            for number, (line, colour) in enumerate(lines):
+                y = (top - _CELL - 0.05 - number * _LINE) / height
+                figure.text(x, y, line, va="top", fontsize=_SMALL, color=colour)
+        top -= _CELL + room
     return figure
 
 
@@ -138,31 +147,7 @@ def least_certain(card: Card, outputs: NDArray[np.floating], count: int = 24) ->
 # As pictures ----------------------------------------------------------------------------------------------
 
 
-def most_wrong_figure(
-    card: Card, split: Split, outputs: NDArray[np.floating], targets: NDArray[Any], name: str = "", count: int = 24
-) -> Figure:
-    """The most wrong predictions of a split, with what is true and what was said; `name` tells the data."""
-    chosen = most_wrong(card, outputs, targets, count)
-    if not len(chosen):
-        raise UserError(f"No prediction of {len(targets):,} is wrong, so there is no gallery of them.")
-    order = "largest error first" if card.task == "regression" else "highest loss first"
-    return _gallery(card, split, outputs, targets, chosen, "Most wrong", _note(order, len(targets), name))
-
-
-def least_certain_figure(
-    card: Card, split: Split, outputs: NDArray[np.floating], targets: NDArray[Any], name: str = "", count: int = 24
-) -> Figure:
-    """The least certain predictions of a split; `name` tells the data."""
-    chosen = least_certain(card, outputs, count)
-    how = "nearest to a threshold" if card.task == "multilabel" else "smallest lead of the first class over the second"
-    return _gallery(card, split, outputs, targets, chosen, "Least certain", _note(how, len(targets), name))
-
-
-def _note(order: str, images: int, name: str) -> str:
-    return f"{order}, of {images:,} images{f' of {name}' if name else ''}"
-
-
-def _gallery(
+def gallery(
     card: Card,
     split: Split,
     outputs: NDArray[np.floating],
@@ -172,6 +157,7 @@ def _gallery(
     note: str,
     across: int = 8,
 ) -> Figure:
+    """The images of these numbers, with what is true and what was said of them."""
     say = captions(card, outputs, targets)
     tiles = [Tile(thumbnail(split, int(i)), say(int(i))) for i in chosen]
     return sheet([tiles[at : at + across] for at in range(0, len(tiles), across)], title, note)
@@ -188,13 +174,13 @@ def captions(card: Card, outputs: NDArray[np.floating], targets: NDArray[Any]) -
 
 
 def _classes(card: Card, chances: NDArray[np.float64], target: int) -> list[Line]:
-    first, second = (int(k) for k in np.argsort(-chances, kind="stable")[:2]) if len(chances) > 1 else (0, 0)
-    lines = [(f"true: {card.classes[target]} {chances[target]:.1%}", INK, 2)]
-    colour = INK if first == target else ORANGE
-    lines.append((f"said: {card.classes[first]} {chances[first]:.1%}", colour, 2))
-    if first == target:
-        lines.append((f"next: {card.classes[second]} {chances[second]:.1%}", GREY, 2))
-    return lines
+    def name(k: int) -> str:
+        return f"{card.classes[k]} {chances[k]:.1%}"
+
+    first, *others = np.argsort(-chances, kind="stable").tolist()
+    if first != target:
+        return [(f"true: {name(target)}", INK, 2), (f"said: {name(first)}", ORANGE, 2)]
+    return [(f"right: {name(target)}", INK, 2), *((f"next: {name(k)}", GREY, 2) for k in others[:1])]
 
 
 def _labels(card: Card, chances: NDArray[np.float64], target: NDArray[Any]) -> list[Line]:
