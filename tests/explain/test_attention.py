@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -231,6 +232,18 @@ def test_the_model_is_left_as_it_was_even_if_looking_fails():
     hooked = [m for m in model.modules() if isinstance(m, Attention | AttentionPool) and m._forward_pre_hooks]
     assert not hooked
     np.testing.assert_array_equal(rollout(model, batch(model)), rollout(model.eval(), batch(model)))
+
+
+def test_no_layer_is_kept_while_the_next_is_shown():
+    model = make()
+    shown: list[weakref.ref[torch.Tensor]] = []
+
+    def see(_: int, weights: torch.Tensor) -> None:
+        assert all(earlier() is None for earlier in shown)
+        shown.append(weakref.ref(weights))
+
+    watch(model, batch(model), see)
+    assert len(shown) == 3
 
 
 def test_a_model_without_attention_is_told():

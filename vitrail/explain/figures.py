@@ -67,10 +67,12 @@ def rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong:
     aspect = views[0].shape[0] / views[0].shape[1]
     width = 4.0  # inches of a picture, its map and its overlay
     layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.04)
-    figure = Figure(figsize=(width * across, (width * aspect / 3 + 0.32) * down + 0.75), layout=layout)
+    figure = Figure(figsize=(width * across, (width * aspect / 3 + 0.26) * down + 0.7), layout=layout)
     grid = figure.subplots(down, across, squeeze=False)
     even = 1 / maps[0].size
-    figure.suptitle("Attention rollout", x=0.012, ha="left", fontsize=11, fontweight="bold")
+    figure.suptitle("Attention rollout\n", x=0.06 / figure.get_figwidth(), ha="left", fontsize=11, fontweight="bold")
+    note = "from none (dark) to the most (light); a peak of 1× would be all patches alike"
+    figure.text(0.06 / figure.get_figwidth(), 1 - 0.36 / figure.get_figheight(), note, color=GREY, va="center")
     for axes in grid.flat:
         axes.set_axis_off()
     for i, (view, weights, axes) in enumerate(zip(views, maps, grid.flat, strict=False)):
@@ -182,7 +184,8 @@ def filters(components: Array) -> Figure:
     tile = 0.8 if plain else 0.5
     figure = Figure(figsize=(tile * columns + 0.6, tile * rows + 1), layout="constrained")
     axes = figure.add_subplot()
-    note = f"first {count} principal components" + ("" if plain else f", a row each, of {channels} bands")
+    patch = f"{components.shape[1]} × {components.shape[2]} patches"
+    note = f"first {count} principal components, {patch}" + ("" if plain else f", a row each, of {channels} bands")
     heading(axes, "Patch filters", note)
     if plain:
         blank = np.ones((rows * columns - count, *scaled.shape[1:]), np.float32)
