@@ -48,7 +48,8 @@ def test_every_picture_of_a_rollout_has_its_caption(count, across):
     figure = figures.rollouts(views, maps, captions, [True] * count)
     drawn = [axes for axes in figure.axes if axes.images]
     assert [axes.get_title(loc="left") for axes in drawn] == captions
-    assert figure.axes[0].get_gridspec().ncols == across
+    left = {round(axes.get_position().x0, 3) for axes in drawn}
+    assert len(left) == across
 
 
 def test_distances_are_the_dots():

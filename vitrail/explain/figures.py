@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
@@ -64,27 +63,26 @@ def rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong:
     """Pictures with their maps (B, h, w): the picture, the map, and the picture where it is attended to."""
     across = min(_ACROSS, len(views))
     down = -(-len(views) // across)
-    aspect = views[0].shape[0] / views[0].shape[1]
-    width = 4.0  # inches of a picture, its map and its overlay
-    layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.04)
-    figure = Figure(figsize=(width * across, (width * aspect / 3 + 0.26) * down + 0.7), layout=layout)
-    grid = figure.subplots(down, across, squeeze=False)
-    even = 1 / maps[0].size
-    figure.suptitle("Attention rollout\n", x=0.06 / figure.get_figwidth(), ha="left", fontsize=11, fontweight="bold")
+    h, w = enlarge(views[0]).shape[:2]
+    gap = w // 20
+    wide, head, caption, apart = 4.0, 0.6, 0.22, 0.14  # inches; a picture, its map and its overlay are one image
+    tall = wide * h / (3 * w + 2 * gap)
+    width, height = across * (wide + apart) - apart, head + down * (caption + tall + apart) - apart
+    figure = Figure(figsize=(width, height))
+    figure.text(0, 1 - 0.1 / height, "Attention rollout", fontsize=11, fontweight="bold", va="center")
     note = "from none (dark) to the most (light); a peak of 1× would be all patches alike"
-    figure.text(0.06 / figure.get_figwidth(), 1 - 0.36 / figure.get_figheight(), note, color=GREY, va="center")
-    for axes in grid.flat:
+    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
+    for i, (view, weights) in enumerate(zip(views, maps, strict=True)):
+        x, y = i % across * (wide + apart), head + i // across * (caption + tall + apart) + caption
+        axes = figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
+        white = np.full((h, gap, 3), 255, np.uint8)
+        panes = [enlarge(view), white, heat(weights, (h, w)), white, overlay(view, weights)]
+        axes.imshow(np.concatenate(panes, axis=1), aspect="auto", interpolation="antialiased")
         axes.set_axis_off()
-    for i, (view, weights, axes) in enumerate(zip(views, maps, grid.flat, strict=False)):
-        picture = enlarge(view)
-        panes = [picture, heat(weights, picture.shape[:2]), overlay(view, weights)]
-        gap = np.full((picture.shape[0], picture.shape[1] // 20, 3), 255, np.uint8)
-        axes.imshow(np.concatenate([panes[0], gap, panes[1], gap, panes[2]], axis=1), interpolation="antialiased")
-        colour = ORANGE if i < len(wrong) and wrong[i] else INK
-        axes.set_title(short(captions[i], 40), fontsize=8.5, fontweight="normal", pad=3, color=colour)
-        axes.set_title(
-            f"peak {weights.max() / even:.1f}×", fontsize=7, fontweight="normal", loc="right", pad=3, color=GREY
-        )
+        wrongly = i < len(wrong) and wrong[i]
+        axes.set_title(short(captions[i], 40), fontsize=8.5, weight="normal", pad=3, color=ORANGE if wrongly else INK)
+        peak = f"peak {weights.max() * weights.size:.1f}×"
+        axes.set_title(peak, loc="right", fontsize=7, weight="normal", pad=3, color=GREY)
     return figure
 
 
