@@ -74,7 +74,7 @@ def parts(model: Model, images: Tensor) -> Iterator[Tensor]:
 def rollout(model: Model, images: Tensor) -> Array:
     """Attention followed through all layers from the output to the patches: (B, h, w), each map sums to one.
 
-    As in appendix D.7 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
+    As in appendix D.8 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
     for the residual path, rows are normalised, layers are multiplied. It starts from the class token, or from all
     patches alike if they are averaged, or as the pool's own attention weighs them.
     """
