@@ -150,7 +150,7 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
     def see(layer: int, weights: Tensor) -> None:
         between = weights[:, :, prefix:, prefix:]
         far = torch.einsum("bhqk,qk->bhq", between, apart.to(between.device)) / between.sum(dim=-1)
-        total = far.mean(dim=-1).double().sum(dim=0).cpu()
+        total = far.mean(dim=-1).cpu().double().sum(dim=0)  # not every device has float64
         sums[layer] = sums.get(layer, torch.zeros_like(total)) + total
 
     for images in batches:
