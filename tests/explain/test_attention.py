@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 
 import numpy as np
@@ -244,6 +245,21 @@ def test_no_layer_is_kept_while_the_next_is_shown():
 
     watch(model, batch(model), see)
     assert len(shown) == 3
+
+
+def test_what_other_threads_compute_meanwhile_is_not_shown():
+    model = make(pool="map")
+    images, others = batch(model), torch.zeros(4, *batch(model).shape[1:])
+    shown: list[int] = []
+
+    def see(_: int, weights: torch.Tensor) -> None:
+        shown.append(len(weights))
+        thread = threading.Thread(target=model, args=(others,))
+        thread.start()
+        thread.join()
+
+    watch(model, images, see)
+    assert shown == [2, 2, 2]
 
 
 def test_a_model_without_attention_is_told():

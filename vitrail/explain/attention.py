@@ -8,6 +8,7 @@ Legend: B batch, L layers, H heads, N tokens, (h, w) the grid of patches; prefix
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -33,14 +34,18 @@ _MOST = (
 def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
     """Runs the model and shows every layer's attention weights (B, H, N, N) as the layer is reached; gives the logits.
 
-    If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`. Nothing is kept, and
-    a model that is compiled runs as it is written.
+    If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`. Nothing is kept; a
+    model that is compiled runs as it is written, and other threads may use it at the same time.
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped: hooks may be missing in compiled code
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if not layers:
         raise UserError(f"There is no attention to show: a {type(model).__name__} has none.")
+    thread = threading.get_ident()
 
     def before(show: Callable[[Tensor], None], module: Any, inputs: tuple[Tensor]) -> None:
+        if threading.get_ident() != thread:
+            return
         weights = module.weights(inputs[0]).float()
         with torch.autocast(weights.device.type, enabled=False):  # which would round what is made of them
             show(weights)
@@ -54,10 +59,8 @@ def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], N
         for pool in (module for module in model.modules() if isinstance(module, AttentionPool)):
             if see_pool is not None:
                 stack.enter_context(_hook(pool, partial(before, see_pool)))
-        # Compiled code may have been made without hooks, or with those of another call.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.inference_mode())
-        return model(images)
+        return model.forward(images)  # not the call, which is compiled if the model is
 
 
 def _hook(module: nn.Module, before: Callable[..., None]) -> Any:
