@@ -215,8 +215,11 @@ def explain(
     run: Positional[Run],
     images: Positional[Annotated[tuple[str, ...], arg(metavar="[IMAGES…]", help_behavior_hint="")]] = (),
     *,
+    data: str | None = None,
     out: str | None = None,
     patch: Annotated[str | None, arg(metavar="ROW,COL")] = None,
+    target: Annotated[str | None, arg(metavar="CLASS")] = None,
+    instead: Annotated[str | None, arg(metavar="CLASS")] = None,
     format: Literal["png", "svg", "pdf"] = "png",
     save_data: bool = False,
     batch_size: int = 32,
@@ -229,8 +232,11 @@ def explain(
     Args:
         run: run folder or .safetensors file
         images: files, folders, globs (default: some validation images of the run's own data)
+        data: data set to map, with galleries and neighbours (default: the run's own, unless images are given)
         out: folder for the figures (default: in the run)
         patch: row and column of a patch, from 0, whose attention is shown too
+        target: class that is explained (default: what the model says)
+        instead: class that it is set against (default: none, and the runner-up is shown beside it)
         format: of the figures
         save_data: write the arrays that figures show beside them, as .npz
         batch_size: images per forward pass
@@ -243,8 +249,11 @@ def explain(
     result = explain(
         run,
         images,
+        data=data,
         out=out,
         patch=None if patch is None else parse_patch(patch),
+        target=target,
+        instead=instead,
         format=format,
         save_data=save_data,
         batch_size=batch_size,

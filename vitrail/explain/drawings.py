@@ -8,15 +8,24 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.errors import UserError
 from vitrail.explain import figures
 from vitrail.explain.attention import Array, attention_distance, attention_maps, even_distance, patch_attention, rollout
+from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.filters import patch_filters
 from vitrail.explain.positions import position_similarity, relative_bias
+from vitrail.explain.relevance import relevance
+from vitrail.explain.relevance_figure import Pane
+from vitrail.explain.relevance_figure import relevances as draw_relevances
 from vitrail.explain.subject import Drawing, Subject
 
 PAGE = 24  # pictures of one figure
+ROWS = 8  # pictures of one figure of relevance
+OWN = 8  # pictures of the data whose relevance is shown: to measure it, the model runs some hundred times for each
 
 
 def rollouts(subject: Subject) -> Iterator[Drawing]:
@@ -29,6 +38,48 @@ def rollouts(subject: Subject) -> Iterator[Drawing]:
         views, captions = [picture.view for picture in page], [picture.caption for picture in page]
         drawn = figures.rollouts(views, maps[at : at + PAGE], captions, [picture.wrong for picture in page])
         yield Drawing(name, drawn, arrays)
+
+
+def relevances(subject: Subject) -> Iterator[Drawing]:
+    """What speaks for the class that the model says or that was asked for, and how far that can be believed."""
+    if not subject.has_head:
+        raise UserError("Relevance speaks for a class, and there is none: the model has no head.")
+    shown = subject if subject.given else subject.fewer(OWN)
+    for page, images in enumerate(shown.batches(ROWS)):
+        pictures = shown.pictures[page * ROWS : (page + 1) * ROWS]
+        first, other = _compared(shown, images)
+        against = shown.instead is not None
+        maps = relevance(shown.model, images, first, other if against else None)
+        others = relevance(shown.model, images, other, first if against else None)
+        flow = rollout(shown.model, images)
+        measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, seed=shown.seed)
+        names = shown.card.classes
+        panes = [
+            [
+                Pane("rollout, any class", flow[i]),
+                Pane(f"{names[a]} rather than {names[b]}" if against else f"for {names[a]}", maps[i]),
+                Pane(f"{names[b]} rather than {names[a]}" if against else f"for {names[b]}", others[i]),
+            ][: 3 if len(names) > 1 else 2]
+            for i, (a, b) in enumerate(zip(first, other, strict=True))
+        ]
+        views, captions = [picture.view for picture in pictures], [picture.caption for picture in pictures]
+        wrong = [picture.wrong for picture in pictures]
+        drawn = draw_relevances(views, panes, captions, measured, shown.card.task, wrong)
+        arrays = {"relevance": maps, "other": others, "classes": first, "others": other, **vars(measured)}
+        arrays["files"] = np.array([picture.name for picture in pictures])
+        yield Drawing("relevance" if page == 0 else f"relevance-{1 + page}", drawn, arrays)
+
+
+def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For every image the class that is explained and the one beside it: as asked for, or by what the model says."""
+    with torch.inference_mode():
+        order = subject.model(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
+    first = np.full(len(images), subject.target) if subject.target is not None else order[:, 0].copy()
+    if subject.instead is not None:
+        first = np.where(first == subject.instead, order[:, 1], first)
+        return first, np.full(len(images), subject.instead)
+    runner_up = order[:, min(1, order.shape[1] - 1)]
+    return first, np.where(runner_up == first, order[:, 0], runner_up)
 
 
 def heads(subject: Subject) -> Iterator[Drawing]:

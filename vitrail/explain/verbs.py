@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.figures import save
-from vitrail.explain import drawings
+from vitrail.explain import data_drawings, drawings
 from vitrail.explain.subject import Drawing, Subject, open_subject
 from vitrail.progress import track
 from vitrail.weights import home
@@ -25,11 +25,16 @@ Format = Literal["png", "svg", "pdf"]
 # What is drawn, in this order. Each gives figures, or a UserError with the reason why a model has none.
 FIGURES: tuple[Callable[[Subject], Iterator[Drawing]], ...] = (
     drawings.rollouts,
+    drawings.relevances,
     drawings.heads,
     drawings.patches,
     drawings.distance,
     drawings.positions,
     drawings.filters,
+    data_drawings.embedding,
+    data_drawings.nearest,
+    data_drawings.wrong,
+    data_drawings.uncertain,
 )
 
 
@@ -47,8 +52,11 @@ def explain(
     run: str | Path,
     images: Sequence[str | Path] = (),
     *,
+    data: str | Path | None = None,
     out: str | Path | None = None,
     patch: tuple[int, int] | None = None,
+    target: str | None = None,
+    instead: str | None = None,
     format: Format = "png",
     save_data: bool = False,
     batch_size: int = 32,
@@ -58,6 +66,10 @@ def explain(
 ) -> Explanation:
     """Draws what a model sees in images of files, folders and globs, or else in some of its own validation images.
 
+    Without images, and of any `data` that is given, there are a map of the whole, the most wrong and the least certain
+    predictions, and neighbours: of the images that are given, or of those that are most wrong. `target` is the class
+    that is explained, by default the one that the model says, and `instead` the one that it is set against.
+
     Figures go to `out`, by default `explain` in the run, and with `save_data` the arrays that they show lie beside
     them. With `patch`, its row and column, there is a figure of what that patch attends to.
     """
@@ -66,7 +78,18 @@ def explain(
     if format not in get_args(Format):
         raise UserError(f"Figures are written as {', '.join(get_args(Format))}, but 'format' is '{format}'.")
     device = choose_device(device)
-    subject = open_subject(run, images, patch=patch, batch_size=batch_size, workers=workers, device=device, seed=seed)
+    subject = open_subject(
+        run,
+        images,
+        data=data,
+        patch=patch,
+        target=target,
+        instead=instead,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        seed=seed,
+    )
     folder = home(run) / "explain" if out is None else Path(out)
     files: list[Path] = []
     arrays: dict[str, Mapping[str, NDArray[Any]]] = {}
