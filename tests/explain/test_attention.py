@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -231,6 +233,33 @@ def test_the_model_is_left_as_it_was_even_if_looking_fails():
     hooked = [m for m in model.modules() if isinstance(m, Attention | AttentionPool) and m._forward_pre_hooks]
     assert not hooked
     np.testing.assert_array_equal(rollout(model, batch(model)), rollout(model.eval(), batch(model)))
+
+
+def test_no_layer_is_kept_while_the_next_is_shown():
+    model = make()
+    shown: list[weakref.ref[torch.Tensor]] = []
+
+    def see(_: int, weights: torch.Tensor) -> None:
+        assert all(earlier() is None for earlier in shown)
+        shown.append(weakref.ref(weights))
+
+    watch(model, batch(model), see)
+    assert len(shown) == 3
+
+
+def test_what_other_threads_compute_meanwhile_is_not_shown():
+    model = make(pool="map")
+    images, others = batch(model), torch.zeros(4, *batch(model).shape[1:])
+    shown: list[int] = []
+
+    def see(_: int, weights: torch.Tensor) -> None:
+        shown.append(len(weights))
+        thread = threading.Thread(target=model, args=(others,))
+        thread.start()
+        thread.join()
+
+    watch(model, images, see)
+    assert shown == [2, 2, 2]
 
 
 def test_a_model_without_attention_is_told():

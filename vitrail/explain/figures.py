@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
@@ -34,6 +33,7 @@ SIGNED = LinearSegmentedColormap.from_list(
 _SIDE = 224  # pixels that pictures are enlarged to, at least
 _TILE = 48  # pixels of a tile's longer side, at least
 _PLACES = 14  # rows and columns of patches that have a tile of their own
+_LEAST = 5.0  # inches that a title needs
 _ACROSS = 3  # pictures in a row, each beside its map and its overlay
 
 
@@ -64,25 +64,26 @@ def rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong:
     """Pictures with their maps (B, h, w): the picture, the map, and the picture where it is attended to."""
     across = min(_ACROSS, len(views))
     down = -(-len(views) // across)
-    aspect = views[0].shape[0] / views[0].shape[1]
-    width = 4.0  # inches of a picture, its map and its overlay
-    layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.04)
-    figure = Figure(figsize=(width * across, (width * aspect / 3 + 0.32) * down + 0.75), layout=layout)
-    grid = figure.subplots(down, across, squeeze=False)
-    even = 1 / maps[0].size
-    figure.suptitle("Attention rollout", x=0.012, ha="left", fontsize=11, fontweight="bold")
-    for axes in grid.flat:
+    h, w = enlarge(views[0]).shape[:2]
+    gap = w // 20
+    wide, head, caption, apart = 4.0, 0.6, 0.22, 0.14  # inches; a picture, its map and its overlay are one image
+    tall = wide * h / (3 * w + 2 * gap)
+    width, height = across * (wide + apart) - apart, head + down * (caption + tall + apart) - apart
+    figure = Figure(figsize=(width, height))
+    figure.text(0, 1 - 0.1 / height, "Attention rollout", fontsize=11, fontweight="bold", va="center")
+    note = "from none (dark) to the most (light); a peak of 1× would be all patches alike"
+    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
+    for i, (view, weights) in enumerate(zip(views, maps, strict=True)):
+        x, y = i % across * (wide + apart), head + i // across * (caption + tall + apart) + caption
+        axes = figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
+        white = np.full((h, gap, 3), 255, np.uint8)
+        panes = [enlarge(view), white, heat(weights, (h, w)), white, overlay(view, weights)]
+        axes.imshow(np.concatenate(panes, axis=1), aspect="auto", interpolation="antialiased")
         axes.set_axis_off()
-    for i, (view, weights, axes) in enumerate(zip(views, maps, grid.flat, strict=False)):
-        picture = enlarge(view)
-        panes = [picture, heat(weights, picture.shape[:2]), overlay(view, weights)]
-        gap = np.full((picture.shape[0], picture.shape[1] // 20, 3), 255, np.uint8)
-        axes.imshow(np.concatenate([panes[0], gap, panes[1], gap, panes[2]], axis=1), interpolation="antialiased")
-        colour = ORANGE if i < len(wrong) and wrong[i] else INK
-        axes.set_title(short(captions[i], 40), fontsize=8.5, fontweight="normal", pad=3, color=colour)
-        axes.set_title(
-            f"peak {weights.max() / even:.1f}×", fontsize=7, fontweight="normal", loc="right", pad=3, color=GREY
-        )
+        wrongly = i < len(wrong) and wrong[i]
+        axes.set_title(short(captions[i], 40), fontsize=8.5, weight="normal", pad=3, color=ORANGE if wrongly else INK)
+        peak = f"peak {weights.max() * weights.size:.1f}×"
+        axes.set_title(peak, loc="right", fontsize=7, weight="normal", pad=3, color=GREY)
     return figure
 
 
@@ -96,9 +97,10 @@ def heads(
     tile = min(max(7.5 / count, 0.42), 0.9)  # inches
     across, down = tile * count, tile * aspect * layers
     side = min(max(down, 1.6), 2.6)
-    figure = Figure(figsize=(side / aspect + across + 1.1, max(down, side) + 1.2), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[side / aspect, across])
-    heading(left, short(caption, 26), "")
+    widths = [max(side / aspect, 1.8), max(across, 3.6)]  # titles need room beside narrow pictures too
+    figure = Figure(figsize=(sum(widths) + 1.1, max(down, side) + 1.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=widths)
+    heading(left, short(caption, 24), "")
     left.imshow(enlarge(view), extent=(0, w, h, 0), interpolation="antialiased")
     left.set_axis_off()
     left.set_anchor("NW")
@@ -119,7 +121,7 @@ def heads(
 def distance(far: Array, even: float, width: int, images: int) -> Figure:
     """How far every head looks against the depth of its layer, (L, H): figure 7 of the paper, on the right."""
     layers = np.arange(1, len(far) + 1)
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     heading(axes, "How far heads look", f"mean over {images:,} image{'s' if images > 1 else ''}, a dot for each head")
     axes.axhline(even, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="a head that looks everywhere alike")
@@ -132,7 +134,7 @@ def distance(far: Array, even: float, width: int, images: int) -> Figure:
     share = axes.secondary_yaxis("right", functions=(partial(np.multiply, 1 / width), partial(np.multiply, width)))
     share.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     share.set_ylabel("share of the image's width")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8)
     return figure
 
 
@@ -142,7 +144,9 @@ def similarity(alike: Array) -> Figure:
     h, w = alike.shape[:2]
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, _PLACES)).round().astype(int)) for n in (h, w))
     tile = min(6.4 / max(len(rows), len(columns)), 0.9)
-    figure = Figure(figsize=(tile * len(columns) + 1.6, tile * len(rows) * h / w + 1.2), layout="constrained")
+    figure = Figure(
+        figsize=(max(tile * len(columns) + 1.6, _LEAST), tile * len(rows) * h / w + 1.2), layout="constrained"
+    )
     axes = figure.add_subplot()
     heading(axes, "Similarity of position embeddings", f"a tile for each patch, with its likeness to all {h} × {w}")
     others = alike.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
@@ -158,7 +162,7 @@ def bias(tables: Array) -> Figure:
     """What relative positions add for a patch at each place around the one that looks: (L, H, 2h-1, 2w-1)."""
     layers, count, h, w = tables.shape
     tile = min(max(6.4 / count, 0.45), 1.1)
-    figure = Figure(figsize=(tile * count + 1.7, tile * layers * h / w + 1.2), layout="constrained")
+    figure = Figure(figsize=(max(tile * count + 1.7, _LEAST), tile * layers * h / w + 1.2), layout="constrained")
     axes = figure.add_subplot()
     heading(axes, "Relative position biases", "the patch that looks is in the middle of a tile")
     most = max(float(np.abs(tables).max()), 1e-12)
@@ -179,10 +183,10 @@ def filters(components: Array) -> Figure:
     plain = channels in (1, 3)
     columns = min(7, count) if plain else channels
     rows = -(-count // columns) if plain else count
-    tile = 0.8 if plain else 0.5
-    figure = Figure(figsize=(tile * columns + 0.6, tile * rows + 1), layout="constrained")
+    tile = 0.8 if plain else 0.45
+    figure = Figure(figsize=(max(tile * columns + 0.6, _LEAST), tile * rows + 1), layout="constrained")
     axes = figure.add_subplot()
-    note = f"first {count} principal components" + ("" if plain else f", a row each, of {channels} bands")
+    note = f"first {count} principal components, " + ("each by itself" if plain else "a row each")
     heading(axes, "Patch filters", note)
     if plain:
         blank = np.ones((rows * columns - count, *scaled.shape[1:]), np.float32)
