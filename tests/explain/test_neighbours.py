@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,9 +10,10 @@ from sklearn.metrics.pairwise import cosine_similarity
 from vitrail.data.dataset import ArraySplit
 from vitrail.errors import UserError
 from vitrail.evaluate.figures import INK, ORANGE
-from vitrail.explain import neighbours as module
 from vitrail.explain.galleries import Tile
 from vitrail.explain.neighbours import neighbours, neighbours_figure, unit
+
+module = import_module("vitrail.explain.neighbours")  # the package has the function under this name
 
 
 def vectors(count: int, seed: int = 0) -> np.ndarray:
