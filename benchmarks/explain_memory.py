@@ -12,13 +12,14 @@ import time
 
 import torch
 
-from vitrail.explain import attention_distance, attention_maps, rollout
+from vitrail.explain import attention_distance, attention_maps, relevance, rollout
 from vitrail.models import create
 
 LOOKS = {
     "forward pass alone": lambda model, images: model(images),
     "rollout": rollout,
     "maps of every head": attention_maps,
+    "relevance": lambda model, images: relevance(model, images, 0),
     "attention distance": lambda model, images: attention_distance(model, [images]),
 }
 

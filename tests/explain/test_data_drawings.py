@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from vitrail.errors import UserError
 from vitrail.evaluate.verbs import evaluate
 from vitrail.explain import data_drawings, drawings, neighbours, relevance
+from vitrail.explain.embedding_map import choose
 from vitrail.explain.subject import Subject, open_subject
 
 
@@ -121,7 +123,7 @@ def test_neighbours_are_those_of_the_most_wrong_predictions_or_of_the_pictures_t
 
 
 def test_the_map_has_a_place_for_every_image_up_to_a_number(given, monkeypatch):
-    monkeypatch.setattr(data_drawings, "choose", lambda images, seed: np.arange(0, images, 6))
+    monkeypatch.setattr(data_drawings, "choose", partial(choose, most=40))
     (drawing,) = data_drawings.embedding(given)
     assert drawing.arrays["places"].shape == (40, 2)
     assert "40 of 240 images of digits" in drawing.figure.texts[1].get_text()

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitrail.data import Split
 from vitrail.data.dataset import Task
-from vitrail.evaluate.figures import GREY, INK, STYLE
+from vitrail.evaluate.figures import GREY, INK, STYLE, short
 from vitrail.explain.galleries import thumbnail
 from vitrail.explain.neighbours import unit
 
@@ -126,7 +126,7 @@ def embedding_figure(
             by = "class" if task == "multiclass" else "the first of an image's labels"
         _thumbnails(right, places, split, chosen, colours, centre, half)
         count = f"{len(places):,}" if len(chosen) == len(split) else f"{len(places):,} of {len(split):,}"
-        note = f"t-SNE of the features of {count} images{f' of {name}' if name else ''}, coloured by {_fit(by, 40)}"
+        note = f"t-SNE of the features of {count} images{f' of {name}' if name else ''}, coloured by {short(by, 40)}"
         figure.text(0.25 / width, 1 - 0.3 / height, "Embedding map", fontsize=12, weight="bold")
         figure.text(0.25 / width, 1 - 0.52 / height, note, color=GREY)
     return figure
@@ -143,7 +143,7 @@ def _by_group(figure: Figure, axes: Axes, places: Points, groups: _Groups, size:
     for group in (len(named), *named):  # the others lie below
         x, y = places[groups.number == group].T
         if len(x):
-            label = _fit(groups.names[group], 24) if group in named else f"{groups.others} other classes"
+            label = short(groups.names[group], 24) if group in named else f"{groups.others} other classes"
             axes.scatter(
                 x, y, size, groups.colour(group), marker=groups.mark(group), alpha=0.85, linewidths=0, label=label
             )
@@ -159,7 +159,7 @@ def _by_group(figure: Figure, axes: Axes, places: Points, groups: _Groups, size:
         handletextpad=0.3,
         columnspacing=1.4,
     )
-    names = [_fit(name, 18) for name in groups.names]
+    names = [short(name, 18) for name in groups.names]
     middles = np.array([_middle(places[groups.number == group]) for group in named])
     halo = [withStroke(linewidth=2.5, foreground="white")]
     for name, (x, y) in zip(names, _apart(middles, names, axes), strict=True):
@@ -176,7 +176,7 @@ def _by_value(
     bar = figure.colorbar(points, cax=axes.inset_axes((0, -0.045, 0.4, 0.02)), orientation="horizontal")
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8)
-    bar.set_label(_fit(name, 40), fontsize=8)
+    bar.set_label(short(name, 40), fontsize=8)
     return [(r, g, b) for r, g, b, _ in points.to_rgba(values)]
 
 
@@ -242,14 +242,8 @@ def _thumbnails(
 def _squared(image: Image.Image, side: int) -> NDArray[np.float32]:
     """The middle of a picture as a square, (side, side, 3) of 0 to 1."""
     image = image.convert("RGB")
-    short = min(image.size)
-    x, y = (image.width - short) // 2, (image.height - short) // 2
-    method = Image.Resampling.NEAREST if short < side else Image.Resampling.BICUBIC
-    square = image.resize((side, side), method, (x, y, x + short, y + short))
+    edge = min(image.size)
+    x, y = (image.width - edge) // 2, (image.height - edge) // 2
+    method = Image.Resampling.NEAREST if edge < side else Image.Resampling.BICUBIC
+    square = image.resize((side, side), method, (x, y, x + edge, y + edge))
     return np.asarray(square, np.float32) / np.float32(255)
-
-
-def _fit(name: str, longest: int) -> str:
-    """A name without its middle, if it is longer than there is room for."""
-    half = (longest - 1) // 2
-    return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"

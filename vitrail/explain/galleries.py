@@ -15,7 +15,7 @@ from PIL import Image
 from vitrail.data import Split
 from vitrail.data.pixels import picture
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import GREY, INK, ORANGE, STYLE
+from vitrail.evaluate.figures import GREY, INK, ORANGE, STYLE, short
 from vitrail.evaluate.sheet import wrap
 from vitrail.weights import Card
 
@@ -51,7 +51,11 @@ def sheet(rows: Sequence[Sequence[Tile]], title: str, note: str) -> Figure:
 
 def _wrapped(tile: Tile) -> list[tuple[str, str]]:
     """The lines under a picture, each no wider than it, and their colours."""
-    return [(line, colour) for text, colour, most in tile.lines for line in wrap(" ".join(text.split()), most)]
+    return [
+        (line, colour)
+        for text, colour, most in tile.lines
+        for line in wrap(short(" ".join(text.split()), 30 * most), most)
+    ]
 
 
 def _sheet(rows: Sequence[Sequence[tuple[Tile, list[tuple[str, str]]]]], title: str, note: str) -> Figure:
