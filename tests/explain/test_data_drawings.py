@@ -62,7 +62,7 @@ def test_one_class_is_set_against_another(trained, given):
         drawing.arrays["relevance"], relevance(subject.model, images_of(subject), 5, instead=3), rtol=1e-5
     )
     titles = [axes.get_title(loc="left") for axes in drawing.figure.axes]
-    assert titles[2:4] == ["5 rather than 3", "3 rather than 5"]
+    assert titles[2:4] == ["5 over 3", "3 over 5"]
 
 
 def test_against_its_own_answer_the_runner_up_is_explained(given):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.errors import UserError
+from vitrail.evaluate.figures import short
 from vitrail.explain import figures
 from vitrail.explain.attention import Array, attention_distance, attention_maps, even_distance, patch_attention, rollout
 from vitrail.explain.faithfulness import faithfulness
@@ -53,12 +54,12 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         others = relevance(shown.model, images, other, first if against else None)
         flow = rollout(shown.model, images)
         measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, seed=shown.seed)
-        names = shown.card.classes
+        names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
         panes = [
             [
                 Pane("rollout, any class", flow[i]),
-                Pane(f"{names[a]} rather than {names[b]}" if against else f"for {names[a]}", maps[i]),
-                Pane(f"{names[b]} rather than {names[a]}" if against else f"for {names[b]}", others[i]),
+                Pane(f"{names[a]} over {names[b]}" if against else f"for {names[a]}", maps[i]),
+                Pane(f"{names[b]} over {names[a]}" if against else f"for {names[b]}", others[i]),
             ][: 3 if len(names) > 1 else 2]
             for i, (a, b) in enumerate(zip(first, other, strict=True))
         ]

@@ -126,7 +126,8 @@ def embedding_figure(
             by = "class" if task == "multiclass" else "the first of an image's labels"
         _thumbnails(right, places, split, chosen, colours, centre, half)
         count = f"{len(places):,}" if len(chosen) == len(split) else f"{len(places):,} of {len(split):,}"
-        note = f"t-SNE of the features of {count} images{f' of {name}' if name else ''}, coloured by {short(by, 40)}"
+        how = "t-SNE" if len(places) >= _FEWEST else "principal components"
+        note = f"{how} of the features of {count} images{f' of {name}' if name else ''}, coloured by {short(by, 40)}"
         figure.text(0.25 / width, 1 - 0.3 / height, "Embedding map", fontsize=12, weight="bold")
         figure.text(0.25 / width, 1 - 0.52 / height, note, color=GREY)
     return figure

@@ -56,10 +56,8 @@ def relevances(
     width = _GAP + count * (across + _GAP) + 0.6 + _CURVES + _WORDS
     height = _HEAD + len(views) * (down + _TITLE) + _FOOT
     figure = Figure(figsize=(width, height))
-    figure.text(_GAP / width, 1 - 0.25 / height, "What speaks for a class", fontsize=12, weight="bold")
-    note = (
-        "maps from their least (dark) to their most (light); the curves tell what the model says as patches go or come"
-    )
+    figure.text(_GAP / width, 1 - 0.25 / height, "What speaks for an answer", fontsize=12, weight="bold")
+    note = "maps from their least (dark) to their most (light); curves follow the second map, dashed a random order"
     figure.text(_GAP / width, 1 - 0.47 / height, note, color=GREY)
     for row, view in enumerate(views):
         bottom = (height - _HEAD - row * (down + _TITLE) - down) / height
@@ -71,7 +69,7 @@ def relevances(
             axes.imshow(image, interpolation="antialiased")
             axes.set_axis_off()
             colour = ORANGE if column == 0 and row < len(wrong) and wrong[row] else INK
-            axes.set_title(short(title, 24), fontsize=7.5, fontweight="normal", pad=3, color=colour)
+            axes.set_title(short(title, 27), fontsize=7.5, fontweight="normal", pad=3, color=colour)
         left = (_GAP + count * (across + _GAP) + 0.6) / width
         axes = figure.add_axes((left, bottom, _CURVES / width, 0.94 * down / height))
         _curves(axes, measured, row, task, last=row == len(views) - 1)
