@@ -73,6 +73,15 @@ def test_against_its_own_answer_the_runner_up_is_explained(given):
     assert drawing.arrays["others"][0] == order[0, 0]
 
 
+def test_of_numbers_the_first_is_explained_in_its_units_of_output(given):
+    (drawing,) = drawings.relevances(replace(given, card=replace(given.card, task="regression")))
+    assert drawing.arrays["classes"].tolist() == [0, 0]
+    assert drawing.arrays["others"].tolist() == [1, 1]
+    with torch.no_grad():
+        outputs = given.model(images_of(given))[:, 0]
+    np.testing.assert_allclose(drawing.arrays["deletion"][:, 0], outputs, rtol=1e-5)
+
+
 def test_many_pictures_go_on_several_pages(given, monkeypatch):
     monkeypatch.setattr("vitrail.explain.drawings.ROWS", 1)
     assert [drawing.name for drawing in drawings.relevances(given)] == ["relevance", "relevance-2"]

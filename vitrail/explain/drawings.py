@@ -72,9 +72,15 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
 
 
 def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For every image the class that is explained and the one beside it: as asked for, or by what the model says."""
-    with torch.inference_mode():
-        order = subject.model(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
+    """For every image the class that is explained and the one beside it: as asked for, or by what the model says.
+
+    Of numbers none is likelier than another: they come in their order.
+    """
+    if subject.card.task == "regression":
+        order = np.tile(np.arange(len(subject.card.classes)), (len(images), 1))
+    else:
+        with torch.inference_mode():
+            order = subject.model(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
     first = np.full(len(images), subject.target) if subject.target is not None else order[:, 0].copy()
     if subject.instead is not None:
         first = np.where(first == subject.instead, order[:, 1], first)

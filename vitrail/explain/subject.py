@@ -180,8 +180,8 @@ def open_subject(
         raise UserError(f"At most {SAMPLE} pictures can be explained at a time, but more were given.")
     classes = open_card(run).classes
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
-    if chosen is not None and chosen == other:
-        raise UserError(f"'{target}' cannot be set against itself: give another class with --instead.")
+    if other is not None and (chosen == other or len(classes) == 1):
+        raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
     model, card = open_body(run, device)
     if patch is not None:
         check_patch(model, *patch)
