@@ -53,9 +53,10 @@ def model_file(folder: Path, **changes: object) -> Path:
 
 def test_everything_is_drawn_of_a_run_with_its_own_images(explained):
     names = [path.name for path in explained.files if path.suffix == ".png"]
-    assert names[0] == "rollout.png"
-    assert [name.split("-")[:2] for name in names[1:4]] == [["heads", "1"], ["heads", "2"], ["heads", "3"]]
-    assert names[4:] == ["distance.png", "positions.png", "filters.png"]
+    assert names[:2] == ["rollout.png", "relevance.png"]
+    assert [name.split("-")[:2] for name in names[2:5]] == [["heads", "1"], ["heads", "2"], ["heads", "3"]]
+    assert names[5:8] == ["distance.png", "positions.png", "filters.png"]
+    assert names[8:] == ["map.png", "neighbours.png", "wrong.png", "uncertain.png"]
     assert not explained.notes
     assert not explained.unreadable
     assert all(path.exists() for path in explained.files)
@@ -97,7 +98,7 @@ def test_given_images_are_explained_and_bad_ones_are_named(trained, files, tmp_p
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("bad.png  — unreadable: ")
     stems = [file.stem for file in files]
-    expected = ["rollout", *(f"heads-{i}-{stem}" for i, stem in enumerate(stems, 1))]
+    expected = ["rollout", "relevance", *(f"heads-{i}-{stem}" for i, stem in enumerate(stems, 1))]
     expected += [*(f"patch-{i}-{stem}" for i, stem in enumerate(stems, 1)), "distance", "positions", "filters"]
     assert lines[1:] == [str(Path("out") / f"{name}.png") for name in expected]
     assert {path.name for path in Path("out").iterdir()} == {f"{name}.png" for name in expected}
@@ -118,7 +119,7 @@ def test_other_formats(trained, files, tmp_path, format, begins):
 
 def test_what_a_model_has_not_is_told_and_the_rest_is_drawn(tmp_path, files):
     result = vitrail.explain(model_file(tmp_path, stem="conv", pos="none", channels=1), files, out=tmp_path / "out")
-    assert [path.stem.split("-")[0] for path in result.files] == ["rollout", "heads", "heads", "distance"]
+    assert [path.stem.split("-")[0] for path in result.files] == ["rollout", "relevance", "heads", "heads", "distance"]
     assert ["positions" in note or "filters" in note for note in result.notes] == [True, True]
 
 
@@ -173,6 +174,18 @@ def test_too_many_pictures_and_none_that_can_be_read(trained, digits, tmp_path, 
 def test_a_model_without_data_or_pictures_is_told(tmp_path):
     with pytest.raises(UserError, match="does not say what its model was trained on"):
         vitrail.explain(model_file(tmp_path))
+
+
+@pytest.mark.parametrize("words", [[], ["--img-size", "16x12"]])
+def test_another_size_is_explained_with_its_own_patches(trained, files, tmp_path, words):
+    with pytest.raises(SystemExit) as exit:
+        main(["explain", str(trained), str(files[0]), "--out", str(tmp_path), "--save-data", *words])
+    assert exit.value.code == 0
+    grid = (4, 3) if words else (2, 2)
+    with np.load(tmp_path / "rollout.npz") as kept:
+        assert kept["rollout"].shape == (1, *grid)
+    with np.load(tmp_path / "positions.npz") as kept:
+        assert kept["similarity"].shape == (*grid, *grid)
 
 
 def test_captions_follow_the_task():
