@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,12 @@ from torch import Tensor, nn
 from watcher import watcher
 
 from vitrail.errors import UserError
-from vitrail.explain import relevance as module
 from vitrail.explain.relevance import relevance
 from vitrail.models import build, resize
 from vitrail.models.layers import Attention, AttentionPool
 from vitrail.models.vit import ViT, ViTConfig
+
+module = import_module("vitrail.explain.relevance")  # the package has the function under this name
 
 KINDS: dict[str, dict[str, Any]] = {
     "class token": {},
@@ -155,6 +158,27 @@ def test_leaves_the_model_as_it_was():
     with pytest.raises(UserError, match="reads batches of shape"):
         relevance(model, torch.zeros(1, 1, 4, 4), 0)
     assert not any(part._forward_pre_hooks for part in model.modules())
+
+
+def test_other_threads_may_use_the_model_meanwhile():
+    model = tiny()
+    images = pictures(model)
+    with torch.inference_mode():
+        logits = model(images)
+    expected, answers = relevance(model, images, 0), []
+
+    def meanwhile(*_: object) -> None:
+        if threading.current_thread() is threading.main_thread():
+            with torch.inference_mode():
+                other = threading.Thread(target=lambda: answers.append(model(2 * images)))
+                other.start()
+                other.join()
+
+    hook = model.blocks[1].mlp.register_forward_hook(meanwhile)
+    np.testing.assert_array_equal(relevance(model, images, 0), expected)
+    hook.remove()
+    assert len(answers) == 2
+    assert not torch.equal(answers[0], logits)
 
 
 def test_works_within_inference_mode_on_another_size_and_on_a_compiled_model():

@@ -24,7 +24,7 @@ from vitrail.explain.neighbours import unit
 Points = NDArray[np.float32]  # N 2
 Colour = str | tuple[float, float, float]
 
-MOST = 2000  # images of a map: more make it slower and no clearer
+MOST = 1500  # images of a map: more make it slower and no clearer
 
 # Of Okabe and Ito, without their yellow, which is hard to see on white; with the marks, enough for all that is named.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
@@ -48,15 +48,13 @@ def embedding_map(features: NDArray[np.floating], seed: int = 0) -> Points:
     from sklearn.manifold import TSNE
 
     directions = unit(features)
-    if len(directions) < 3:
-        return np.stack([np.arange(len(directions)), np.zeros(len(directions))], axis=1).astype(np.float32)
-    components = PCA(min(_COMPONENTS, *directions.shape), random_state=seed).fit_transform(directions)
-    if len(directions) < _FEWEST or np.ptp(components[:, 0]) < 1e-6:  # or all are alike
-        places = np.pad(components, ((0, 0), (0, 1)))[:, :2]
-    else:
+    if np.ptp(directions, axis=0).max() < 1e-6:  # all are alike, or there is one only
+        return np.zeros((len(directions), 2), np.float32)
+    places = PCA(min(_COMPONENTS, *directions.shape), random_state=seed).fit_transform(directions)
+    if len(directions) >= _FEWEST and places.shape[1] > 1:
         perplexity = min(_PERPLEXITY, (len(directions) - 1) / 3)
-        places = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(components)
-    return places.astype(np.float32)
+        places = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(places)
+    return np.pad(places, ((0, 0), (0, 1)))[:, :2].astype(np.float32)
 
 
 def choose(images: int, most: int = MOST, seed: int = 0) -> NDArray[np.int64]:

@@ -51,7 +51,7 @@ def sheet(rows: Sequence[Sequence[Tile]], title: str, note: str) -> Figure:
 
 def _wrapped(tile: Tile) -> list[tuple[str, str]]:
     """The lines under a picture, each no wider than it, and their colours."""
-    return [(line, colour) for text, colour, most in tile.lines for line in wrap(text, most)]
+    return [(line, colour) for text, colour, most in tile.lines for line in wrap(" ".join(text.split()), most)]
 
 
 def _sheet(rows: Sequence[Sequence[tuple[Tile, list[tuple[str, str]]]]], title: str, note: str) -> Figure:
@@ -192,7 +192,8 @@ def _labels(card: Card, chances: NDArray[np.float64], target: NDArray[Any]) -> l
 
     lines = [(f"right: {names(true & given)}", INK, 2)] if (true & given).any() else []
     lines += [(f"missed: {names(true & ~given)}", ORANGE, 2)] if (true & ~given).any() else []
-    return lines + ([(f"wrongly: {names(given & ~true)}", ORANGE, 2)] if (given & ~true).any() else [])
+    lines += [(f"wrongly: {names(given & ~true)}", ORANGE, 2)] if (given & ~true).any() else []
+    return lines or [("right: (no label)", INK, 1)]
 
 
 def _values(card: Card, output: NDArray[np.floating], target: NDArray[Any]) -> list[Line]:

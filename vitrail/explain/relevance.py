@@ -15,6 +15,7 @@ Legend: B batch, N tokens, D width, H heads.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -120,11 +121,17 @@ def _forward(vit: ViT, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, di
     inputs: list[Tensor] = []
     last: list[Tensor] = []
 
-    def cut(_: nn.Module, args: tuple[Tensor]) -> Tensor:
+    thread = threading.get_ident()  # others may use the model at the same time
+
+    def cut(_: nn.Module, args: tuple[Tensor]) -> Tensor | None:
+        if threading.get_ident() != thread:
+            return None
         inputs.append(args[0].detach())
         return inputs[-1]
 
-    def end(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
+    def end(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor | None:
+        if threading.get_ident() != thread:
+            return None
         last.append(output.detach().requires_grad_())
         return last[-1]
 
@@ -144,9 +151,11 @@ def _forward(vit: ViT, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, di
 def _inputs(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
     """Collects what the modules are called with."""
     seen: dict[nn.Module, Tensor] = {}
+    thread = threading.get_ident()
 
     def keep(module: nn.Module, args: tuple[Tensor]) -> None:
-        seen[module] = args[0]
+        if threading.get_ident() == thread:
+            seen[module] = args[0]
 
     hooks = [module.register_forward_pre_hook(keep) for module in modules]
     try:
