@@ -26,18 +26,20 @@ EVERY = 4  # of the 256 images that averages are taken over, those that are scor
 
 
 def scores(subject: Subject) -> None:
-    """How faithful maps are on average: those of relevance, of rollout, and of the runner-up's relevance."""
+    """How faithful maps are on average, to the model's answer and to its runner-up."""
     images = torch.cat(list(subject.sample()))[::EVERY]  # they come in the order of their classes
     with torch.inference_mode():
-        first, second = subject.model(images).argsort(dim=1, descending=True)[:, :2].T.cpu().numpy()
+        answer, runner_up = subject.model(images).argsort(dim=1, descending=True)[:, :2].T.cpu().numpy()
     maps = {
-        "relevance": relevance(subject.model, images, first),
         "rollout": rollout(subject.model, images),
-        "relevance of the runner-up": relevance(subject.model, images, second),
+        "relevance for the answer": relevance(subject.model, images, answer),
+        "relevance for the runner-up": relevance(subject.model, images, runner_up),
+        "for the runner-up over the answer": relevance(subject.model, images, runner_up, instead=answer),
     }
-    print(f"means over {len(images)} images; a random order scores 0")
-    for name, each in maps.items():
-        say(name, faithfulness(subject.model, images, each, first))
+    for name, classes in (("answer", answer), ("runner-up", runner_up)):
+        print(f"the probability of the {name}, means over {len(images)} images")
+        for title, each in maps.items():
+            say(title, faithfulness(subject.model, images, each, classes))
 
 
 def say(name: str, measured: Faithfulness) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Duration, Floats, Names, Size, Task, TrainConfig, options
+from vitrail.config import Duration, Floats, InputConfig, Names, Size, Task, TrainConfig, coerce, options
 from vitrail.errors import UserError
 from vitrail.mistakes import explain as explain_mistake
 from vitrail.version import VERSION
@@ -226,6 +226,7 @@ def explain(
     workers: int = 2,
     device: str | None = None,
     seed: int = 0,
+    img_size: Annotated[str | None, arg(metavar="H[xW]")] = None,
 ) -> int:
     """Draw what a model sees: attention over pictures, how far heads look, positions, patch filters.
 
@@ -243,6 +244,7 @@ def explain(
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the best there is)
         seed: of the images that are drawn from the run's own data
+        img_size: size that images are read at (default: that of the model, whose positions are else resampled)
     """
     from vitrail.explain.verbs import explain, parse_patch
 
@@ -260,6 +262,7 @@ def explain(
         workers=workers,
         device=device,
         seed=seed,
+        img_size=None if img_size is None else coerce(InputConfig, "img_size", img_size),
     )
     for file, error in result.unreadable:
         print(f"{file}  — unreadable: {error}")

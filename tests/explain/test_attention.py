@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from peers import randomise
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from vitrail.errors import UserError
 from vitrail.explain import attention_distance, attention_maps, patch_attention, rollout, watch
@@ -235,15 +235,25 @@ def test_the_model_is_left_as_it_was_even_if_looking_fails():
     np.testing.assert_array_equal(rollout(model, batch(model)), rollout(model.eval(), batch(model)))
 
 
-def test_no_layer_is_kept_while_the_next_is_shown():
-    model = make()
-    shown: list[weakref.ref[torch.Tensor]] = []
+@pytest.mark.parametrize(
+    "look",
+    [rollout, attention_maps, lambda model, images: patch_attention(model, images, 0, 1)],
+    ids=["rollout", "maps", "patch"],
+)
+@pytest.mark.parametrize("pool", ["cls", "gap"])
+def test_no_layer_is_kept_while_the_next_is_computed(look, pool, monkeypatch):
+    shown: list[StorageWeakRef] = []
+    original = Attention.weights
 
-    def see(_: int, weights: torch.Tensor) -> None:
-        assert all(earlier() is None for earlier in shown)
-        shown.append(weakref.ref(weights))
+    def weights(self: Attention, x: torch.Tensor) -> torch.Tensor:
+        assert all(earlier.expired() for earlier in shown)
+        result = original(self, x)
+        shown.append(StorageWeakRef(result.untyped_storage()))
+        return result
 
-    watch(model, batch(model), see)
+    monkeypatch.setattr(Attention, "weights", weights)
+    model = make(pool=pool)
+    look(model, batch(model))
     assert len(shown) == 3
 
 

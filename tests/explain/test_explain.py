@@ -176,6 +176,18 @@ def test_a_model_without_data_or_pictures_is_told(tmp_path):
         vitrail.explain(model_file(tmp_path))
 
 
+@pytest.mark.parametrize("words", [[], ["--img-size", "16x12"]])
+def test_another_size_is_explained_with_its_own_patches(trained, files, tmp_path, words):
+    with pytest.raises(SystemExit) as exit:
+        main(["explain", str(trained), str(files[0]), "--out", str(tmp_path), "--save-data", *words])
+    assert exit.value.code == 0
+    grid = (4, 3) if words else (2, 2)
+    with np.load(tmp_path / "rollout.npz") as kept:
+        assert kept["rollout"].shape == (1, *grid)
+    with np.load(tmp_path / "positions.npz") as kept:
+        assert kept["similarity"].shape == (*grid, *grid)
+
+
 def test_captions_follow_the_task():
     pixels = np.zeros((1, 2, 2), np.uint8)
     one = Prediction("a.png", ("cat",), (0.913,))

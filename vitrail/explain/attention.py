@@ -187,4 +187,5 @@ def _from_output(model: Model, weights: Tensor) -> Tensor:
 
 
 def _on_grid(model: Model, rows: Tensor) -> Array:
-    return rows.reshape(*rows.shape[:-1], *model.config.grid).cpu().numpy()
+    """Rows (..., h·w) as maps; copied, because a view would keep the whole of the layer that it is of."""
+    return rows.reshape(*rows.shape[:-1], *model.config.grid).cpu().numpy().copy()

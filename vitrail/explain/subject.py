@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.config import Size
 from vitrail.data import Data, Split
 from vitrail.data.dataset import Targets, Task
 from vitrail.data.images import UnreadableImage
@@ -29,7 +30,7 @@ from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.evaluate.verbs import own_data, predict_split, split_name
 from vitrail.explain.attention import check_patch
 from vitrail.models import Model
-from vitrail.weights import Card, home, open_body, open_card
+from vitrail.weights import Card, home, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
 SAMPLE = 256  # images that an average is taken over, and the most pictures that can be given
@@ -173,6 +174,7 @@ def open_subject(
     workers: int = 2,
     device: str = "cpu",
     seed: int = 0,
+    img_size: int | Size | None = None,
 ) -> Subject:
     """Opens a run or anybody's weights, and reads the images of files, folders and globs, or some of the data's."""
     files = list(islice(listed(images), SAMPLE + 1)) if images else []
@@ -182,7 +184,7 @@ def open_subject(
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
-    model, card = open_body(run, device)
+    model, card = open_run(run, device, classes=None if classes else 1, img_size=img_size)  # an idle head, if none
     if patch is not None:
         check_patch(model, *patch)
     subject = Subject(

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.config import Size
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.figures import save
@@ -63,6 +64,7 @@ def explain(
     workers: int = 2,
     device: str | None = None,
     seed: int = 0,
+    img_size: int | Size | None = None,
 ) -> Explanation:
     """Draws what a model sees in images of files, folders and globs, or else in some of its own validation images.
 
@@ -72,6 +74,7 @@ def explain(
 
     Figures go to `out`, by default `explain` in the run, and with `save_data` the arrays that they show lie beside
     them. With `patch`, its row and column, there is a figure of what that patch attends to.
+    With `img_size` the model reads images of another size than it was trained on, with its positions resampled.
     """
     if min(batch_size, workers) < 1:
         raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
@@ -89,6 +92,7 @@ def explain(
         workers=workers,
         device=device,
         seed=seed,
+        img_size=img_size,
     )
     folder = home(run) / "explain" if out is None else Path(out)
     files: list[Path] = []
