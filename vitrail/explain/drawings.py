@@ -53,7 +53,8 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         maps = relevance(shown.model, images, first, other if against else None)
         others = relevance(shown.model, images, other, first if against else None)
         flow = rollout(shown.model, images)
-        measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, seed=shown.seed)
+        settings = {"seed": shown.seed, "batch_size": shown.batch_size}
+        measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
         names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
         panes = [
             [

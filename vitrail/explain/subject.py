@@ -116,7 +116,13 @@ class Subject:
         """The feature vectors of the split, (N, D), which are kept in the run."""
         file = home(self.run) / "features" / f"{self.data.name}-{split_name(self.data)}.npz"
         return split_features(
-            self.model, self.split, self.card.preprocess, file, workers=self.workers, device=self.device
+            self.model,
+            self.split,
+            self.card.preprocess,
+            file,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            device=self.device,
         )
 
     @cached_property
@@ -124,7 +130,16 @@ class Subject:
         """What the model says of every image of the split, (N, K); a UserError if it has no head."""
         if not self.has_head:
             raise UserError("There are no predictions: the model has no head.")
-        return predict_split(self.model, self.split, self.card.preprocess, workers=self.workers, device=self.device)[0]
+        outputs, _ = predict_split(
+            self.model,
+            self.split,
+            self.card.preprocess,
+            batch_size=self.batch_size,
+            workers=self.workers,
+            device=self.device,
+            title="predicting",
+        )
+        return outputs
 
     @property
     def has_head(self) -> bool:
