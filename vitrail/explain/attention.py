@@ -191,7 +191,8 @@ def shares(model: Model) -> Tensor:
 
 def _from_output(model: Model, weights: Tensor) -> Tensor:
     """The rows of (..., N, N) that the head reads, the class token's or the mean of the patches': (..., h·w)."""
-    return (shares(model).to(weights) @ weights)[..., model.config.prefix :]
+    with torch.autocast(weights.device.type, enabled=False):
+        return (shares(model).to(weights) @ weights)[..., model.config.prefix :]
 
 
 def _on_grid(model: Model, rows: Tensor) -> Array:
