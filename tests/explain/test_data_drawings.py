@@ -131,6 +131,13 @@ def test_neighbours_are_those_of_the_most_wrong_predictions_or_of_the_pictures_t
     np.testing.assert_allclose(drawing.arrays["cosines"][:, 0], 1, rtol=1e-4)
 
 
+def test_neighbours_of_many_pictures_go_on_several_pages(given, monkeypatch):
+    monkeypatch.setattr(data_drawings, "_PAGE", 1)
+    pages = list(data_drawings.nearest(given))
+    assert [page.name for page in pages] == ["neighbours", "neighbours-2"]
+    assert [page.arrays["numbers"].shape for page in pages] == [(1, 7), (1, 7)]
+
+
 def test_the_map_has_a_place_for_every_image_up_to_a_number(given, monkeypatch):
     monkeypatch.setattr(data_drawings, "choose", partial(choose, most=40))
     (drawing,) = data_drawings.embedding(given)

@@ -28,7 +28,7 @@ from vitrail.explain.neighbours import neighbours, neighbours_figure
 from vitrail.explain.subject import Drawing, Subject
 
 _QUERIES = 6  # pictures whose neighbours are shown, where none are given
-_NEAREST = 7
+_NEAREST, _PAGE = 7, 24  # neighbours in a row, and rows of a figure
 
 
 def embedding(subject: Subject) -> Iterator[Drawing]:
@@ -63,9 +63,14 @@ def nearest(subject: Subject) -> Iterator[Drawing]:
         tiles = [Tile(thumbnail(split, i), say(i)) for i in own.tolist()]
         meant = [frozenset(examples) for _, examples in in_words(data.task, data.classes, split.targets[own])]
     found, cosines = neighbours(queries, subject.features, min(_NEAREST, len(split) - (own is not None)), own)
-    known = meant if data.classes == subject.card.classes and all(meant) else None
-    drawn = neighbours_figure(tiles, split, found, cosines, data.task, data.classes, known, data.name)
-    yield Drawing("neighbours", drawn, {"numbers": found, "cosines": cosines})
+    known = meant if data.classes == subject.card.classes else [frozenset()] * len(tiles)
+    for at in range(0, len(tiles), _PAGE):
+        page = slice(at, at + _PAGE)
+        drawn = neighbours_figure(
+            tiles[page], split, found[page], cosines[page], data.task, data.classes, known[page], data.name
+        )
+        name = "neighbours" if at == 0 else f"neighbours-{1 + at // _PAGE}"
+        yield Drawing(name, drawn, {"numbers": found[page], "cosines": cosines[page]})
 
 
 def wrong(subject: Subject) -> Iterator[Drawing]:

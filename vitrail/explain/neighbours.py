@@ -57,21 +57,23 @@ def neighbours_figure(
     cosines: NDArray[np.float32],
     task: Task,
     classes: Sequence[str],
-    meant: Sequence[frozenset[str]] | None = None,
+    meant: Sequence[frozenset[str]],
     name: str = "",
 ) -> Figure:
     """Every query at the left of its row, its neighbours behind it, and in orange those that are of other classes.
 
-    `meant` are the classes or labels of each query; a neighbour that has none of them is wrong. Of numbers, none is.
+    `meant` are the classes or labels of each query, none if they are not known; a neighbour that has none of them is of
+    another class. Of numbers, none is.
     """
     rows = []
+    telling = task != "regression" and any(meant)
     for q, query in enumerate(queries):
         words = in_words(task, classes, split.targets[found[q]])
         row = [Tile(query.image, query.lines, BLUE)]
         for i, cosine, (label, examples) in zip(found[q].tolist(), cosines[q], words, strict=True):
-            wrong = meant is not None and task != "regression" and meant[q].isdisjoint(examples)
+            wrong = telling and bool(meant[q]) and meant[q].isdisjoint(examples)
             lines = [(label, ORANGE if wrong else INK, 2), (f"similarity {cosine:.2f}", INK, 1)]
             row.append(Tile(thumbnail(split, i), lines, ORANGE if wrong else None))
         rows.append(row)
     note = f"by the cosine of their features, among {len(split):,} images{f' of {name}' if name else ''}"
-    return sheet(rows, "Nearest neighbours", note + ("; orange: of another class" if meant is not None else ""))
+    return sheet(rows, "Nearest neighbours", note + ("; orange: of another class" if telling else ""))
