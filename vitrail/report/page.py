@@ -40,7 +40,7 @@ def run_page(facts: Facts, workers: int) -> str:
         # In this order, for the first to come find room: what was mistaken tells more than what was learnt from.
         mistakes=sections.mistakes(facts, album, workers),
         inside=sections.inside(facts, album, workers),
-        window=sections.window(data, album, workers) if data is not None else [],
+        window=sections.window(data, album, workers) if data is not None else sections.Window(),
         data=sections.data_table(data, album, workers) if data is not None else None,
         results=sections.result_charts(facts),
         scores=sections.scores(facts),

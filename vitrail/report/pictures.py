@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -21,7 +20,8 @@ from vitrail.data.stream import StreamSplit
 
 ROOM = 3_000_000  # bytes of all pictures of a page; with the plotting library and the tables that is below 5 MB
 _FEW = 64  # pixels of a side up to which a picture is shown as these
-_GAP = 1  # pixels between tiles
+_TILE = 24  # pixels of a tile's side at least
+_GAP = 2  # pixels between tiles
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,6 @@ class Picture:
     width: int
     height: int
     few: bool  # has so few pixels that they are to be seen
-
-    @property
-    def attributes(self) -> dict[str, object]:
-        kind = {"class": "few"} if self.few else {}
-        return {"src": self.src, "width": self.width, "height": self.height, **kind}
 
 
 class Album:
@@ -97,27 +92,25 @@ def overlay(view: Image.Image, attention: NDArray[np.floating]) -> Image.Image:
 
 def tiles(values: NDArray[np.floating], across: int) -> Image.Image:
     """Small pictures (count, h, w, C) of any numbers side by side, each brightened by itself."""
-    count, h, w, _ = values.shape
-    rows = -(-count // across)
-    sheet = np.zeros((rows * (h + _GAP) - _GAP, across * (w + _GAP) - _GAP, 4), np.uint8)
-    for i, tile in enumerate(values):
-        y, x = i // across * (h + _GAP), i % across * (w + _GAP)
-        view = picture(np.ascontiguousarray(tile, np.float32)).convert("RGBA")
-        sheet[y : y + h, x : x + w] = np.asarray(view)
-    return Image.fromarray(sheet, "RGBA")
+    views = [np.asarray(picture(np.ascontiguousarray(tile, np.float32)).convert("RGBA")) for tile in values]
+    views += [np.zeros_like(views[0])] * (-len(views) % across)
+    return _sheet(np.stack(views).reshape(-1, across, *views[0].shape))
 
 
 def similarities(values: NDArray[np.floating], largest: int = 16) -> Image.Image:
     """For every patch (h, w) a tile with its likeness to every other, (h, w, h, w); of many patches only some."""
     step = [max(-(-side // largest), 1) for side in values.shape[:2]]
-    values = values[:: step[0], :: step[1]]
-    rows, columns, h, w = values.shape
-    coloured = mpl.colormaps["viridis"]((values.clip(-1, 1) + 1) / 2, bytes=True)
+    shown = values[:: step[0], :: step[1]].clip(-1, 1)
+    return _sheet(mpl.colormaps["viridis"]((shown + 1) / 2, bytes=True))
+
+
+def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
+    """Tiles (rows, columns, h, w, 4) as one picture, with thin gaps between them through which one can see."""
+    rows, columns, h, w, _ = tiles.shape
+    zoom = max(_TILE // max(h, w), 1)
+    tiles = tiles.repeat(zoom, axis=2).repeat(zoom, axis=3)
+    h, w = h * zoom, w * zoom
     sheet = np.zeros((rows, h + _GAP, columns, w + _GAP, 4), np.uint8)
-    sheet[:, :h, :, :w] = coloured.transpose(0, 2, 1, 3, 4)
-    sheet = sheet.reshape(rows * (h + _GAP), columns * (w + _GAP), 4)[: -_GAP or None, : -_GAP or None]
-    return Image.fromarray(np.ascontiguousarray(sheet), "RGBA")
-
-
-def attributes(picture: Picture | None, **others: Any) -> Mapping[str, object]:
-    return {} if picture is None else picture.attributes | others
+    sheet[:, :h, :, :w] = tiles.transpose(0, 2, 1, 3, 4)
+    whole = sheet.reshape(rows * (h + _GAP), columns * (w + _GAP), 4)[:-_GAP, :-_GAP]
+    return Image.fromarray(np.ascontiguousarray(whole))

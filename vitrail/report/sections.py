@@ -25,8 +25,8 @@ from vitrail.report.gallery import Answer, Gallery, choose
 from vitrail.report.pictures import Album, Picture, overlay, read, seen, similarities, thumbnail, tiles
 
 THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with an attention map
-_THUMBNAILS = 320  # in the table of the data
-_EACH = 8  # of a class
+_THUMBNAILS = 360  # in the table of the data
+_EACH = 12  # of a class
 _PANES = 20  # of the window
 _DISTANCE_IMAGES = 128
 
@@ -277,16 +277,27 @@ def _examples(data: Data, album: Album, workers: int) -> dict[int, list[Picture]
     return {k: _thumbnails(album, [pixels[int(i)] for i in numbers]) for k, numbers in chosen.items()}
 
 
-def window(data: Data, album: Album, workers: int) -> list[Picture]:
-    """Pictures for the panes of the window: one of every class in turn."""
+@dataclass(frozen=True)
+class Window:
+    """Pictures as the panes of a window: grey ones are tinted, those with a dark ground turned to light."""
+
+    panes: list[Picture] = field(default_factory=list)
+    tint: str = ""
+
+
+def window(data: Data, album: Album, workers: int) -> Window:
+    """Some pictures of all classes."""
     split = _shown(data)
     targets = split.targets if split.targets.ndim == 1 else split.targets[:, 0]
     rng = np.random.default_rng(1)
     order = rng.permutation(len(split))
     by_class = order[np.argsort(targets[order], kind="stable")]
-    chosen = by_class[np.linspace(0, len(by_class) - 1, min(_PANES, len(by_class))).astype(int)]
+    chosen = rng.permutation(by_class[np.linspace(0, len(by_class) - 1, min(_PANES, len(by_class))).astype(int)])
     pixels = read(split, [int(i) for i in chosen], workers)
-    return _thumbnails(album, [pixels[int(i)] for i in rng.permutation(chosen)])
+    views = [thumbnail(pixels[int(i)], THUMBNAIL) for i in chosen]
+    night = np.mean([np.asarray(view.convert("L")).mean() for view in views]) < 128
+    tint = ("grey night" if night else "grey") if data.channels == 1 else ""
+    return Window([pane for view in views if (pane := album.add(view)) is not None], tint)
 
 
 def _shown(data: Data) -> Split:

@@ -158,7 +158,7 @@
       return {
         height: 380,
         ...base(),
-        grid: [{ left: 56, right: 18, top: 12, height: 240, outerBoundsMode: "none" }, { left: 56, right: 18, top: 272, height: 60, outerBoundsMode: "none" }],
+        grid: [{ left: 66, right: 18, top: 12, height: 236, outerBoundsMode: "none" }, { left: 66, right: 18, top: 264, height: 64, outerBoundsMode: "none" }],
         tooltip: {
           ...base().tooltip,
           trigger: "item",
@@ -169,13 +169,13 @@
         },
         xAxis: [
           axis({ type: "category", data: spec.bins.map((_, i) => i), show: false, gridIndex: 0 }),
-          axis({ ...share, gridIndex: 0, splitLine: { show: false }, axisLabel: { show: false } }),
+          axis({ ...share, gridIndex: 0, position: "bottom", splitLine: { show: false }, axisLabel: { show: false } }),
           axis({ type: "category", data: spec.bins.map((_, i) => i), show: false, gridIndex: 1 }),
-          axis({ ...share, gridIndex: 1, splitLine: { show: false }, axisLabel: labels, ...below(spec.sure) }),
+          axis({ ...share, gridIndex: 1, position: "bottom", splitLine: { show: false }, axisLabel: labels, ...below(spec.sure) }),
         ],
         yAxis: [
-          axis({ ...share, gridIndex: 0, axisLabel: labels, name: spec.right, nameLocation: "middle", nameGap: 38 }),
-          axis({ type: "value", gridIndex: 1, min: 0, splitNumber: 2, axisLabel: { color: colour("soft"), hideOverlap: true, formatter: (v) => percent(v, 0) } }),
+          axis({ ...share, gridIndex: 0, axisLabel: labels, name: spec.right, nameLocation: "middle", nameGap: 46 }),
+          axis({ type: "value", gridIndex: 1, min: 0, splitNumber: 1, axisLabel: { color: colour("soft"), hideOverlap: true, formatter: (v) => percent(v, 0) } }),
         ],
         series: [
           { type: "bar", data: spec.bins.map(([, right, n]) => (n ? right : null)), barCategoryGap: "8%", color: colour("cool-3"), itemStyle: { borderRadius: [2, 2, 0, 0] } },
