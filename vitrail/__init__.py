@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitrail.evaluate.predict import predict
     from vitrail.evaluate.verbs import evaluate
     from vitrail.models import create
+    from vitrail.report import report
     from vitrail.train import train
     from vitrail.train.verbs import recipes
     from vitrail.weights import load
@@ -34,6 +35,7 @@ __all__ = [
     "load",
     "predict",
     "recipes",
+    "report",
     "train",
 ]
 
@@ -46,7 +48,7 @@ _HOME = {
     "predict": "vitrail.evaluate.predict",
     "recipes": "vitrail.train.verbs",
 }
-_PACKAGES = ("data", "evaluate", "models", "train", "weights")
+_PACKAGES = ("data", "evaluate", "models", "report", "train", "weights")
 
 
 def __getattr__(name: str) -> Any:

@@ -61,7 +61,9 @@ def sample(metrics: AnyMetrics, outputs: NDArray[np.float32] | None, targets: ND
     """Samples what was measured; without the outputs of the model, what a confusion matrix tells."""
     if isinstance(metrics, Metrics):
         if outputs is None or targets is None:
-            labels, said = (np.repeat(axis.ravel(), metrics.confusion.ravel()) for axis in np.indices(metrics.confusion.shape))
+            labels, said = (
+                np.repeat(axis.ravel(), metrics.confusion.ravel()) for axis in np.indices(metrics.confusion.shape)
+            )
             return _sample_classes(labels, said, len(metrics.per_class), {"top1": (labels == said).astype(float)}, None)
         return _sample_classes(*_answers(outputs.astype(np.float64), targets))
     if outputs is None or targets is None:
@@ -95,15 +97,13 @@ def _sums(weights: Floats, groups: Ints, count: int, values: Floats | None = Non
     rows = np.arange(len(weights))[:, None] * count
     weighted = weights if values is None else weights * values
     sums = np.bincount((rows + groups).ravel(), weighted.ravel(), minlength=len(weights) * count)
-    return sums.reshape(len(weights), count)
+    return sums.reshape(len(weights), count).astype(np.float64, copy=False)
 
 
 # Classes --------------------------------------------------------------------------------------------------
 
 
-def _answers(
-    logits: Floats, labels: Ints
-) -> tuple[Ints, Ints, int, dict[str, Floats], tuple[Floats, Floats]]:
+def _answers(logits: Floats, labels: Ints) -> tuple[Ints, Ints, int, dict[str, Floats], tuple[Floats, Floats]]:
     """Of every image its class, the class that is said, what it adds to each mean, and the confidence."""
     own = logits[np.arange(len(labels)), labels]
     earlier = np.arange(logits.shape[1]) < labels[:, None]  # ties go to the class that comes first, as in `measure`

@@ -77,11 +77,19 @@ def together(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Chart]:
     score, label = f"val_{main}", "of all runs over each other"
     by_time = {"kind": "lines", "x": "minutes", "series": lines(score, "seconds"), "percent": percent}
     return [
-        Chart(MAIN[main], "Validation, by epoch.", f"{MAIN[main]} {label}, by epoch.",
-              {"kind": "lines", "x": "epoch", "series": lines(score), "percent": percent}),
+        Chart(
+            MAIN[main],
+            "Validation, by epoch.",
+            f"{MAIN[main]} {label}, by epoch.",
+            {"kind": "lines", "x": "epoch", "series": lines(score), "percent": percent},
+        ),
         Chart(MAIN[main], "Validation, by time.", f"{MAIN[main]} {label}, by minutes.", by_time),
-        Chart("Loss", "Validation, by epoch.", f"Validation loss {label}.",
-              {"kind": "lines", "x": "epoch", "series": lines("val_loss"), "zero": True}),
+        Chart(
+            "Loss",
+            "Validation, by epoch.",
+            f"Validation loss {label}.",
+            {"kind": "lines", "x": "epoch", "series": lines("val_loss"), "zero": True},
+        ),
     ]
 
 
@@ -102,7 +110,9 @@ def confusion(metrics: Metrics) -> Chart:
         most = np.sort(np.argsort(-(wrong.sum(axis=0) + wrong.sum(axis=1)), kind="stable")[:CELLS])
         counts, names = counts[np.ix_(most, most)], [names[i] for i in most]
         note = f"The {CELLS} of {len(metrics.per_class)} classes that are confused most. {note}"
-    totals = metrics.confusion.sum(axis=1) if len(names) == len(metrics.per_class) else metrics.confusion[most].sum(axis=1)
+    totals = (
+        metrics.confusion.sum(axis=1) if len(names) == len(metrics.per_class) else metrics.confusion[most].sum(axis=1)
+    )
     cells = [[int(x), int(y), int(counts[y, x])] for y, x in np.argwhere(counts)]
     right = int(metrics.confusion.trace())
     label = f"Confusion matrix: {right:,} of {metrics.images:,} images are on its diagonal, that is right."
@@ -176,8 +186,12 @@ def precision_recall(metrics: LabelMetrics) -> Chart:
         points = [[_short(recall[i]), _short(precision[i])] for i in chosen]
         series.append({"name": name, "tone": tone, "points": points})
     spec = {"kind": "lines", "x": "recall", "y": "precision", "series": series, "percent": True, "square": True}
-    return Chart("Precision and recall", "As the threshold falls, more is found and less of it is right.",
-                 "Precision against recall of all labels, and of the weakest.", spec)
+    return Chart(
+        "Precision and recall",
+        "As the threshold falls, more is found and less of it is right.",
+        "Precision against recall of all labels, and of the weakest.",
+        spec,
+    )
 
 
 def predicted(metrics: ValueMetrics, most: int = 6) -> list[Chart]:

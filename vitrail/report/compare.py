@@ -44,7 +44,9 @@ def comparison_page(runs: Sequence[Facts], subject: str) -> str:
     """The page on which runs stand side by side; they must have the same task."""
     tasks = {facts.card.task for facts in runs if facts.card is not None}
     if len(tasks) > 1:
-        raise UserError(f"Runs of different tasks cannot be compared: {' and '.join(sorted(tasks))}. Report them alone.")
+        raise UserError(
+            f"Runs of different tasks cannot be compared: {' and '.join(sorted(tasks))}. Report them alone."
+        )
     names = titles(runs)
     return render(
         "comparison.html",
@@ -145,7 +147,9 @@ def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
     if not rows:
         return None
     kind = next(type(facts.metrics) for facts in runs if facts.metrics is not None)
-    title = {Metrics: "F1 of each class", LabelMetrics: "Average precision of each label"}.get(kind, "R² of each number")
+    title = {Metrics: "F1 of each class", LabelMetrics: "Average precision of each label"}.get(
+        kind, "R² of each number"
+    )
     code = {Metrics: "f1", LabelMetrics: "ap"}.get(kind, "r2")
     lines = []
     for name in rows:

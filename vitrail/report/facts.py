@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Facts:
     model: Model | None = None
     data: Data | None = None  # None if it is gone
     metrics: AnyMetrics | None = None
-    samples: Samples = Samples()
+    samples: Samples = field(default_factory=Samples)
     outputs: NDArray[np.float32] | None = None  # of every validation image; None if the data is gone
     device: str = "cpu"
 
@@ -80,7 +80,9 @@ def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str
     """Reads a run, opens its data and measures its model, as far as they are there."""
     folder = Path(run)
     if not (folder / CONFIG_FILE).exists():
-        raise UserError(f"{folder} is no run: it has no {CONFIG_FILE}. A report is made of the folder that training made.")
+        raise UserError(
+            f"{folder} is no run: it has no {CONFIG_FILE}. A report is made of the folder that training made."
+        )
     config = load_yaml(TrainConfig, folder / CONFIG_FILE)
     device = choose_device(device)
     notes: list[str] = []

@@ -7,6 +7,7 @@ security policy lets nothing but what is in the file be loaded.
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from functools import cache
 from itertools import count
@@ -96,5 +97,5 @@ def _environment() -> Environment:
 def _asset(name: str) -> Markup:
     """A file of the package as it is: style and scripts hold nothing that would have to be escaped."""
     text = (_ASSETS / name).read_text(encoding="utf-8")
-    assert "</script" not in text and "</style" not in text and "<!--" not in text, name
+    assert not re.search("</script|</style|<!--", text), name
     return Markup(text)

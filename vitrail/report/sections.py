@@ -8,21 +8,25 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vitrail import explain
+from vitrail.config import Task
 from vitrail.data.balance import class_counts
 from vitrail.data.dataset import Data, FileSplit, Numbers, Split, StoredSplit
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
+from vitrail.data.targets import WORDS
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import LabelMetrics, Metrics
+from vitrail.evaluate.metrics import AnyMetrics, ClassScore, LabelMetrics, LabelScore, Metrics, ValueScore
 from vitrail.report import charts
 from vitrail.report.bootstrap import Interval
-from vitrail.report.charts import Chart, percent, shown
+from vitrail.report.charts import Chart, shown
 from vitrail.report.facts import Facts
 from vitrail.report.gallery import Answer, Gallery, choose
 from vitrail.report.pictures import Album, Picture, overlay, read, seen, similarities, thumbnail, tiles
+from vitrail.report.words import between
 
 THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with an attention map
 _THUMBNAILS = 360  # in the table of the data
@@ -82,46 +86,59 @@ def result_charts(facts: Facts) -> list[Chart]:
     return charts.predicted(metrics) if facts.outputs is not None else []
 
 
+# What is told of each class, label or number: the fields of its score, and what they are called.
+_COLUMNS: dict[Task, dict[str, str]] = {
+    "multiclass": {"precision": "precision", "recall": "recall", "f1": "F1", "support": "images"},
+    "multilabel": {
+        "ap": "average precision",
+        "precision": "precision",
+        "recall": "recall",
+        "f1": "F1",
+        "threshold": "threshold",
+        "support": "images",
+    },
+    "regression": {"r2": "R²", "mae": "MAE", "rmse": "RMSE"},
+}
+_CAPTIONS: dict[Task, str] = {
+    "multiclass": "How well each class is recognised",
+    "multilabel": "How well each label is found",
+    "regression": "How near each number comes",
+}
+
+
 def scores(facts: Facts) -> Table | None:
     """The table of classes, labels or numbers, with intervals where they were sampled."""
-    metrics, samples = facts.metrics, facts.samples
-    if metrics is None:
+    metrics, card = facts.metrics, facts.card
+    if metrics is None or card is None:
         return None
-    if isinstance(metrics, Metrics):
-        names, titles, rows = ["precision", "recall", "f1"], ["precision", "recall", "F1"], metrics.per_class
-        caption, first = "How well each class is recognised", "class"
-    elif isinstance(metrics, LabelMetrics):
-        names, titles = ["ap", "precision", "recall", "f1", "threshold"], []
-        titles, rows = ["average precision", "precision", "recall", "F1", "threshold"], metrics.per_label  # type: ignore[assignment]
-        caption, first = "How well each label is found", "label"
-    else:
-        names, titles, rows = ["r2", "mae", "rmse"], ["R²", "MAE", "RMSE"], metrics.per_value  # type: ignore[assignment]
-        caption, first = "How near each number comes", "number"
-    counted = not names[0] == "r2"
+    columns = _COLUMNS[card.task]
+    intervals = {name: facts.samples.intervals(name) for name in columns}
     lines = []
-    intervals = {name: samples.intervals(name) for name in names}
-    for k, score in enumerate(rows):
-        cells = []
-        for name in names:
-            value, spread = getattr(score, name), intervals[name]
-            share = value if name in ("ap", "precision", "recall", "f1", "r2") else None
-            interval = spread[k] if spread is not None and value is not None else None
-            cells.append(_score(name, value, share, interval))
-        if counted:
-            cells.append(Cell(f"{score.support:,}", score.support))
+    for k, score in enumerate(each(metrics)):
+        cells = [_score(name, getattr(score, name), (intervals[name] or {k: None})[k]) for name in columns]
         lines.append(Line(score.name, cells))
-    return Table(caption, [first, *titles, *(["images"] if counted else [])], lines)
+    return Table(_CAPTIONS[card.task], [WORDS[card.task].one, *columns.values()], lines)
 
 
-def _score(name: str, value: float | None, share: float | None, interval: Interval | None) -> Cell:
+def each(metrics: AnyMetrics) -> Sequence[ClassScore | LabelScore | ValueScore]:
+    """The scores of the classes, labels or numbers."""
+    if isinstance(metrics, Metrics):
+        return metrics.per_class
+    return metrics.per_label if isinstance(metrics, LabelMetrics) else metrics.per_value
+
+
+def _score(name: str, value: float | None, interval: Interval | None) -> Cell:
     if value is None:
         return Cell("–", -1.0, title="no image has it")
-    title = f"95 % interval: {shown(name, interval[0])} to {shown(name, interval[1])}" if interval else ""
-    text = f"{value:.2f}" if name == "threshold" else shown(name, value)
-    clipped = None if share is None else min(max(share, 0.0), 1.0)
-    if interval is not None:
-        interval = min(max(interval[0], 0.0), 1.0), min(max(interval[1], 0.0), 1.0)
-    return Cell(text, value, clipped, interval if clipped is not None else None, title)
+    if name == "support":
+        return Cell(f"{value:,}", value)
+    if name not in ("ap", "precision", "recall", "f1", "r2"):  # has no end that a bar could reach
+        title = f"95 % interval: {between(name, interval)}" if interval else ""
+        return Cell(f"{value:.2f}" if name == "threshold" else shown(name, value), value, title=title)
+    low, high = interval or (value, value)
+    ends = (min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)) if interval else None
+    title = f"95 % interval: {between(name, interval)}" if interval else ""
+    return Cell(shown(name, value), value, min(max(value, 0.0), 1.0), ends, title)
 
 
 # Mistakes -------------------------------------------------------------------------------------------------
@@ -183,7 +200,7 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
     return Mistakes(pairs, worst, best, note)
 
 
-def _attention(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, np.ndarray], str]:
+def _attention(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
     """Attention rollout of the worst and the best, by number; or a sentence why there is none."""
     assert facts.model is not None
     assert facts.card is not None
@@ -342,7 +359,9 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
             found.notes.append(str(error))
     try:
         similar = explain.position_similarity(model)
-        found = replace(found, similarity=album.add(similarities(similar), exact=True), spread=_rows_and_columns(similar))
+        found = replace(
+            found, similarity=album.add(similarities(similar), exact=True), spread=_rows_and_columns(similar)
+        )
     except UserError as error:
         if card.config.pos == "relative":
             bias = explain.relative_bias(model)
@@ -357,7 +376,7 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
     return found
 
 
-def _rows_and_columns(similar: np.ndarray) -> str:
+def _rows_and_columns(similar: NDArray[np.float32]) -> str:
     """How much more alike positions are that share a row or a column than those that share neither."""
     h, w = similar.shape[:2]
     y, x = np.indices((h, w)).reshape(2, -1)

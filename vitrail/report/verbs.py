@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.errors import UserError
-from vitrail.progress import log, speak
+from vitrail.progress import speak
 from vitrail.report.compare import comparison_page
 from vitrail.report.facts import gather
 from vitrail.report.page import run_page
@@ -44,9 +43,7 @@ def report(
     _check(path, None if own else subject)
     if len(folders) == 1 and (folds := _folds(folders[0])):
         folders = folds
-    facts = []
-    for folder in folders:
-        facts.append(gather(folder, batch_size, workers, device))
+    facts = [gather(folder, batch_size, workers, device) for folder in folders]
     text = run_page(facts[0], workers) if len(facts) == 1 else comparison_page(facts, subject)
     with replacing(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # a file name may be no text
@@ -74,9 +71,7 @@ def _check(path: Path, subject: str | None) -> None:
     if match is None:
         raise UserError(f"{path} is there already and is no report of vitrail. Choose another --out.")
     if subject is not None and html.unescape(match[1]) != subject:
-        raise UserError(
-            f"{path} is the report of {html.unescape(match[1])}. Choose another --out, or delete it."
-        )
+        raise UserError(f"{path} is the report of {html.unescape(match[1])}. Choose another --out, or delete it.")
 
 
 def _folds(run: Path) -> list[Path]:

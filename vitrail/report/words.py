@@ -107,7 +107,9 @@ def measures(facts: Facts) -> list[Measure]:
         if name not in summary or (name == "top5" and len(facts.metrics.per_class) <= 5):  # type: ignore[union-attr]
             continue
         interval = facts.samples.interval(name)
-        found.append(Measure(title, shown(name, summary[name]), plus_minus(name, interval), between(name, interval), meaning))
+        found.append(
+            Measure(title, shown(name, summary[name]), plus_minus(name, interval), between(name, interval), meaning)
+        )
     return found
 
 
@@ -163,7 +165,9 @@ def training(facts: Facts) -> list[tuple[str, str]]:
         ]
     found.append(("hardware", made_with.pop("hardware", "not recorded")))
     precision = "32-bit" if facts.config.run.amp == "off" else facts.config.run.amp
-    found.append(("device", f"{facts.config.run.device}, {precision}{', compiled' if facts.config.run.compile else ''}"))
+    found.append(
+        ("device", f"{facts.config.run.device}, {precision}{', compiled' if facts.config.run.compile else ''}")
+    )
     return found + [(name, version) for name, version in made_with.items()]
 
 
@@ -217,9 +221,7 @@ def elsewhere(facts: Facts) -> list[tuple[str, str, str]]:
             continue
         document: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         results = [f"{MEASURES[key][0]} {shown(key, document[key])}" for key in MEASURES if key in document]
-        results += [
-            f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())
-        ]
+        results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]
         where = f"{document['data']}, {document['split']}"
         found.append((where, document.get("method", "head"), ", ".join(results)))
     return found
