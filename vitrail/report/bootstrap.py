@@ -145,6 +145,7 @@ def _sample_labels(chances: Floats, true: NDArray[np.bool_], thresholds: Floats)
     order = np.argsort(-chances, axis=0, kind="stable")
     # Images of like probability are found together: the precision at each of them is that at the last.
     ends = [_last_of_ties(chances[order[:, k], k]) for k in range(chances.shape[1])]
+    loss = -np.log(np.clip(np.where(true, chances, 1 - chances), 1e-300, 1)).mean(axis=1)
     parts = []
     for weights in _draws(len(chances)):
         hits, given, support = (weights @ (part.astype(np.float64)) for part in (said & true, said, true))
@@ -159,7 +160,14 @@ def _sample_labels(chances: Floats, true: NDArray[np.bool_], thresholds: Floats)
         drawn_at_all = support > 0
         known = np.maximum(drawn_at_all.sum(axis=1), 1)
         whole = {"map": (ap * drawn_at_all).sum(axis=1) / known, "macro_f1": (f1 * drawn_at_all).sum(axis=1) / known}
-        parts.append((whole | {"micro_f1": micro}, {"ap": ap, "f1": f1}))
+        whole |= {"micro_f1": micro, "loss": weights @ loss / len(chances)}
+        each = {
+            "ap": ap,
+            "precision": hits / np.maximum(given, 1),
+            "recall": hits / np.maximum(support, 1),
+            "f1": f1,
+        }
+        parts.append((whole, each))
     return _collect(parts)
 
 

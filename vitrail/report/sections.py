@@ -224,8 +224,8 @@ def _reads(split: Split, facts: Facts) -> Split:
 
 def _name(split: Split, number: int, data: str) -> str:
     """What an image is called, without the folder that all of them lie in."""
-    name = split.name(number)
-    return name.removeprefix(f"{Path(data)}/") if Path(data).is_absolute() else name
+    folder = Path(data) if Path(data).is_dir() else Path(data).parent
+    return split.name(number).removeprefix(f"{folder}/")
 
 
 def _thumbnails(album: Album, images: Sequence[Pixels]) -> list[Picture]:

@@ -91,7 +91,7 @@ def _who(facts: Facts) -> str:
 
 def _what(facts: Facts, task: str) -> str:
     names = facts.card.classes if facts.card is not None else facts.data.classes if facts.data is not None else ()
-    data = Path(facts.config.data.removeprefix("hf:")).stem
+    data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line ends in a name
     if task == "regression":
         return f"{some(names, 3)} in {data}"
     return f"the {len(names):,} {WORDS['multilabel' if task == 'multilabel' else 'multiclass'].many} of {data}"
@@ -144,8 +144,8 @@ def leads(facts: Facts) -> dict[str, str]:
     if isinstance(facts.metrics, Metrics):
         return {"worst": "Wrong, and surest of it.", "best": "Right and surest, of every class in turn."}
     if isinstance(facts.metrics, LabelMetrics):
-        return {"worst": "Images with the highest loss over all labels.", "best": "Images with the lowest."}
-    return {"worst": "Images with the largest error.", "best": "Images with the smallest."}
+        return {"worst": "Images with the highest loss over all labels.", "best": "Images with the lowest loss."}
+    return {"worst": "Images with the largest error.", "best": "Images with the smallest error."}
 
 
 def training(facts: Facts) -> list[tuple[str, str]]:

@@ -72,7 +72,7 @@
       const only = spec.series.length === 1;
       return {
         ...base(),
-        grid: { left: 6, right: 14, top: 34, bottom: 24, containLabel: true },
+        grid: { left: 6, right: spec.square ? 24 : 14, top: 34, bottom: 24, containLabel: true },
         legend: { show: !only, left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", type: "scroll", textStyle: { color: colour("soft") } },
         tooltip: {
           ...base().tooltip,
@@ -85,8 +85,8 @@
             );
           },
         },
-        xAxis: axis({ type: "value", min: spec.square ? 0 : "dataMin", max: spec.square ? 1 : "dataMax", minInterval: spec.x === "epoch" ? 1 : 0, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: spec.square ? format : undefined } }),
-        yAxis: axis({ type: "value", scale: !spec.zero, min: spec.zero || spec.square ? 0 : undefined, max: spec.square ? 1 : undefined, splitNumber: 4, axisLabel: { color: colour("soft"), formatter: format } }),
+        xAxis: axis({ type: "value", min: spec.square ? 0 : "dataMin", max: spec.square ? 1 : "dataMax", interval: spec.square ? 0.25 : undefined, minInterval: spec.x === "epoch" ? 1 : 0, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: spec.square ? format : undefined } }),
+        yAxis: axis({ type: "value", scale: !spec.zero, min: spec.zero || spec.square ? 0 : undefined, max: spec.square ? 1 : undefined, interval: spec.square ? 0.25 : undefined, splitNumber: 4, axisLabel: { color: colour("soft"), formatter: format } }),
         series: spec.series.map((s, i) => ({
           name: s.name,
           type: "line",
