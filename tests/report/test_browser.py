@@ -73,9 +73,6 @@ class Visit:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(file.resolve().as_uri())
 
-    def variable(self, name: str) -> str:
-        return self.page.evaluate("name => getComputedStyle(document.body).getPropertyValue(name)", name)
-
     def hover_cell(self, true: int, said: int) -> str:
         """Moves the mouse to a cell of the confusion matrix, and reads the tooltip."""
         matrix = self.page.locator(".matrix .plot")
@@ -150,8 +147,9 @@ def test_tables_sort_by_mouse_and_keyboard(visit, run):
     looked.page.keyboard.press("Enter")
     assert values() == sorted(before)
     assert head.get_attribute("aria-sort") == "ascending"
-    looked.page.locator("#results .sorts thead button").first.click()
-    assert looked.column(1)[:7] == list("3456789")
+    for _ in range(2):
+        looked.page.locator("#results .sorts thead button").first.click()
+    assert [name for name in looked.column(1) if name.isdigit()] == list("9876543")
     assert head.get_attribute("aria-sort") == "none"
 
 
@@ -176,7 +174,7 @@ def test_dark_is_dark_and_paper_is_light(visit, run):
     night.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert night.page.evaluate(ground) == dark
     day.page.emulate_media(color_scheme="dark")  # the system changes its mind
-    assert day.page.evaluate(ground) == dark
+    day.page.wait_for_function(f"{ground} === '{dark}'")
 
 
 @pytest.mark.parametrize("width", [420, 768, 1280])

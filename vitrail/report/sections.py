@@ -365,7 +365,7 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
     except UserError as error:
         if card.config.pos == "relative":
             bias = explain.relative_bias(model)
-            found = replace(found, bias=album.add(similarities(bias / np.abs(bias).max()), exact=True))
+            found = replace(found, bias=album.add(similarities(bias / max(np.abs(bias).max(), 1e-12)), exact=True))
         else:
             found.notes.append(str(error))
     try:

@@ -127,7 +127,7 @@ def plus_minus(name: str, interval: Interval | None) -> str:
 def between(name: str, interval: Interval | None) -> str:
     if interval is None:
         return ""
-    low, high = (shown(name, end) for end in interval)
+    low, high = (shown(name, end).replace("-", "−") for end in interval)
     return f"{low.removesuffix('%').rstrip()} to {high}"
 
 

@@ -85,7 +85,7 @@
             );
           },
         },
-        xAxis: axis({ type: "value", min: spec.square ? 0 : "dataMin", max: spec.square ? 1 : "dataMax", interval: spec.square ? 0.25 : undefined, minInterval: spec.x === "epoch" ? 1 : 0, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: spec.square ? format : undefined } }),
+        xAxis: axis({ type: "value", min: spec.x === "epoch" ? "dataMin" : 0, max: spec.square ? 1 : spec.x === "epoch" ? "dataMax" : undefined, interval: spec.square ? 0.25 : undefined, minInterval: spec.x === "epoch" ? 1 : 0, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: spec.square ? format : undefined } }),
         yAxis: axis({ type: "value", scale: !spec.zero, min: spec.zero || spec.square ? 0 : undefined, max: spec.square ? 1 : undefined, interval: spec.square ? 0.25 : undefined, splitNumber: 4, axisLabel: { color: colour("soft"), formatter: format } }),
         series: spec.series.map((s, i) => ({
           name: s.name,
