@@ -1,4 +1,4 @@
-"""Makes the picture of docs/report.md: `python docs/report.py runs/demo` opens its report in Chromium, light and dark."""
+"""Makes the picture of docs/report.md: `python docs/report.py runs/demo` opens its report in Chromium, twice."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@
       const heat = (name, data) => ({ name, type: "heatmap", data, label, itemStyle: { borderColor: colour("paper"), borderWidth: cell > 14 ? 1.5 : 0.5 }, emphasis: { itemStyle: { borderColor: colour("ink"), borderWidth: 1.5 } } });
       const ramp = (hue) => [colour("faint"), ...[2, 3, 4].map((step) => colour(`${hue}-${step}`))];
       const steep = longest * 6.5 > cell;
-      const foot = steep ? room * 0.75 + 8 : 26;
+      const foot = !steep ? 26 : cell < 16 ? room : room * 0.75 + 8;
       return {
         height: cell * count + foot + 4,
         least: room + 9 * count + 8,
@@ -281,10 +281,12 @@
   window.addEventListener("beforeprint", () => {
     closed = [...document.querySelectorAll("details:not([open])")];
     closed.forEach((each) => (each.open = true));
+    root.classList.add("paper");
     theme("light");
   });
   window.addEventListener("afterprint", () => {
     closed.forEach((each) => (each.open = false));
+    root.classList.remove("paper");
     theme();
   });
 
