@@ -75,7 +75,7 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
     for heading in ("Attention distance", "Position similarity", "Patch filters", "Images of each class"):
         assert heading in text
     assert "weight_decay" in text
-    assert "stopped" not in text
+    assert "has not come to its end" not in text
 
 
 def test_a_run_without_an_epoch_says_so(trained, tmp_path):
@@ -84,7 +84,7 @@ def test_a_run_without_an_epoch_says_so(trained, tmp_path):
     shutil.copy(trained / "config.yaml", run)
     text = text_of(vitrail.report(run))
     assert "A ViT is learning to tell the 10 classes of digits apart." in text
-    assert "before its first epoch was finished" in text
+    assert "its first epoch is not finished" in text
     assert "vitrail train --resume" in text
     assert "vitrail predict" not in text
 
@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_says_how_far_it_came(trained, tmp_path):
     save_yaml(override(load_yaml(TrainConfig, run / "config.yaml"), {"epochs": 9}), run / "config.yaml")
     shutil.rmtree(run / "evaluation")
     text = text_of(vitrail.report(run))
-    assert "Training was stopped after 2 of 9 epochs" in text
+    assert "has not come to its end: this is the state after 2 of 9 epochs" in text
     assert f"vitrail train --resume {run}" in text
 
 

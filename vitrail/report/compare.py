@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitrail.config import TrainConfig, flat, options
+from vitrail.config import Task, TrainConfig, flat, options
+from vitrail.data.targets import WORDS
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics
 from vitrail.models import parameters
 from vitrail.report import charts, words
 from vitrail.report.bootstrap import difference
 from vitrail.report.charts import shown
 from vitrail.report.facts import Facts
 from vitrail.report.page import render
-from vitrail.report.sections import Cell, Line, Table
+from vitrail.report.tables import Cell, Line, Table, each
 from vitrail.report.words import MEASURES, between, main_name, plus_minus, setting
 
 _NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
@@ -140,34 +140,32 @@ def differing(runs: Sequence[Facts]) -> list[tuple[str, str, list[str]]]:
     ]
 
 
+# By what classes, labels and numbers are compared.
+_BY: dict[Task, tuple[str, str]] = {
+    "multiclass": ("f1", "F1 of each class"),
+    "multilabel": ("ap", "Average precision of each label"),
+    "regression": ("r2", "R² of each number"),
+}
+
+
 def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
-    """F1, average precision or R² of each class, label or number in every run, and how far the runs are apart."""
-    columns = [_scores(facts.metrics) if facts.metrics is not None else {} for facts in runs]
-    rows = list(dict.fromkeys(name for column in columns for name in column))
-    if not rows:
+    """The main score of each class, label or number in every run, and how far the runs are apart."""
+    task = next((facts.card.task for facts in runs if facts.card is not None and facts.metrics is not None), None)
+    if task is None:
         return None
-    kind = next(type(facts.metrics) for facts in runs if facts.metrics is not None)
-    title = {Metrics: "F1 of each class", LabelMetrics: "Average precision of each label"}.get(
-        kind, "R² of each number"
-    )
-    code = {Metrics: "f1", LabelMetrics: "ap"}.get(kind, "r2")
+    by, caption = _BY[task]
+    columns: list[dict[str, float | None]] = [
+        {score.name: getattr(score, by) for score in each(facts.metrics)} if facts.metrics is not None else {}
+        for facts in runs
+    ]
     lines = []
-    for name in rows:
+    for name in dict.fromkeys(name for column in columns for name in column):
         found = [column.get(name) for column in columns]
         there = [value for value in found if value is not None]
         cells = [
-            Cell("–", -1.0) if value is None else Cell(shown(code, value), value, min(max(value, 0.0), 1.0))
+            Cell("–", -1.0) if value is None else Cell(shown(by, value), value, min(max(value, 0.0), 1.0))
             for value in found
         ]
         apart = max(there) - min(there) if there else 0.0
-        lines.append(Line(name, [*cells, Cell(shown(code, apart), apart)]))
-    first = {Metrics: "class", LabelMetrics: "label"}.get(kind, "number")
-    return Table(title, [first, *names, "apart"], lines)
-
-
-def _scores(metrics: AnyMetrics) -> dict[str, float | None]:
-    if isinstance(metrics, Metrics):
-        return {score.name: score.f1 for score in metrics.per_class}
-    if isinstance(metrics, LabelMetrics):
-        return {score.name: score.ap for score in metrics.per_label}
-    return {score.name: score.r2 for score in metrics.per_value}
+        lines.append(Line(name, [*cells, Cell(shown(by, apart), apart)]))
+    return Table(caption, [WORDS[task].one, *names, "apart"], lines)

@@ -90,7 +90,7 @@ def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str
     data = _open_data(config, card, notes)
     facts = Facts(folder, config, _rows(folder), (), card, model, data, device=device)
     if model is None or card is None:
-        notes.append("The first epoch is not finished, so there is no model to look at yet.")
+        notes.append("There is no model to look at yet.")
     elif data is not None:
         data = data.read_as(card.preprocess.channels, card.preprocess.bits)
         split = once(data.splits["val"], card.preprocess, False, config.source.cache_gb, workers)

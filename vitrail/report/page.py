@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from vitrail.report import charts, sections, words
+from vitrail.report import charts, sections, tables, words
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
 from vitrail.report.pictures import Album
@@ -44,7 +44,7 @@ def run_page(facts: Facts, workers: int) -> str:
         window=sections.window(data, album, workers) if data is not None else sections.Window(),
         data=sections.data_table(data, album, workers) if data is not None else None,
         results=sections.result_charts(facts),
-        scores=sections.scores(facts),
+        scores=tables.scores(facts),
         lead=words.leads(facts),
         sizes=sections.sizes(data) if data is not None else [],
         curves=charts.curves(facts.rows) if facts.rows else [],

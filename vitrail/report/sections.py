@@ -11,61 +11,25 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail import explain
-from vitrail.config import Task
 from vitrail.data.balance import class_counts
 from vitrail.data.dataset import Data, FileSplit, Numbers, Split, StoredSplit
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
-from vitrail.data.targets import WORDS
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import AnyMetrics, ClassScore, LabelMetrics, LabelScore, Metrics, ValueScore
+from vitrail.evaluate.metrics import LabelMetrics, Metrics
 from vitrail.report import charts
-from vitrail.report.bootstrap import Interval
-from vitrail.report.charts import Chart, shown
+from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
 from vitrail.report.gallery import Answer, Gallery, choose
 from vitrail.report.pictures import Album, Picture, overlay, read, seen, similarities, thumbnail, tiles
-from vitrail.report.words import between
+from vitrail.report.tables import Cell, Line, Table
 
 THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with an attention map
 _THUMBNAILS = 360  # in the table of the data
 _EACH = 12  # of a class
 _PANES = 20  # of the window
 _DISTANCE_IMAGES = 128
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table that sorts by `value`, may have a bar as long as its share, and an interval."""
-
-    text: str
-    value: float | str
-    share: float | None = None
-    interval: Interval | None = None
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A row of a table: its name, pictures if there are some, and cells."""
-
-    name: str
-    cells: list[Cell]
-    pictures: list[Picture] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Table:
-    """Columns that sort, the first of them names."""
-
-    caption: str
-    columns: list[str]
-    lines: list[Line]
-
-    @property
-    def illustrated(self) -> bool:
-        return any(line.pictures for line in self.lines)
 
 
 # Results --------------------------------------------------------------------------------------------------
@@ -79,66 +43,13 @@ def result_charts(facts: Facts) -> list[Chart]:
     if isinstance(metrics, Metrics):
         return [charts.confusion(metrics), charts.reliability(metrics)]
     if isinstance(metrics, LabelMetrics):
+        if len(metrics.unseen) == len(metrics.per_label):  # nothing is there to be found
+            return []
         every = [charts.average_precision(metrics)]
         if facts.outputs is not None:
             every += [charts.precision_recall(metrics), charts.label_reliability(metrics)]
         return every
     return charts.predicted(metrics) if facts.outputs is not None else []
-
-
-# What is told of each class, label or number: the fields of its score, and what they are called.
-_COLUMNS: dict[Task, dict[str, str]] = {
-    "multiclass": {"precision": "precision", "recall": "recall", "f1": "F1", "support": "images"},
-    "multilabel": {
-        "ap": "average precision",
-        "precision": "precision",
-        "recall": "recall",
-        "f1": "F1",
-        "threshold": "threshold",
-        "support": "images",
-    },
-    "regression": {"r2": "R²", "mae": "MAE", "rmse": "RMSE"},
-}
-_CAPTIONS: dict[Task, str] = {
-    "multiclass": "How well each class is recognised",
-    "multilabel": "How well each label is found",
-    "regression": "How near each number comes",
-}
-
-
-def scores(facts: Facts) -> Table | None:
-    """The table of classes, labels or numbers, with intervals where they were sampled."""
-    metrics, card = facts.metrics, facts.card
-    if metrics is None or card is None:
-        return None
-    columns = _COLUMNS[card.task]
-    intervals = {name: facts.samples.intervals(name) for name in columns}
-    lines = []
-    for k, score in enumerate(each(metrics)):
-        cells = [_score(name, getattr(score, name), (intervals[name] or {k: None})[k]) for name in columns]
-        lines.append(Line(score.name, cells))
-    return Table(_CAPTIONS[card.task], [WORDS[card.task].one, *columns.values()], lines)
-
-
-def each(metrics: AnyMetrics) -> Sequence[ClassScore | LabelScore | ValueScore]:
-    """The scores of the classes, labels or numbers."""
-    if isinstance(metrics, Metrics):
-        return metrics.per_class
-    return metrics.per_label if isinstance(metrics, LabelMetrics) else metrics.per_value
-
-
-def _score(name: str, value: float | None, interval: Interval | None) -> Cell:
-    if value is None:
-        return Cell("–", -1.0, title="no image has it")
-    if name == "support":
-        return Cell(f"{value:,}", value)
-    if name not in ("ap", "precision", "recall", "f1", "r2"):  # has no end that a bar could reach
-        title = f"95 % interval: {between(name, interval)}" if interval else ""
-        return Cell(f"{value:.2f}" if name == "threshold" else shown(name, value), value, title=title)
-    low, high = interval or (value, value)
-    ends = (min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)) if interval else None
-    title = f"95 % interval: {between(name, interval)}" if interval else ""
-    return Cell(shown(name, value), value, min(max(value, 0.0), 1.0), ends, title)
 
 
 # Mistakes -------------------------------------------------------------------------------------------------

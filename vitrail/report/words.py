@@ -161,8 +161,9 @@ def training(facts: Facts) -> list[tuple[str, str]]:
             ("steps", f"{rows[-1]['step']:,.0f} of {optim.batch_size * optim.grad_accum_steps} images"),
             ("time", str(Duration(seconds))),
             ("throughput", f"{images / max(seconds, 1e-9):,.0f} images a second, validation included"),
-            ("waiting for data", percent(sum(row["wait"] for row in rows) / len(rows), 0)),
         ]
+        if "wait" in rows[0]:  # older runs do not say it
+            found.append(("waiting for data", percent(sum(row["wait"] for row in rows) / len(rows), 0)))
     found.append(("hardware", made_with.pop("hardware", "not recorded")))
     precision = "32-bit" if facts.config.run.amp == "off" else facts.config.run.amp
     found.append(
