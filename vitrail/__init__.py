@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrail.evaluate.embed import embed
     from vitrail.evaluate.predict import predict
     from vitrail.evaluate.verbs import evaluate
+    from vitrail.explain.verbs import explain
     from vitrail.models import create
     from vitrail.report import report
     from vitrail.train import train
@@ -32,6 +33,7 @@ __all__ = [
     "create",
     "embed",
     "evaluate",
+    "explain",
     "load",
     "predict",
     "recipes",
@@ -48,7 +50,7 @@ _HOME = {
     "predict": "vitrail.evaluate.predict",
     "recipes": "vitrail.train.verbs",
 }
-_PACKAGES = ("data", "evaluate", "models", "report", "train", "weights")
+_PACKAGES = ("data", "evaluate", "explain", "models", "report", "train", "weights")
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Duration, Floats, Names, Size, Task, TrainConfig, options
+from vitrail.config import Duration, Floats, InputConfig, Names, Size, Task, TrainConfig, coerce, options
 from vitrail.errors import UserError
-from vitrail.mistakes import explain
+from vitrail.mistakes import explain as explain_mistake
 from vitrail.version import VERSION
 
 Run = Annotated[str, arg(metavar="RUN", help_behavior_hint="")]
@@ -212,6 +212,65 @@ def embed(
     return 1 if written.unreadable else 0
 
 
+def explain(
+    run: Positional[Run],
+    images: Positional[Annotated[tuple[str, ...], arg(metavar="[IMAGES…]", help_behavior_hint="")]] = (),
+    *,
+    data: str | None = None,
+    out: str | None = None,
+    patch: Annotated[str | None, arg(metavar="ROW,COL")] = None,
+    target: Annotated[str | None, arg(metavar="CLASS")] = None,
+    instead: Annotated[str | None, arg(metavar="CLASS")] = None,
+    format: Literal["png", "svg", "pdf"] = "png",
+    save_data: bool = False,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str | None = None,
+    seed: int = 0,
+    img_size: Annotated[str | None, arg(metavar="H[xW]")] = None,
+) -> int:
+    """Draw what a model sees: attention over pictures, how far heads look, positions, patch filters.
+
+    Args:
+        run: run folder or .safetensors file
+        images: files, folders, globs (default: some validation images of the run's own data)
+        data: data set to map, with galleries and neighbours (default: the run's own, unless images are given)
+        out: folder for the figures (default: in the run)
+        patch: row and column of a patch, from 0, whose attention is shown too
+        target: class that is explained (default: what the model says)
+        instead: class that it is set against (default: none, and the runner-up is shown beside it)
+        format: of the figures
+        save_data: write the arrays that figures show beside them, as .npz
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
+        seed: of the images that are drawn from the run's own data
+        img_size: size that images are read at (default: that of the model, whose positions are else resampled)
+    """
+    from vitrail.explain.verbs import explain, parse_patch
+
+    result = explain(
+        run,
+        images,
+        data=data,
+        out=out,
+        patch=None if patch is None else parse_patch(patch),
+        target=target,
+        instead=instead,
+        format=format,
+        save_data=save_data,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        seed=seed,
+        img_size=None if img_size is None else coerce(InputConfig, "img_size", img_size),
+    )
+    for file, error in result.unreadable:
+        print(f"{file}  — unreadable: {error}")
+    print(*result.files, *result.notes, sep="\n")
+    return 1 if result.unreadable else 0
+
+
 def _flags(group: str, *without: str) -> type[Any]:
     """A dataclass for the parser with the settings of one group of `TrainConfig`, each None unless it is given."""
     fields: list[Any] = []
@@ -376,6 +435,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "evaluate": evaluate,
     "predict": predict,
     "embed": embed,
+    "explain": explain,
     "report": report,
     "recipes": recipes,
     "convert": convert,
@@ -399,7 +459,7 @@ def _parse(words: Sequence[str]) -> Callable[[], int]:
             )
     except SystemExit as error:
         if error.code:
-            raise UserError(explain(words, VERBS)) from None
+            raise UserError(explain_mistake(words, VERBS)) from None
         raise
     finally:
         sys.stdout.flush()

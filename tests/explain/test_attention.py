@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 import pytest
 import torch
 from peers import randomise
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from vitrail.errors import UserError
 from vitrail.explain import attention_distance, attention_maps, patch_attention, rollout, watch
@@ -225,16 +227,49 @@ def test_autocast_changes_maps_by_rounding_alone():
 
 def test_the_model_is_left_as_it_was_even_if_looking_fails():
     model = make(pool="map", drop=0.5).train()
-
-    def fail(layer: int, weights: torch.Tensor) -> None:
-        raise RuntimeError("enough")
-
-    with pytest.raises(RuntimeError, match="enough"):
-        watch(model, batch(model), fail)
+    with pytest.raises(ZeroDivisionError):
+        watch(model, batch(model), lambda *_: 1 / 0)
     assert model.training
     hooked = [m for m in model.modules() if isinstance(m, Attention | AttentionPool) and m._forward_pre_hooks]
     assert not hooked
     np.testing.assert_array_equal(rollout(model, batch(model)), rollout(model.eval(), batch(model)))
+
+
+@pytest.mark.parametrize(
+    "look",
+    [rollout, attention_maps, lambda model, images: patch_attention(model, images, 0, 1)],
+    ids=["rollout", "maps", "patch"],
+)
+@pytest.mark.parametrize("pool", ["cls", "gap"])
+def test_no_layer_is_kept_while_the_next_is_computed(look, pool, monkeypatch):
+    shown: list[StorageWeakRef] = []
+    original = Attention.weights
+
+    def weights(self: Attention, x: torch.Tensor) -> torch.Tensor:
+        assert all(earlier.expired() for earlier in shown)
+        result = original(self, x)
+        shown.append(StorageWeakRef(result.untyped_storage()))
+        return result
+
+    monkeypatch.setattr(Attention, "weights", weights)
+    model = make(pool=pool)
+    look(model, batch(model))
+    assert len(shown) == 3
+
+
+def test_what_other_threads_compute_meanwhile_is_not_shown():
+    model = make(pool="map")
+    images, others = batch(model), torch.zeros(4, *batch(model).shape[1:])
+    shown: list[int] = []
+
+    def see(_: int, weights: torch.Tensor) -> None:
+        shown.append(len(weights))
+        thread = threading.Thread(target=model, args=(others,))
+        thread.start()
+        thread.join()
+
+    watch(model, images, see)
+    assert shown == [2, 2, 2]
 
 
 def test_a_model_without_attention_is_told():

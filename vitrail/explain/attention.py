@@ -8,6 +8,7 @@ Legend: B batch, L layers, H heads, N tokens, (h, w) the grid of patches; prefix
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -33,14 +34,18 @@ _MOST = (
 def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
     """Runs the model and shows every layer's attention weights (B, H, N, N) as the layer is reached; gives the logits.
 
-    If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`. Nothing is kept, and
-    a model that is compiled runs as it is written.
+    If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`. Nothing is kept; a
+    model that is compiled runs as it is written, and other threads may use it at the same time.
     """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped: hooks may be missing in compiled code
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if not layers:
         raise UserError(f"There is no attention to show: a {type(model).__name__} has none.")
+    thread = threading.get_ident()
 
     def before(show: Callable[[Tensor], None], module: Any, inputs: tuple[Tensor]) -> None:
+        if threading.get_ident() != thread:
+            return
         weights = module.weights(inputs[0]).float()
         with torch.autocast(weights.device.type, enabled=False):  # which would round what is made of them
             show(weights)
@@ -54,10 +59,8 @@ def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], N
         for pool in (module for module in model.modules() if isinstance(module, AttentionPool)):
             if see_pool is not None:
                 stack.enter_context(_hook(pool, partial(before, see_pool)))
-        # Compiled code may have been made without hooks, or with those of another call.
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.inference_mode())
-        return model(images)
+        return model.forward(images)  # not the call, which is compiled if the model is
 
 
 def _hook(module: nn.Module, before: Callable[..., None]) -> Any:
@@ -74,7 +77,7 @@ def parts(model: Model, images: Tensor) -> Iterator[Tensor]:
 def rollout(model: Model, images: Tensor) -> Array:
     """Attention followed through all layers from the output to the patches: (B, h, w), each map sums to one.
 
-    As in appendix D.7 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
+    As in appendix D.8 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
     for the residual path, rows are normalised, layers are multiplied. It starts from the class token, or from all
     patches alike if they are averaged, or as the pool's own attention weighs them.
     """
@@ -98,10 +101,7 @@ def _rollout(model: Model, images: Tensor) -> Array:
 
     watch(model, images, see, see_pool)
     assert flow is not None
-    if start is not None:
-        reached = (start @ flow[:, prefix:, prefix:])[:, 0]
-    else:
-        reached = _from_output(model, flow)
+    reached = _from_output(model, flow) if start is None else (start @ flow[:, prefix:, prefix:])[:, 0]
     return _on_grid(model, reached / reached.sum(dim=-1, keepdim=True))
 
 
@@ -115,14 +115,19 @@ def attention_maps(model: Model, images: Tensor) -> Array:
 
 def patch_attention(model: Model, images: Tensor, row: int, column: int) -> Array:
     """Where each head of each layer looks from one patch, counted from 0 at the top left: (B, L, H, h, w)."""
+    check_patch(model, row, column)
+    prefix, (_, w) = model.config.prefix, model.config.grid
+    return _each_layer(model, images, lambda weights: weights[:, :, prefix + row * w + column, prefix:])
+
+
+def check_patch(model: Model, row: int, column: int) -> None:
+    """A UserError if the model has no such patch."""
     h, w = model.config.grid
     if not (0 <= row < h and 0 <= column < w):
         raise UserError(
             f"There is no patch {row},{column}: the model cuts images into {h} rows and {w} columns of patches, "
             f"so the last one is {h - 1},{w - 1}."
         )
-    prefix = model.config.prefix
-    return _each_layer(model, images, lambda weights: weights[:, :, prefix + row * w + column, prefix:])
 
 
 def _each_layer(model: Model, images: Tensor, choose: Callable[[Tensor], Tensor]) -> Array:
@@ -148,7 +153,7 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
     def see(layer: int, weights: Tensor) -> None:
         between = weights[:, :, prefix:, prefix:]
         far = torch.einsum("bhqk,qk->bhq", between, apart.to(between.device)) / between.sum(dim=-1)
-        total = far.mean(dim=-1).double().sum(dim=0).cpu()
+        total = far.mean(dim=-1).cpu().double().sum(dim=0)  # not every device has float64
         sums[layer] = sums.get(layer, torch.zeros_like(total)) + total
 
     for images in batches:
@@ -158,6 +163,11 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
     if not count:
         raise UserError("Attention distance is an average over images, but there are none.")
     return (torch.stack([sums[layer] for layer in sorted(sums)]) / count).numpy().astype(np.float32)
+
+
+def even_distance(model: Model) -> float:
+    """The attention distance, in pixels, of a head that looks at all patches alike."""
+    return _distances(model).mean().item()
 
 
 def _distances(model: Model) -> Tensor:
@@ -177,4 +187,5 @@ def _from_output(model: Model, weights: Tensor) -> Tensor:
 
 
 def _on_grid(model: Model, rows: Tensor) -> Array:
-    return rows.reshape(*rows.shape[:-1], *model.config.grid).cpu().numpy()
+    """Rows (..., h·w) as maps; copied, because a view would keep the whole of the layer that it is of."""
+    return rows.reshape(*rows.shape[:-1], *model.config.grid).cpu().numpy().copy()

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail import explain
 from vitrail.data.balance import class_counts
 from vitrail.data.dataset import Data, FileSplit, Numbers, Split, StoredSplit
 from vitrail.data.loader import batches
@@ -18,6 +17,7 @@ from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
+from vitrail.explain import attention_distance, patch_filters, position_similarity, relative_bias, rollout
 from vitrail.report import charts
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
@@ -120,7 +120,7 @@ def _attention(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tup
         return {}, ""
     images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
     try:
-        return dict(zip(numbers, explain.rollout(facts.model, images), strict=True)), ""
+        return dict(zip(numbers, rollout(facts.model, images), strict=True)), ""
     except UserError as error:
         return {}, str(error)
 
@@ -264,23 +264,23 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
         read_ahead = batches(split, card.preprocess, 32, workers, range(images))
         normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
         try:
-            values = explain.attention_distance(model, normalised)
+            values = attention_distance(model, normalised)
             found = replace(found, distance=charts.distance(values, card.config.img_size, images))
         except UserError as error:
             found.notes.append(str(error))
     try:
-        similar = explain.position_similarity(model)
+        similar = position_similarity(model)
         found = replace(
             found, similarity=album.add(similarities(similar), exact=True), spread=_rows_and_columns(similar)
         )
     except UserError as error:
         if card.config.pos == "relative":
-            bias = explain.relative_bias(model)
+            bias = relative_bias(model)
             found = replace(found, bias=album.add(similarities(bias / max(np.abs(bias).max(), 1e-12)), exact=True))
         else:
             found.notes.append(str(error))
     try:
-        filters = explain.patch_filters(model)
+        filters = patch_filters(model)
         found = replace(found, filters=album.add(tiles(filters, 7), exact=True))
     except UserError as error:
         found.notes.append(str(error))

@@ -206,6 +206,7 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
         *go_on,
         ("Predict", f"vitrail predict {run} IMAGES"),
         ("Measure it again" if facts.data else "Measure it", f"vitrail evaluate {run}{'' if facts.data else ' DATA'}"),
+        ("See what it sees", f"vitrail explain {run} IMAGES"),
         ("Feature vectors", f"vitrail embed {run} IMAGES --out features.npz"),
         ("As one file to give away", f"vitrail convert {run} {name}"),
         *([("As weights for timm", f"vitrail convert {run} {timm} --to timm")] if fits else []),
