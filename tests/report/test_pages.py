@@ -23,6 +23,7 @@ from vitrail.evaluate.metrics import measure
 from vitrail.models import create
 from vitrail.report.gallery import choose
 from vitrail.report.pictures import Album, overlay, similarities, thumbnail, tiles
+from vitrail.report.tables import Cell, Line, Table
 from vitrail.weights import Card, save
 
 
@@ -307,6 +308,15 @@ def test_pictures_have_the_shape_of_what_they_show():
     assert sheet.shape == (2 * 24 + 2, 7 * 24 + 6 * 2, 4)
     assert not sheet[-1, -1].any()  # the last places are empty
     assert thumbnail(np.zeros((300, 100, 3), np.uint8), 80).size == (27, 80)
+
+
+def test_a_table_of_very_many_lines_keeps_the_lowest():
+    lines = [Line(f"class {i}", [Cell(str(i % 7), i % 7)]) for i in range(30)]
+    whole = Table("Scores", ["class", "F1"], lines)
+    assert whole.lowest() is whole
+    cut = whole.lowest(most=5)
+    assert [line.name for line in cut.lines] == ["class 0", "class 7", "class 14", "class 21", "class 28"]
+    assert cut.caption == "Scores: the 5 of 30 with the lowest F1"
 
 
 def test_attention_glows_where_it_is():

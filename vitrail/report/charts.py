@@ -65,13 +65,13 @@ def curves(rows: Sequence[Mapping[str, float]]) -> list[Chart]:
 
 def together(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Chart]:
     """Validation loss and the main metric of several runs, over their epochs and over time."""
-    runs = {name: rows for name, rows in runs.items() if rows}
-    if not runs:
+    first = next((rows[0] for rows in runs.values() if rows), None)
+    if first is None:
         return []
-    main = next(name for name in MAIN if f"val_{name}" in next(iter(runs.values()))[0])
+    main = next(name for name in MAIN if f"val_{name}" in first)
 
     def lines(column: str, x: str = "epoch") -> list[dict[str, Any]]:
-        return [_series(rows, column, name, number, x) for number, (name, rows) in enumerate(runs.items())]
+        return [_series(rows, column, name, number, x) for number, (name, rows) in enumerate(runs.items()) if rows]
 
     percent = main != "r2"
     score, label = f"val_{main}", "of all runs over each other"
@@ -104,15 +104,13 @@ def _series(
 def confusion(metrics: Metrics) -> Chart:
     """The confusion matrix; of many classes, of those that are confused most."""
     counts, names = metrics.confusion, [score.name for score in metrics.per_class]
+    totals = counts.sum(axis=1)
     wrong = counts - np.diag(counts.diagonal())
     note = "Rows are true classes, columns what the model said; a cell's shade is its share of the row."
     if len(names) > CELLS:
         most = np.sort(np.argsort(-(wrong.sum(axis=0) + wrong.sum(axis=1)), kind="stable")[:CELLS])
-        counts, names = counts[np.ix_(most, most)], [names[i] for i in most]
+        counts, totals, names = counts[np.ix_(most, most)], totals[most], [names[i] for i in most]
         note = f"The {CELLS} of {len(metrics.per_class)} classes that are confused most. {note}"
-    totals = (
-        metrics.confusion.sum(axis=1) if len(names) == len(metrics.per_class) else metrics.confusion[most].sum(axis=1)
-    )
     cells = [[int(x), int(y), int(counts[y, x])] for y, x in np.argwhere(counts)]
     right = int(metrics.confusion.trace())
     label = f"Confusion matrix: {right:,} of {metrics.images:,} images are on its diagonal, that is right."

@@ -16,7 +16,7 @@ from vitrail.report.bootstrap import difference
 from vitrail.report.charts import shown
 from vitrail.report.facts import Facts
 from vitrail.report.page import render
-from vitrail.report.tables import Cell, Line, Table, each
+from vitrail.report.tables import MAIN_SCORE, Cell, Line, Table, each
 from vitrail.report.words import MEASURES, between, main_name, plus_minus, setting
 
 _NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
@@ -140,11 +140,10 @@ def differing(runs: Sequence[Facts]) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-# By what classes, labels and numbers are compared.
-_BY: dict[Task, tuple[str, str]] = {
-    "multiclass": ("f1", "F1 of each class"),
-    "multilabel": ("ap", "Average precision of each label"),
-    "regression": ("r2", "R² of each number"),
+_CAPTIONS: dict[Task, str] = {
+    "multiclass": "F1 of each class",
+    "multilabel": "Average precision of each label",
+    "regression": "R² of each number",
 }
 
 
@@ -153,7 +152,7 @@ def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
     task = next((facts.card.task for facts in runs if facts.card is not None and facts.metrics is not None), None)
     if task is None:
         return None
-    by, caption = _BY[task]
+    by = MAIN_SCORE[task]
     columns: list[dict[str, float | None]] = [
         {score.name: getattr(score, by) for score in each(facts.metrics)} if facts.metrics is not None else {}
         for facts in runs
@@ -168,4 +167,4 @@ def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
         ]
         apart = max(there) - min(there) if there else 0.0
         lines.append(Line(name, [*cells, Cell(shown(by, apart), apart)]))
-    return Table(caption, [WORDS[task].one, *names, "apart"], lines)
+    return Table(_CAPTIONS[task], [WORDS[task].one, *names, "apart"], lines).lowest()

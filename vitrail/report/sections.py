@@ -163,7 +163,7 @@ def data_table(data: Data, album: Album, workers: int) -> Table:
             Line(name, [Cell(f"{values[k]:.4g}", float(values[k])) for values in columns.values()], pictures.get(k, []))
             for k, name in enumerate(data.classes)
         ]
-        return Table("The numbers of the training images", ["number", *columns], lines)
+        return Table("The numbers of the training images", ["number", *columns], lines).lowest()
     counts = {name: class_counts(split.targets, len(data.classes)) for name, split in splits.items()}
     lines = []
     for k, name in enumerate(data.classes):
@@ -172,7 +172,7 @@ def data_table(data: Data, album: Album, workers: int) -> Table:
         ]
         lines.append(Line(name, cells, pictures.get(k, [])))
     first = "label" if data.task == "multilabel" else "class"
-    return Table(f"Images of each {first}", [first, *counts], lines)
+    return Table(f"Images of each {first}", [first, *counts], lines).lowest()
 
 
 def sizes(data: Data) -> list[tuple[str, int]]:

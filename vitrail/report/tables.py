@@ -20,7 +20,7 @@ class Cell:
     """A cell of a table that sorts by `value`, may have a bar as long as its share, and an interval."""
 
     text: str
-    value: float | str
+    value: float
     share: float | None = None
     interval: Interval | None = None
     title: str = ""
@@ -47,6 +47,14 @@ class Table:
     def illustrated(self) -> bool:
         return any(line.pictures for line in self.lines)
 
+    def lowest(self, column: int = 1, most: int = 2000) -> Table:
+        """The whole table, or the lines that are lowest in a column, if there are more than a page has room for."""
+        if len(self.lines) <= most:
+            return self
+        lines = sorted(self.lines, key=lambda line: line.cells[column - 1].value)[:most]
+        caption = f"{self.caption}: the {most:,} of {len(self.lines):,} with the lowest {self.columns[column]}"
+        return Table(caption, self.columns, lines)
+
 
 # What is told of each class, label or number: the fields of its score, and what they are called.
 _COLUMNS: dict[Task, dict[str, str]] = {
@@ -61,6 +69,8 @@ _COLUMNS: dict[Task, dict[str, str]] = {
     },
     "regression": {"r2": "R²", "mae": "MAE", "rmse": "RMSE"},
 }
+# The one by which classes, labels or numbers are told apart at a glance.
+MAIN_SCORE: dict[Task, str] = {"multiclass": "f1", "multilabel": "ap", "regression": "r2"}
 _CAPTIONS: dict[Task, str] = {
     "multiclass": "How well each class is recognised",
     "multilabel": "How well each label is found",
@@ -79,7 +89,8 @@ def scores(facts: Facts) -> Table | None:
     for k, score in enumerate(each(metrics)):
         cells = [_score(name, getattr(score, name), (intervals[name] or {k: None})[k]) for name in columns]
         lines.append(Line(score.name, cells))
-    return Table(_CAPTIONS[card.task], [WORDS[card.task].one, *columns.values()], lines)
+    table = Table(_CAPTIONS[card.task], [WORDS[card.task].one, *columns.values()], lines)
+    return table.lowest(list(columns).index(MAIN_SCORE[card.task]) + 1)
 
 
 def each(metrics: AnyMetrics) -> Sequence[ClassScore | LabelScore | ValueScore]:

@@ -67,7 +67,7 @@ def _check(path: Path, subject: str | None) -> None:
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as stream:
-        match = _SUBJECT.search(stream.read(4096))
+        match = _SUBJECT.search(stream.read(2**16))
     if match is None:
         raise UserError(f"{path} is there already and is no report of vitrail. Choose another --out.")
     if subject is not None and html.unescape(match[1]) != subject:
