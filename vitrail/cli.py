@@ -309,7 +309,7 @@ def train(
     augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
     run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
 ) -> int:
-    """Train a model on a data set, and evaluate it. What is not given, the recipe chooses from the data.
+    """Train a model on a data set, evaluate it and report on it. What is not given, the recipe chooses from the data.
 
     Args:
         data: folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name

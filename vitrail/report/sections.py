@@ -296,7 +296,8 @@ def _rows_and_columns(similar: NDArray[np.float32]) -> str:
     other = ~row & ~column
     if not other.any() or not (row ^ column).any():
         return ""
-    return (
+    text = (
         f"Positions in the same row or column have a mean cosine similarity of {flat[row ^ column].mean():.2f}, "
         f"others of {flat[other].mean():.2f}."
     )
+    return text.replace("-", "−")
