@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from vitrail.evaluate.verbs import evaluate
     from vitrail.explain.verbs import explain
     from vitrail.models import create
+    from vitrail.report import report
     from vitrail.train import train
     from vitrail.train.verbs import recipes
     from vitrail.weights import load
@@ -36,6 +37,7 @@ __all__ = [
     "load",
     "predict",
     "recipes",
+    "report",
     "train",
 ]
 
@@ -48,7 +50,7 @@ _HOME = {
     "predict": "vitrail.evaluate.predict",
     "recipes": "vitrail.train.verbs",
 }
-_PACKAGES = ("data", "evaluate", "explain", "models", "train", "weights")
+_PACKAGES = ("data", "evaluate", "explain", "models", "report", "train", "weights")
 
 
 def __getattr__(name: str) -> Any:

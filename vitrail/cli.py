@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
@@ -311,7 +312,7 @@ def train(
     augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
     run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
 ) -> int:
-    """Train a model on a data set, and evaluate it. What is not given, the recipe chooses from the data.
+    """Train a model on a data set, evaluate it and report on it. What is not given, the recipe chooses from the data.
 
     Args:
         data: folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name
@@ -322,7 +323,44 @@ def train(
     from vitrail.train import train
 
     given = _given(what, source, input, arch, transfer, optim, augment, run)
-    train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
+    folder = train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
+    if not find_lr:
+        _report_on(folder)
+    return 0
+
+
+def _report_on(run: Path) -> None:
+    """Makes the report of a run that was just trained; if that fails, the run is whole all the same."""
+    from vitrail.progress import log
+    from vitrail.report import report
+
+    try:
+        log.info(f"The report is {report(run)}")
+    except Exception as error:
+        why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
+        log.warning(f"The run is whole, but its report was not made: {why} Try again: vitrail report {run} --debug")
+
+
+def report(
+    runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN…", help_behavior_hint="")]],
+    *,
+    out: Annotated[str | None, arg(metavar="FILE")] = None,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str | None = None,
+) -> int:
+    """Put a run on one HTML page that needs nothing else to be looked at, or compare several runs on one.
+
+    Args:
+        runs: run folder, or several to compare
+        out: .html file, or folder for report.html (default: in the run; for a comparison the current folder)
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
+    """
+    from vitrail.report import report
+
+    print(f"The report is {report(runs, out=out, batch_size=batch_size, workers=workers, device=device)}")
     return 0
 
 
@@ -404,6 +442,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "predict": predict,
     "embed": embed,
     "explain": explain,
+    "report": report,
     "recipes": recipes,
     "convert": convert,
 }
