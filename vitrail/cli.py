@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Duration, Floats, Names, Size, Task, TrainConfig, options
+from vitrail.config import Duration, Floats, Freeze, Names, Size, Task, TrainConfig, options
 from vitrail.errors import UserError
 from vitrail.mistakes import explain
 from vitrail.version import VERSION
@@ -221,7 +221,7 @@ def _flags(group: str, *without: str) -> type[Any]:
         text = option.help if option.default in (None, False) else f"{option.help} ({default})"
         names = [option.alias] if option.alias else None
         about = arg(help=text, help_behavior_hint="", aliases=names, metavar=_metavar(option.type))
-        kind: Any = str if option.type in (Size, Duration | None, Names | None) else option.type
+        kind: Any = str if option.type in (Size, Duration | None, Names | None, Freeze | None) else option.type
         none: Any = (bool, False) if kind is bool else (kind | None, None)
         fields.append((option.name, Annotated[none[0], about], none[1]))
     return dataclasses.make_dataclass(group or "what", fields)
@@ -229,6 +229,8 @@ def _flags(group: str, *without: str) -> type[Any]:
 
 def _metavar(kind: Any) -> str | None:
     """What stands behind a flag in the help: the choices, or the kind of value."""
+    if kind == Freeze | None:
+        return "N|all"
     kind = get_args(kind)[0] if type(None) in get_args(kind) else kind
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
@@ -245,6 +247,7 @@ def train(
     source: OmitArgPrefixes[_flags("source")],  # type: ignore[valid-type]
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
+    transfer: OmitArgPrefixes[_flags("transfer")],  # type: ignore[valid-type]
     optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
     augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
     run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
@@ -259,7 +262,7 @@ def train(
     """
     from vitrail.train import train
 
-    given = _given(what, source, input, arch, optim, augment, run)
+    given = _given(what, source, input, arch, transfer, optim, augment, run)
     train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
     return 0
 
@@ -273,6 +276,7 @@ def recipes(
     source: OmitArgPrefixes[_flags("source")],  # type: ignore[valid-type]
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
+    transfer: OmitArgPrefixes[_flags("transfer")],  # type: ignore[valid-type]
     optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
     augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
     run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
@@ -291,7 +295,7 @@ def recipes(
     if name is None:
         print(json.dumps(lines, indent=2) if json_ else "\n".join(f"{name:<16}{line}" for name, line in lines.items()))
         return 0
-    config = recipes(name, data, **_given(what, source, input, arch, optim, augment, run))
+    config = recipes(name, data, **_given(what, source, input, arch, transfer, optim, augment, run))
     if json_:
         print(json.dumps(to_plain(config), indent=2))
     else:

@@ -22,6 +22,7 @@ Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Task = Literal["multiclass", "multilabel", "regression"]
+Freeze = Literal["all"] | int  # all but the head, or the first blocks and what enters them
 
 
 class Duration(float):
@@ -88,6 +89,19 @@ class ArchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TransferConfig:
+    """How trained weights are used, with --weights."""
+
+    freeze: Freeze | None = option("keep as it is: all but the head, or the first N blocks and what enters them", None)
+    lora_rank: int = option("learn only the head and adapters of this rank in the attention (0 = all learns)", 0)
+    lora_alpha: float = option("strength of the adapters, which is this divided by their rank; 0 without", 0.0)
+    pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
+        "how positions are resampled at another size; linear is the paper's", "bicubic"
+    )
+    partial: bool = option("take of the weights what fits the model, and say what does not", False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     epochs: int = option("passes over the training images")
     time_budget: Duration | None = option("train for so long instead, as 10m or 1h30m: the decay ends then", None)
@@ -146,6 +160,7 @@ class TrainConfig:
     source: SourceConfig = field(default_factory=SourceConfig)
     input: InputConfig
     arch: ArchConfig
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     optim: OptimConfig
     augment: AugmentConfig
     run: RunConfig
@@ -253,7 +268,7 @@ def from_plain(cls: type[C], document: object, where: str = "") -> C:
         if f.name in document:
             hint, value = hints[f.name], document[f.name]
             values[f.name] = from_plain(hint, value, f.name) if _is_group(hint) else _coerce(f.name, hint, value)
-        elif f.default is dataclasses.MISSING:
+        elif f.default is f.default_factory is dataclasses.MISSING:
             raise UserError(f"The setting '{f.name}' is missing.")
     return cls(**values)
 
@@ -269,6 +284,8 @@ def _plain(value: object) -> object:
 
 
 def _coerce(name: str, hint: Any, value: object) -> Any:
+    if hint == Freeze | None:
+        return None if value is None else _coerce_freeze(name, value)
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         if value is None:
@@ -329,6 +346,16 @@ def _coerce_duration(name: str, value: object) -> Duration:
     if total < 1:
         raise UserError(f"'{name}' must be a time of a second or more like 90s, 10m or 1h30m, but it is {value!r}.")
     return Duration(total)
+
+
+def _coerce_freeze(name: str, value: object) -> Freeze:
+    """3, "3" and "all" say what is frozen."""
+    if value == "all":
+        return "all"
+    text = str(value)
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
+        raise UserError(f"'{name}' must be all, or a number of blocks from 0, but it is {value!r}.")
+    return int(text)
 
 
 def coerce_names(name: str, value: object) -> Names:

@@ -29,6 +29,7 @@ from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.find_lr import RangeTest
 from vitrail.train.journal import Journal
+from vitrail.train.lora import merged
 from vitrail.train.memory import keep_freed_memory, recompute_activations
 from vitrail.train.objectives import build_objective
 from vitrail.train.optim import Ema, build_optimizers, set_lr
@@ -46,6 +47,7 @@ from vitrail.train.run import (
     uneven,
 )
 from vitrail.train.schedule import Schedule, images_per_second
+from vitrail.train.transfer import set_learning, set_mode
 from vitrail.weights import WEIGHTS_FILE, Card, absolute, save, start_from
 
 
@@ -86,7 +88,7 @@ def given(asked: dict[str, Any]) -> dict[str, Any]:
 def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, AnyMetrics]:
     """Trains a run in its folder to its end, from wherever it is, and evaluates it; returns what was measured."""
     with Journal(run) as journal, Interruption(run) as interruption:
-        for line in (describe(config, data, model.config), *notes):
+        for line in (describe(config, data, model), *notes):
             log.info(line)
         if warning := uneven(config, data):
             log.warning(warning)
@@ -119,7 +121,13 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     """The model as training begins, fresh or from trained weights, and a sentence on each thing adapted in these."""
     torch.manual_seed(config.run.seed)
     model = build(model_config(config, len(data.classes)))
-    notes = [] if config.weights is None else start_from(config.weights, model, data.classes, data.task)
+    notes = []
+    if config.weights is not None:
+        how = config.transfer
+        notes = start_from(
+            config.weights, model, data.classes, data.task, resample=how.pos_resample, partial=how.partial
+        )
+        set_learning(model, how)
     if config.optim.loss == "bce" and config.weights is None:
         # A fresh head takes every class for as rare as it is, or the first steps are spent on learning that.
         torch.nn.init.constant_(model.head.bias, -math.log(len(data.classes)))
@@ -137,7 +145,7 @@ def find_rate(config: TrainConfig, data: Data, model: Model) -> Path:
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     test = RangeTest(config.optim, batches // config.optim.grad_accum_steps, 0)
     config = override(config, {"model_ema": 0.0, "save_minutes": math.inf, "name": f"{config.run.name}-find-lr"})
-    log.info(describe(config, data, model.config))
+    log.info(describe(config, data, model))
     with tempfile.TemporaryDirectory() as scratch, Journal(Path(scratch)) as journal, suppress(Diverged):
         optimise(Path(scratch), config, data, model, journal, Interruption(Path(scratch)), test)
     lr = test.suggestion()
@@ -214,8 +222,9 @@ def optimise(
         epoch, first = divmod(progress.step, per_epoch)
         over = schedule.over(progress)
         if progress.count and (over or not first) and test is None:
+            plain = merged(kept)
             logits, truth = predict_split(
-                kept,
+                plain,
                 val_split,
                 preprocess,
                 workers=config.source.workers,
@@ -228,12 +237,13 @@ def optimise(
             progress.close_epoch(metrics)
             if metrics.main >= progress.best:
                 progress.best = metrics.main
-                save(run / WEIGHTS_FILE, kept, measured(card, metrics, len(progress.rows)))
+                save(run / WEIGHTS_FILE, plain, measured(card, metrics, len(progress.rows)))
             journal.epoch(progress.rows, schedule, over)
             checkpoint()
         if over:
             return
 
+        set_mode(model)
         batches = loader.epoch(epoch, first * accumulate)
         for step in journal.steps(progress, schedule):
             progress.lr = schedule.lr(progress)

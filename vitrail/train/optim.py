@@ -15,17 +15,19 @@ from torch.optim import SGD, AdamW, Muon, Optimizer
 from vitrail.config import OptimConfig
 from vitrail.models import Model
 from vitrail.train.lamb import Lamb
+from vitrail.train.lora import adapters
 
 
 def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> list[Optimizer]:
     """One optimiser, or with Muon two: Muon for the matrices of the encoder, AdamW for everything else.
 
-    Muon's updates are scaled to the size of AdamW's, so that both share a learning rate.
+    They hold what learns and nothing else: where no matrix does, Muon has nothing to do and is left out. Muon's
+    updates are scaled to the size of AdamW's, so that both share a learning rate.
     """
     matrices, others = parameter_groups(model, config, pretrained)
     if config.opt == "sgd":
         return [SGD(matrices + others, lr=config.lr, momentum=0.9)]
-    if config.opt == "adamw":
+    if config.opt == "adamw" or (config.opt == "muon" and not matrices):
         return [AdamW(matrices + others, lr=config.lr)]
     if config.opt == "lamb":
         return [Lamb(matrices + others, lr=config.lr)]
@@ -39,17 +41,20 @@ def parameter_groups(
     """Groups of the encoder's matrices and of all other parameters, by learning rate and weight decay.
 
     Stages far from the head learn slower by `layer_decay` each; with pre-trained weights all but the head learn
-    slower by `body_lr`. Norms, biases, tokens and positions are not decayed: only tensors called "weight" are.
+    slower by `body_lr`. Adapters are as new as a head, and learn as fast. Norms, biases, tokens, positions and
+    adapters are not decayed: only tensors called "weight" are.
     """
     stages = model.stages()
     depth = {p: i for i, stage in enumerate(stages) for p in stage.parameters()}
     last = len(stages) - 1
+    added = set(adapters(model))
     matrices: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     others: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         scale = config.layer_decay ** (last - depth[p]) * (config.body_lr if pretrained and depth[p] < last else 1.0)
+        scale = 1.0 if p in added else scale
         decays = p.ndim >= 2 and name.endswith("weight")
         inside = 0 < depth[p] < last and p.ndim == 2
         kind = matrices if decays and inside else others
@@ -82,7 +87,12 @@ def lr_at(step: float, steps: int, warmup: int, config: OptimConfig) -> float:
 
 
 class Ema:
-    """An exponential moving average of a model's weights: usually a better model than the last step's."""
+    """An exponential moving average of a model's weights: usually a better model than the last step's.
+
+    The average of the last iterates of Polyak and Juditsky, as the ViT paper has it. In a run too short for the decay
+    it covers about the last ninth of the steps so far, where the decay alone would keep the untrained weights: after
+    500 steps of 0.9999, 95 % of them.
+    """
 
     def __init__(self, model: Model, decay: float):
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
@@ -92,4 +102,6 @@ class Ema:
     def update(self, model: Model, step: int) -> None:
         """Averages in the weights after optimiser step `step`; the first steps count for more."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
+        pairs = zip(self.model.parameters(), model.parameters(), strict=True)
+        averages, weights = zip(*[(average, p) for average, p in pairs if p.requires_grad], strict=True)
+        torch._foreach_lerp_(averages, weights, 1 - decay)

@@ -11,7 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import ArchConfig, AugmentConfig, RunConfig, Size, Task, TrainConfig, coerce, options, override
+from vitrail.config import (
+    ArchConfig,
+    AugmentConfig,
+    RunConfig,
+    Size,
+    Task,
+    TrainConfig,
+    TransferConfig,
+    coerce,
+    options,
+    override,
+)
 from vitrail.data import Data
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.statistics import mean_and_std
@@ -20,6 +31,8 @@ from vitrail.errors import UserError, nearest
 from vitrail.models import ModelConfig, canonical
 from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
+
+LORA_SCALE = 1.0  # of what adapters add, alpha / rank
 
 
 def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
@@ -45,6 +58,8 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     config = _for_task(RECIPES[name].make(facts), data.task)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task})
     config = override(config, _normalisation(config, data, given))
+    if config.transfer.lora_rank and "lora_alpha" not in given:
+        config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
     if data.task == "regression" and config.augment.smoothing:
         raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
     if data.task == "regression" and config.source.class_weights:
@@ -158,7 +173,7 @@ def _fit(size: Size, patch: int) -> Size:
 
 def check(config: TrainConfig) -> TrainConfig:
     """Refuses values that no training could use, before anything starts."""
-    o, a, r = config.optim, config.augment, config.run
+    o, a, r, t = config.optim, config.augment, config.run, config.transfer
     rules = [
         ("epochs", o.epochs, o.epochs >= 1, "at least 1"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
@@ -186,6 +201,7 @@ def check(config: TrainConfig) -> TrainConfig:
             0 <= config.source.fold <= config.source.folds,
             "between 0 and the number of folds",
         ),
+        ("lora_rank", t.lora_rank, t.lora_rank >= 0, "at least 0"),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
         ("channels", config.input.channels, config.input.channels >= 1, "at least 1"),
         ("workers", config.source.workers, config.source.workers >= 1, "at least 1"),
@@ -202,6 +218,13 @@ def check(config: TrainConfig) -> TrainConfig:
     for name, value, fine, rule in rules:
         if not fine:
             raise UserError(f"'{name}' must be {rule}, but it is {value}.")
+    for name, option in options(TransferConfig).items():
+        if config.weights is None and getattr(t, name) != option.default:
+            raise UserError(f"--{name.replace('_', '-')} is for trained weights, and there are none: give --weights.")
+    if t.lora_alpha and not t.lora_rank:
+        raise UserError("--lora-alpha is the strength of adapters, and there are none: give --lora-rank.")
+    if t.lora_rank and t.lora_alpha <= 0:
+        raise UserError(f"'lora_alpha' must be above 0, but it is {t.lora_alpha:g}: the adapters would learn nothing.")
     if config.source.class_weights and config.source.balanced_sampling:
         raise UserError(
             "--class-weights and --balanced-sampling each make all classes count alike: with both, the rare ones would "

@@ -24,10 +24,11 @@ from vitrail.data.targets import titled
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import AnyMetrics
-from vitrail.models import ModelConfig, canonical, parameters
+from vitrail.models import Model, canonical, parameters
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.recipe import check
+from vitrail.train.transfer import describe_learning
 
 CONFIG_FILE = "config.yaml"
 
@@ -100,7 +101,7 @@ def derive(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
+def describe(config: TrainConfig, data: Data, model: Model) -> str:
     """What is about to be trained on what, in a few lines."""
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
@@ -111,10 +112,11 @@ def describe(config: TrainConfig, data: Data, model: ModelConfig) -> str:
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "
         f"mean {mean}, std {std} ({c.normalize})",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}, {config.arch.stem} stem, "
-        f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.length} tokens, "
-        f"{parameters(model):,} parameters",
+        f"{config.arch.pool} pooling, {config.arch.pos} positions: {model.config.length} tokens, "
+        f"{parameters(model.config):,} parameters",
         f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
         f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",
+        *([f"weights   {config.weights}: {describe_learning(model, config)}"] if config.weights else []),
         f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
     ]
     return "\n".join(lines)

@@ -1,0 +1,64 @@
+"""What of trained weights learns: all, the stages near the head, or adapters beside them."""
+
+from __future__ import annotations
+
+from vitrail.config import Freeze, TrainConfig, TransferConfig
+from vitrail.errors import UserError
+from vitrail.models import Model
+from vitrail.train.lora import adapters, add_adapters
+
+
+def set_learning(model: Model, transfer: TransferConfig) -> None:
+    """Lets only that part of a model learn which is asked for, and adds the adapters."""
+    stages = model.stages()
+    frozen = _frozen(model, transfer.freeze)
+    for stage in stages[: -1 if transfer.lora_rank else frozen]:
+        stage.requires_grad_(False)
+    if transfer.lora_rank:
+        add_adapters(stages[frozen:], transfer.lora_rank, transfer.lora_alpha)
+        if not adapters(model):
+            raise UserError(
+                f"--freeze {transfer.freeze} leaves no block that --lora-rank could adapt. Leave out one of them."
+            )
+
+
+def set_mode(model: Model) -> None:
+    """Training mode for the stages that learn; frozen ones compute as they do when they are evaluated."""
+    stages = model.stages()
+    learn = [any(p.requires_grad for p in stage.parameters()) for stage in stages]
+    model.train(learn[0])  # with what is in no stage: the dropout of what enters the encoder
+    for stage, training in zip(stages, learn, strict=True):
+        stage.train(training)
+
+
+def describe_learning(model: Model, config: TrainConfig) -> str:
+    """Which part of the trained weights learns how fast, and how many of its parameters."""
+    optim, transfer = config.optim, config.transfer
+    slower = f" times {optim.layer_decay:g} for each stage from the head" if optim.layer_decay != 1 else ""
+    body = f"body at {optim.lr * optim.body_lr:g}{slower}"
+    if transfer.lora_rank:
+        rank = f"rank {transfer.lora_rank}, alpha {transfer.lora_alpha:g}"
+        text = f"head and adapters ({rank}) at {optim.lr:g}, all else frozen"
+    elif transfer.freeze == "all":
+        text = f"head at {optim.lr:g}, all else frozen"
+    elif transfer.freeze is None:
+        text = f"head at {optim.lr:g}, {body}"
+    else:
+        text = f"head at {optim.lr:g}, {body}, frozen up to block {transfer.freeze}"
+    counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    learning, total = sum(count for count, learns in counts if learns), sum(count for count, _ in counts)
+    return f"{text}; {learning:,} of {total:,} parameters learn"
+
+
+def _frozen(model: Model, freeze: Freeze | None) -> int:
+    """The number of stages that are frozen: the first is what enters the encoder, the last is the head."""
+    if freeze is None:
+        return 0
+    if freeze == "all":
+        return len(model.stages()) - 1
+    if freeze > model.config.depth:
+        raise UserError(
+            f"The model has {model.config.depth} blocks, so --freeze {freeze} is too many. "
+            "To let only the head learn, give --freeze all."
+        )
+    return freeze + 1
