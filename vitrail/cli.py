@@ -311,6 +311,7 @@ def convert(
     to: Literal["vitrail", "timm", "hf", "npz", "torchvision"] = "vitrail",
     model: str | None = None,
     classes: int | None = None,
+    partial: bool = False,
     overwrite: bool = False,
 ) -> int:
     """Write weights of any format in another one, so that a model goes where it is needed.
@@ -321,11 +322,12 @@ def convert(
         to: format to write
         model: name of the model, where the tensors do not show all of it
         classes: number of classes of a new head, for weights without one
+        partial: take what fits, and let what is missing begin fresh
         overwrite: replace what is there
     """
     from vitrail.weights.convert import convert
 
-    print(convert(source, out, to=to, model=model, classes=classes, overwrite=overwrite))
+    print(convert(source, out, to=to, model=model, classes=classes, partial=partial, overwrite=overwrite))
     return 0
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scipy import ndimage
 from torch import Tensor
 
+from vitrail.errors import UserError
 from vitrail.models.position import RelativeBias, resample, resample_state
 from vitrail.models.vit import ViT, ViTConfig
 
-METHODS = pytest.mark.parametrize("method", ["bicubic", "bilinear"])
+METHODS = pytest.mark.parametrize("method", ["bicubic", "bilinear", "linear"])
 
 
 def random(*shape: int) -> Tensor:
@@ -30,7 +32,7 @@ def test_the_same_grid_is_left_alone():
     assert torch.equal(resample(rows, (3, 4), (3, 4)), rows)
 
 
-@METHODS
+@pytest.mark.parametrize("method", ["bicubic", "bilinear"])
 @pytest.mark.parametrize(("old", "new"), [((6, 6), (12, 12)), ((6, 8), (9, 20)), ((12, 12), (6, 6))], ids=str)
 def test_what_grows_linearly_still_does(old, new, method):
     """Within the image; at its edge the picture ends, and the ramp flattens."""
@@ -41,6 +43,22 @@ def test_what_grows_linearly_still_does(old, new, method):
     assert expected[inner].numel()
     assert torch.allclose(grown[inner], expected[inner], atol=1e-5)
     assert torch.allclose(grown[..., 2], torch.ones(new), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [((6, 6), (12, 12)), ((14, 14), (24, 24)), ((7, 5), (4, 9)), ((3, 4), (1, 5)), ((5, 2), (3, 1))]
+)
+def test_linear_is_the_zoom_of_the_papers_authors(old, new):
+    rows = random(old[0] * old[1], 8)
+    zoom = (new[0] / old[0], new[1] / old[1], 1)  # as their checkpoint.py has it
+    theirs = ndimage.zoom(rows.reshape(*old, 8).numpy(), zoom, order=1)
+    ours = resample(rows, old, new, "linear").reshape(*new, 8)
+    assert torch.allclose(ours, torch.from_numpy(theirs), atol=5e-6)
+
+
+def test_a_method_that_is_not_there_is_named():
+    with pytest.raises(UserError, match="bicubic, bilinear, linear, but not 'bicubc'"):
+        resample_state({}, (2, 2), (2, 2), "bicubc")
 
 
 @METHODS

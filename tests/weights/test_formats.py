@@ -535,7 +535,7 @@ def test_all_that_is_adapted_is_logged(caplog):
         "timm weights of a vit_w32d2p4 at 24x24",
         "mean 0.5 and std 0.5 are those usual",
         "new head for 3 classes",
-        "positions resampled from 6x6 to 4x8 patches",
+        "positions resampled from 6x6 to 4x8 patches (bicubic)",
         "patch filters changed from 3 to 1 channels",
         "float16 became float32",
     ):
@@ -586,4 +586,5 @@ def test_the_table_of_what_does_not_fit():
         "  missing     blocks.1.norm2.weight (32,)",
         "  unexpected  norm_pre.weight (32,)",
         "  reshaped    blocks.0.mlp.fc2.weight (32, 64), not (32, 128)",
+        "Take what fits with partial=True, or --partial of train and convert.",
     ]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitrail
+from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
@@ -162,7 +163,7 @@ def rewrite(path, where, value):
 )
 def test_a_card_of_another_architecture_is_refused(path, where, value):
     rewrite(path, where, value)
-    with pytest.raises(UserError, match=r"model\.safetensors does not fit the architecture in its model\.json: "):
+    with pytest.raises(UserError, match=r"model\.safetensors does not fit the architecture in its model\.json:"):
         load(path)
 
 
@@ -253,10 +254,26 @@ def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
 @torch.no_grad()
 def test_another_size_resamples_the_positions(path, model):
     fresh = build(replace(CONFIG, img_size=(16, 16)))
-    assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches"]
+    assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
     assert torch.isfinite(fresh(images(fresh.config))).all()
     assert torch.equal(fresh.pos_embed[:, :1], model.pos_embed[:, :1])  # the class token's row
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "linear"])
+def test_the_way_of_resampling_can_be_chosen(path, model, method, caplog):
+    expected = models.resize(model, (16, 16), method)
+    assert not torch.equal(expected.pos_embed, models.resize(model, (16, 16)).pos_embed)
+    fresh = build(replace(CONFIG, img_size=(16, 16)))
+    note = f"positions resampled from 4x6 to 8x8 patches ({method})"
+    assert start_from(path, fresh, CLASSES, resample=method) == [note]
+    assert torch.equal(fresh.pos_embed, expected.pos_embed)
+    with caplog.at_level("INFO"):
+        loaded = load(path, img_size=16, resample=method)
+    assert torch.equal(loaded.pos_embed, expected.pos_embed)
+    assert note in caplog.text
+    with pytest.raises(UserError, match="resampled bicubic, bilinear, linear, but not 'nearest'"):
+        load(path, resample="nearest")
 
 
 @pytest.mark.parametrize("stem", ["patch", "conv"])
@@ -284,9 +301,102 @@ def test_all_that_is_adapted_is_said(path):
 def test_another_body_is_refused_and_nothing_is_loaded(path, change):
     fresh = build(replace(CONFIG, **change))
     before = {name: value.clone() for name, value in fresh.state_dict().items()}
-    with pytest.raises(UserError, match="belong to a vit_nano2 with other settings than the model to train: "):
+    with pytest.raises(UserError, match=r"belong to a vit_nano2 with other settings than the(.|\n)*--partial"):
         start_from(path, fresh, CLASSES)
     assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
+
+
+# A part of the weights, if it is asked for
+
+
+def broken(state):
+    """A tensor too few, one too many, and one of another shape."""
+    state = {name: value.clone() for name, value in state.items()}
+    del state["blocks.1.norm2.weight"]
+    return state | {"norm_pre.weight": torch.zeros(16), "blocks.0.mlp.fc2.weight": torch.zeros(16, 8)}
+
+
+TABLE = """only a part of it fits:
+  missing     blocks.1.norm2.weight (16,)
+  unexpected  norm_pre.weight (16,)
+  reshaped    blocks.0.mlp.fc2.weight (16, 8), not (16, 32)
+What is missing begins fresh, what is unexpected or reshaped is left out"""
+
+
+def same_but(new, old, *names):
+    assert new.keys() == old.keys()
+    return {name for name in old if not torch.equal(new[name], old[name])} == set(names)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["with its card", "without"])
+def test_what_fits_is_taken_if_that_is_asked_for(tmp_path, own, caplog):
+    config = replace(CONFIG, img_size=(8, 8))
+    model, path = randomise(build(config)), tmp_path / "model.safetensors"
+    save(path, model, card_of(config))
+    save_file(broken(model.state_dict()), path)
+    if not own:
+        path.with_suffix(".json").unlink()
+    hint = None if own else config
+    with pytest.raises(UserError, match=r"unexpected  norm_pre\.weight \(16,\)(.|\n)*partial=True, or --partial"):
+        load(path, hint)
+    with caplog.at_level("INFO"):
+        loaded = load(path, hint, partial=True)
+    assert TABLE in caplog.text
+    old = model.state_dict()
+    assert same_but(loaded.state_dict(), old, "blocks.1.norm2.weight", "blocks.0.mlp.fc2.weight")
+    assert (loaded.blocks[1].norm2.weight == 1).all()  # as it begins
+    assert not any(value.is_meta for value in loaded.state_dict().values())
+
+    fresh = build(config)
+    before = {name: value.clone() for name, value in fresh.state_dict().items()}
+    assert start_from(path, fresh, CLASSES if own else ("0", "1", "2"), partial=True)[-1] == TABLE
+    assert same_but(fresh.state_dict(), old, "blocks.1.norm2.weight", "blocks.0.mlp.fc2.weight")
+    assert torch.equal(fresh.blocks[0].mlp.fc2.weight, before["blocks.0.mlp.fc2.weight"])
+
+    out = vitrail.convert(path, path.parent / "out.safetensors", model=hint, partial=True)
+    assert same_but(load(out).state_dict(), old, "blocks.1.norm2.weight", "blocks.0.mlp.fc2.weight")
+
+
+def test_whole_weights_are_not_called_a_part(path, caplog):
+    with caplog.at_level("INFO"):
+        load(path, partial=True)
+    assert not caplog.text
+    assert start_from(path, build(CONFIG), CLASSES, partial=True) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"depth": 3}, "  missing     blocks.2.norm1.weight (16,)"),
+        ({"depth": 1}, "  unexpected  blocks.1.norm1.weight (16,)"),
+        ({"mlp": 48}, "  reshaped    blocks.0.mlp.fc1.weight (32, 16), not (48, 16)"),
+        ({"registers": 0}, "  unexpected  reg_token (1, 1, 16)"),
+        ({"heads": 4}, "  reshaped    heads: 2, not 4"),
+        ({"stem": "conv"}, "  reshaped    patch_embed.proj.weight (16, 3, 2, 2), not (16, 16, 1, 1)"),
+        ({"stem": "conv", "channels": 1}, "  reshaped    patch_embed.proj.weight (16, 1, 2, 2), not (16, 16, 1, 1)"),
+    ],
+)
+@torch.no_grad()
+def test_another_body_takes_what_fits_if_that_is_asked_for(path, model, change, line):
+    fresh = build(replace(CONFIG, **change))
+    with pytest.raises(UserError, match="other settings than the model to train"):
+        start_from(path, fresh, CLASSES)
+    assert line in start_from(path, fresh, CLASSES, partial=True)[-1].splitlines()
+    assert torch.equal(fresh.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
+    assert torch.isfinite(fresh(images(fresh.config))).all()
+
+
+def test_weights_of_which_nothing_fits_are_refused_all_the_same(path):
+    with pytest.raises(UserError, match=r"Nothing in .*model\.safetensors fits the model:(.|\n)*reshaped"):
+        start_from(path, build(replace(CONFIG, width=32, patch=4, mlp=64)), CLASSES, partial=True)
+
+
+def test_a_model_tells_the_heads_that_its_weights_do_not_show(tmp_path):
+    model = randomise(build(replace(CONFIG, img_size=(8, 8))))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    fresh = build(replace(CONFIG, img_size=(16, 8)))
+    assert "timm weights of a vit_w16d2p2" in start_from(tmp_path / "model.safetensors", fresh, CLASSES)[0]
+    assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
 
 
 def test_the_model_of_a_run_is_the_one_that_was_measured(trained, tmp_path):

@@ -9,14 +9,16 @@ Legend: N tokens, D width, H heads, (h, w) the grid of patches; prefix tokens (c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.errors import UserError, nearest
+
 Grid = tuple[int, int]
-Interpolation = Literal["bicubic", "bilinear"]
+Interpolation = Literal["bicubic", "bilinear", "linear"]  # the last is the paper's
 
 
 def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
@@ -66,13 +68,20 @@ class RelativeBias(nn.Module):
 
 
 def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubic") -> Tensor:
-    """Resizes rows that lie on an `old` grid, (h·w, D), to a `new` one, as an image would be."""
+    """Resizes rows that lie on an `old` grid, (h·w, D), to a `new` one.
+
+    `bicubic` and `bilinear` are antialiased, as an image would be; `linear` is `scipy.ndimage.zoom` of order 1, with
+    which the paper's authors resized theirs: corners stay where they are.
+    """
     if old == new:
         return rows
     picture = rows.float().T.reshape(1, -1, *old)
     if new[1] == 1:  # laid on its side: on the CPU torch 2.13 gets results that are one column wide wrong
         picture, new = picture.mT, (1, new[0])
-    picture = F.interpolate(picture, size=new, mode=method, antialias=True, align_corners=False)
+    if method == "linear":
+        picture = F.interpolate(picture, size=new, mode="bilinear", align_corners=True)
+    else:
+        picture = F.interpolate(picture, size=new, mode=method, antialias=True, align_corners=False)
     return picture.reshape(rows.shape[1], -1).T.to(rows.dtype)
 
 
@@ -80,6 +89,9 @@ def resample_state(
     state: Mapping[str, Tensor], old: Grid, new: Grid, method: Interpolation = "bicubic"
 ) -> dict[str, Tensor]:
     """A copy of a state dict whose positions fit another grid of patches; rows of prefix tokens are kept."""
+    if method not in get_args(Interpolation):
+        known = get_args(Interpolation)
+        raise UserError(f"Positions are resampled {', '.join(known)}, but not '{method}'.{nearest(method, known)}")
     resampled = dict(state)
     if old == new:
         return resampled

@@ -78,7 +78,7 @@ def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
 
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:
     """The architecture that a resolved configuration trains."""
-    base = open_card(config.weights).config if config.weights else canonical(config.model)[1]
+    base = open_card(config.weights, config.model).config if config.weights else canonical(config.model)[1]
     arch = {name: getattr(config.arch, name) for name in options(ArchConfig)}
     return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
 
@@ -96,7 +96,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     """How pixels are brought around zero: as asked, as the weights were trained, or as their depth needs it."""
     seen = config.input
     data = data.read_as(seen.channels, seen.bits)
-    card = open_card(config.weights).preprocess if config.weights else None
+    card = open_card(config.weights, config.model).preprocess if config.weights else None
     fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
     # Sensors seldom use all of 16 bits, and floats can be anything: around 0.5 they would hardly differ.
     choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
@@ -134,7 +134,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
     """The model and image size: as asked, as the weights have it, as the recipe is meant, or to fit the images."""
     typical = _typical(data, recipe)
     if given.get("weights"):
-        card = open_card(given["weights"])
+        card = open_card(given["weights"], given.get("model"))
         name, config = card.model, card.config
         if "model" in given and canonical(given["model"])[0] != name:
             raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitrail.config import Size, Task, coerce, from_plain
-from vitrail.data.preprocess import Preprocess
+from vitrail.config import Size, Task, coerce
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
 from vitrail.models import Model, ModelConfig, build, canonical, name_of
-from vitrail.models.position import resample_state
+from vitrail.models.position import Interpolation, resample_state
 from vitrail.progress import log, speak
-from vitrail.version import VERSION
 from vitrail.weights import foreign, hub
+from vitrail.weights.card import Card as Card
+from vitrail.weights.card import read_card
 from vitrail.weights.files import replacing, write_text
 from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensors
 
@@ -40,77 +37,10 @@ _FOREIGN_FILES = ("pytorch_model.bin",)  # what a folder of others may hold inst
 # Second heads: distilled DeiT has one on its distillation token, DINOv2 one on the average of the patches.
 _OTHER_HEADS = ("head_dist.", "head_patches.")
 
+_NAMELESS = "vit_w"  # how cards call models of a size that has no name
+_PARTIAL = "Take what fits with partial=True, or --partial of train and convert."
+
 Source = str | Path | Mapping[str, Any]  # a run, a file, a name of the hub, or a state dict in memory
-
-# What a card must hold beside the classes to tell what the outputs mean.
-_NUMBERS: dict[Task, tuple[str, ...]] = {
-    "multiclass": (),
-    "multilabel": ("thresholds",),
-    "regression": ("target_mean", "target_std"),
-}
-
-
-def versions() -> dict[str, str]:
-    """What a result was made with."""
-    return {"vitrail": VERSION, "torch": torch.__version__, "python": platform.python_version()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """All that makes tensors a model that can be used: the content of `model.json`."""
-
-    model: str
-    config: ModelConfig
-    classes: tuple[str, ...]  # of a regression, the names of the numbers
-    preprocess: Preprocess
-    task: Task = "multiclass"
-    thresholds: tuple[float, ...] = ()  # multi-label: the probability from which on an image has each label
-    target_mean: tuple[float, ...] = ()  # regression: outputs times std plus mean are in the units of the data
-    target_std: tuple[float, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=versions)
-
-    def measured(self, metrics: dict[str, float]) -> Card:
-        """The card of the same model after it was measured."""
-        return dataclasses.replace(self, metrics=metrics)
-
-    def standardising(self, targets: NDArray[Any]) -> Card:
-        """The card of a model that is trained on these targets: of numbers, it keeps their mean and spread."""
-        if self.task != "regression":
-            return self
-        numbers = targets.astype(np.float64)
-        mean, std = numbers.mean(axis=0).tolist(), numbers.std(axis=0).tolist()
-        return dataclasses.replace(self, target_mean=tuple(mean), target_std=tuple(std))
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Card:
-        classes = document["classes"]
-        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise UserError(f"'classes' must be a list of names, but it is {classes!r}.")
-        if len(classes) != document["config"]["classes"]:
-            raise UserError(
-                f"{len(classes)} classes are named, but the model tells {document['config']['classes']} apart."
-            )
-        task = document.get("task", "multiclass")  # older files do not say it
-        if task not in _NUMBERS:
-            raise UserError(f"'task' must be one of {', '.join(_NUMBERS)}, but it is {task!r}.")
-        numbers = _NUMBERS[task]
-        for name in numbers:
-            if len(document[name]) != len(classes):
-                raise UserError(f"'{name}' must have a number for each of {len(classes)} {WORDS[task].many}.")
-        return cls(
-            model=document["model"],
-            config=from_plain(ModelConfig, document["config"]),
-            classes=tuple(classes),
-            preprocess=Preprocess.from_json(document["preprocess"]),
-            task=task,
-            **{name: tuple(map(float, document[name])) for name in numbers},
-            metrics=document["metrics"],
-            versions=document["versions"],
-        )
 
 
 def save(path: Path, model: Model, card: Card) -> None:
@@ -128,6 +58,8 @@ def open_run(
     classes: int | Sequence[str] | None = None,
     img_size: int | Size | None = None,
     channels: int | None = None,
+    resample: Interpolation = "bicubic",
+    partial: bool = False,
 ) -> tuple[Model, Card]:
     """The model of a run or of anybody's weights, ready to predict, and its card. The rest is that of `load`."""
     opened = _open(source, expected=model)
@@ -135,7 +67,10 @@ def open_run(
     card = _wanted(opened, classes, img_size, channels)
     with torch.device("meta"):
         whole = build(card.config)
-    state, notes = _adapt(opened, card, whole)
+    state, notes = _adapt(opened, card, whole, resample, partial)
+    if partial and (missing := whole.state_dict().keys() - state.keys()):
+        fresh = build(card.config).state_dict()
+        state |= {name: fresh[name] for name in missing}
     if notes:
         speak()
         for note in notes:
@@ -157,15 +92,28 @@ def load(
     img_size: int | Size | None = None,
     channels: int | None = None,
     *,
+    resample: Interpolation = "bicubic",
+    partial: bool = False,
     device: str = "cpu",
 ) -> Model:
     """A trained model, ready to predict: `vitrail.load("runs/demo")`, `vitrail.load("ViT-B_16.npz", classes=10)`.
 
     `source` is a run, a weights file of vitrail, timm, Hugging Face, torchvision or JAX, `timm:NAME`, `hf:REPO`, or a
     state dict. `model` tells what its tensors do not show. Other classes get a new head, another size resampled
-    positions, other channels folded or tiled filters; whatever is adapted is logged, and all else must fit.
+    positions (bicubic, bilinear, or linear as in the paper), other channels folded or tiled filters; whatever is
+    adapted is logged, and all else must fit. With `partial`, what does not is left out, and what is missing is fresh.
     """
-    return open_run(source, device, model=model, classes=classes, img_size=img_size, channels=channels)[0]
+    whole, _ = open_run(
+        source,
+        device,
+        model=model,
+        classes=classes,
+        img_size=img_size,
+        channels=channels,
+        resample=resample,
+        partial=partial,
+    )
+    return whole
 
 
 def locate(source: str | Path) -> Path:
@@ -198,21 +146,34 @@ def absolute(source: str) -> str:
     return source if hub.is_hub(source) else str(Path(source).expanduser().resolve())
 
 
-def start_from(source: str | Path, model: Model, classes: tuple[str, ...], task: Task = "multiclass") -> list[str]:
+def start_from(
+    source: Source,
+    model: Model,
+    classes: tuple[str, ...],
+    task: Task = "multiclass",
+    *,
+    resample: Interpolation = "bicubic",
+    partial: bool = False,
+) -> list[str]:
     """Loads trained weights into a fresh model that may differ in size, channels and classes.
 
-    Returns one sentence for everything that was adapted. Another body is a UserError: nothing is left out silently.
+    Returns one sentence for everything that was adapted. Another body is a UserError, unless `partial` asks for
+    whatever fits: nothing is left out silently.
     """
-    opened = _open(source)
+    opened = _open(source, heads=model.config.heads)
     wanted = dataclasses.replace(opened.card, config=model.config, classes=classes, task=task)
-    state, notes = _adapt(opened, wanted, model)
-    model.load_state_dict(state)
+    state, notes = _adapt(opened, wanted, model, resample, partial)
+    model.load_state_dict(state, strict=not partial)
     return notes
 
 
-def open_card(source: str | Path) -> Card:
-    """The card of a run or weights file, without reading a tensor. Without a head, no classes are named."""
-    return _open(source).card
+def open_card(source: str | Path, model: str | None = None) -> Card:
+    """The card of a run or weights file, without reading a tensor. Without a head, no classes are named.
+
+    `model` is the name of a model, or what a card calls one: it tells the number of heads if nothing else does.
+    """
+    named = model is not None and not model.startswith(_NAMELESS)
+    return _open(source, heads=canonical(model)[1].heads if model and named else None).card
 
 
 @dataclass(frozen=True)
@@ -226,8 +187,11 @@ class _Opened:
     notes: tuple[str, ...] = ()
 
 
-def _open(source: Source, expected: str | ModelConfig | None = None) -> _Opened:
-    """What a source is: by its card, or by what its tensors and the files beside it show."""
+def _open(source: Source, expected: str | ModelConfig | None = None, heads: int | None = None) -> _Opened:
+    """What a source is: by its card, or by what its tensors and the files beside it show.
+
+    Another architecture than the `expected` one is a UserError; `heads` counts where nothing tells their number.
+    """
     if isinstance(source, Mapping):
         where, path, tensors = "The state dict", None, from_memory(source, "The state dict")
     else:
@@ -235,7 +199,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None) -> _Opened:
         where, tensors = str(path), open_tensors(path)
     model = foreign.expected(expected)
     if path is not None and path.with_suffix(".json").exists():
-        card = _read_card(path.with_suffix(".json"))
+        card = read_card(path.with_suffix(".json"))
         if isinstance(expected, str) and canonical(expected)[0] != card.model:
             raise UserError(f"The weights in {where} are a {card.model}, but `model` asks for {expected}.")
         if isinstance(expected, ModelConfig) and expected != card.config:
@@ -246,6 +210,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None) -> _Opened:
             raise UserError(f"{where} does not fit the architecture in its {path.stem}.json: {error}") from error
     weights = foreign.recognise(tensors, where)
     beside = foreign.settings(weights.format, path.parent if path is not None else None)
+    beside = dataclasses.replace(beside, heads=beside.heads or heads)
     config = foreign.architecture(weights, beside, model)
     preprocess, assumed = foreign.preprocessing(weights, config, beside)
     has_head = "head.weight" in weights.shapes()
@@ -289,8 +254,13 @@ def _wanted(
     return dataclasses.replace(card, config=config, preprocess=preprocess)
 
 
-def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors for a model that may differ in size, channels and classes, and a sentence on each change."""
+def _adapt(
+    opened: _Opened, wanted: Card, model: Model, resample: Interpolation, partial: bool
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors for a model that may differ in size, channels and classes, and a sentence on each change.
+
+    Only if they may be a part of it, some of the model's tensors can be missing.
+    """
     card, where = opened.card, opened.where
     old, new = card.config, wanted.config
     state = opened.weights.read(old.grid[0] * old.grid[1])
@@ -307,28 +277,41 @@ def _adapt(opened: _Opened, wanted: Card, model: Model) -> tuple[dict[str, Tenso
     if unneeded:
         notes.append(f"left out {some(unneeded, 4)}")
         state = {name: value for name, value in state.items() if name not in unneeded}
-    wrong = _mismatch(state, _meta_state(dataclasses.replace(old, classes=new.classes)))
-    if wrong and opened.own:
-        raise UserError(f"{where} does not fit the architecture in its {Path(where).stem}.json: {wrong}")
-    if wrong:
-        raise UserError(f"{where} is no {card.model} that vitrail can build: {wrong}{_way_out(state)}")
+    broken = _mismatch(state, _meta_state(dataclasses.replace(old, classes=new.classes)))
+    if broken and not partial:
+        no = f"does not fit the architecture in its {Path(where).stem}.json"
+        no = no if opened.own else f"is no {card.model} that vitrail can build"
+        raise UserError(f"{where} {no}:{_table(broken)}{_way_out(state)}")
+    state = {name: value for name, value in state.items() if name not in broken}
     other = sorted({str(value.dtype).removeprefix("torch.") for value in state.values()} - {"float32"})
     for name in state:
         state[name] = as_float(name, state[name], where)  # one by one, so that what it replaces is freed
     if other:
         notes.append(f"{', '.join(other)} became float32")
+    state = resample_state(state, old.grid, new.grid, resample)
     if old.grid != new.grid:
-        state = resample_state(state, old.grid, new.grid)
-        notes.append(f"positions resampled from {old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches")
-    if old.channels != new.channels:
-        name = "patch_embed.proj.weight" if "patch_embed.convs.0.weight" not in state else "patch_embed.convs.0.weight"
-        state[name] = _fit_channels(state[name], new.channels)
+        sizes = f"{old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches"
+        notes.append(f"positions resampled from {sizes} ({resample})")
+    first = "patch_embed.proj.weight" if old.stem == "patch" else "patch_embed.convs.0.weight"
+    if old.channels != new.channels and first in state:
+        state[first] = _fit_channels(state[first], new.channels)
         notes.append(f"patch filters changed from {old.channels} to {new.channels} channels")
     wrong = _mismatch(state, model.state_dict())
-    if wrong:
+    if old.heads != new.heads:
+        wrong["heads"] = f"reshaped    heads: {old.heads}, not {new.heads}"
+    if wrong and not partial:
         raise UserError(
-            f"The weights in {where} belong to a {card.model} with other settings than the model to train: {wrong}"
-            "\nLeave out --model and its options to take them from the weights."
+            f"The weights in {where} belong to a {card.model} with other settings than the model to train:"
+            f"{_table(wrong)}\nLeave out --model and its options to take them from the weights. {_PARTIAL}"
+        )
+    state = {name: value for name, value in state.items() if name not in wrong}
+    lines = broken | {name: line for name, line in wrong.items() if name not in broken}
+    if all(name.startswith("head.") for name in state):
+        raise UserError(f"Nothing in {where} fits the model:{_table(lines)}")
+    if lines:
+        notes.append(
+            f"only a part of it fits:{_table(lines)}\n"
+            "What is missing begins fresh, what is unexpected or reshaped is left out"
         )
     return state, notes
 
@@ -341,7 +324,7 @@ def _meta_state(config: ModelConfig) -> dict[str, Tensor]:
 def _way_out(state: Mapping[str, Tensor]) -> str:
     if any(name.startswith(_OTHER_HEADS) for name in state):
         return "\nIts head reads two vectors, which vitrail's do not. Ask for a new one: classes=N, or --classes N."
-    return ""
+    return f"\n{_PARTIAL}"
 
 
 def _fit_channels(filters: Tensor, channels: int) -> Tensor:
@@ -350,23 +333,18 @@ def _fit_channels(filters: Tensor, channels: int) -> Tensor:
     return mean.repeat(1, channels, 1, 1) * (filters.shape[1] / channels)
 
 
-def _read_card(path: Path) -> Card:
-    try:
-        return Card.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a model card of vitrail: {error!r}.") from error
-
-
-def _mismatch(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], most: int = 12) -> str:
-    """A short table of how two state dicts differ in names and shapes; empty if they do not."""
-    wrong = [f"missing     {name} {tuple(wanted[name].shape)}" for name in wanted if name not in given]
-    wrong += [f"unexpected  {name} {tuple(given[name].shape)}" for name in given if name not in wanted]
-    wrong += [
-        f"reshaped    {name} {tuple(given[name].shape)}, not {tuple(wanted[name].shape)}"
+def _mismatch(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, str]:
+    """How two state dicts differ in names and shapes: a line for every tensor that does."""
+    missing = {name: f"missing     {name} {tuple(wanted[name].shape)}" for name in wanted if name not in given}
+    unexpected = {name: f"unexpected  {name} {tuple(given[name].shape)}" for name in given if name not in wanted}
+    reshaped = {
+        name: f"reshaped    {name} {tuple(given[name].shape)}, not {tuple(wanted[name].shape)}"
         for name in wanted
         if name in given and given[name].shape != wanted[name].shape
-    ]
-    more = [f"and {len(wrong) - most} more"] if len(wrong) > most else []
-    return "".join(f"\n  {line}" for line in wrong[:most] + more)
+    }
+    return missing | unexpected | reshaped
+
+
+def _table(lines: Mapping[str, str], most: int = 12) -> str:
+    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
+    return "".join(f"\n  {line}" for line in [*lines.values()][:most] + more)

@@ -27,11 +27,13 @@ def convert(
     to: To = "vitrail",
     model: str | ModelConfig | None = None,
     classes: int | Sequence[str] | None = None,
+    partial: bool = False,
     overwrite: bool = False,
 ) -> Path:
     """Writes weights of any format in another one, with their card beside them; returns the path of the tensors.
 
-    `out` is a file, or for `hf` a folder that `from_pretrained` reads. `model` and `classes` are those of `load`.
+    `out` is a file, or for `hf` a folder that `from_pretrained` reads. `model`, `classes` and `partial` are
+    those of `load`.
     """
     if to not in get_args(To):
         raise UserError(f"'to' must be one of {', '.join(get_args(To))}, but it is {to!r}.{nearest(to, get_args(To))}")
@@ -41,7 +43,7 @@ def convert(
         raise UserError(f"Weights for {to} are a {suffix} file, but {out} is none. Name it {path.name}{suffix}.")
     if path.exists() and not overwrite:
         raise UserError(f"{path} is there already. Choose another name, or give --overwrite to replace it.")
-    whole, card = open_run(source, model=model, classes=classes)
+    whole, card = open_run(source, model=model, classes=classes, partial=partial)
     _refuse(card, to)
     path.parent.mkdir(parents=True, exist_ok=True)
     if to == "vitrail":
