@@ -6,7 +6,7 @@
     python benchmarks/transfer.py resize --pair tops       # from 28 to 42 pixels
     python benchmarks/transfer.py draw                     # the figure and the tables of docs/transfer.md
 
-Data and runs are made in the folder `--work`; `--pair shoes` leaves out another two classes. What is measured is put into
+Data and runs are made in the folder `--work`. `--pair shoes` leaves out another two classes. What is measured goes to
 `benchmarks/results/transfer.json`, and what stands there already is not measured again.
 
 Nothing is chosen on the test images. Settings were fixed before, on training images that took their place; a training
