@@ -229,114 +229,108 @@ def keep(record: Record, dry: bool) -> None:
     RESULTS.write_text(f"[\n{lines}\n]\n")
 
 
-# The figure. Rows from top to bottom: what they are called, and the method in the results.
-ROWS = {
-    BLUE: {
+# The figure: groups of rows, in each what they are called and the method in the results.
+GROUPS = {
+    (BLUE, "pre-trained on the 8 other classes"): {
         "fine-tuned": "fine-tuned",
         "LoRA, rank 8": "LoRA",
         "head only": "head only",
         "linear probe": "linear",
         f"k-NN, k = {K}": "k-NN",
-        "few-shot": "few-shot 10",
+        "few-shot, 10 images a class": "few-shot 10",
         "few-shot, 5 images a class": "few-shot 5",
         "few-shot, 1 image a class": "few-shot 1",
     },
-    ORANGE: {"from scratch": "best scratch"},
-    GREY: {
-        "linear probe of pixels": "linear, pixels",
-        f"k-NN, k = {K}, of pixels": "k-NN, pixels",
-        "few-shot of pixels": "few-shot 10, pixels",
-        "linear probe, random weights": "linear, untrained",
-        f"k-NN, k = {K}, random weights": "k-NN, untrained",
-        "few-shot, random weights": "few-shot 10, untrained",
+    (ORANGE, "trained on these 20 images alone"): {"from scratch": "best scratch"},
+    (GREY, "pixels, no network"): {
+        "linear probe": "linear, pixels",
+        f"k-NN, k = {K}": "k-NN, pixels",
+        "few-shot, 10 images a class": "few-shot 10, pixels",
+    },
+    ("#999999", "a network that learnt nothing"): {
+        "linear probe": "linear, untrained",
+        f"k-NN, k = {K}": "k-NN, untrained",
+        "few-shot, 10 images a class": "few-shot 10, untrained",
     },
 }
-KINDS = {BLUE: "pre-trained on 8 other classes", ORANGE: "these 20 images alone", GREY: "no training of a network"}
+
+Found = dict[str, list[float]]  # the accuracy of every draw, by method
 
 
 def draw() -> None:
     """The figure, and the tables as Markdown on the screen."""
-    found: dict[str, dict[str, list[float]]] = {pair: {} for pair in PAIRS}
+    found: dict[str, Found] = {}
     for record in known():
         if "draw" in record:
-            found[record["pair"]].setdefault(record["method"], []).append(record["top1"])
+            found.setdefault(record["pair"], {}).setdefault(record["method"], []).append(record["top1"])
     table(found)
-    with mpl.rc_context(STYLE | {"axes.titlepad": 8}):
-        figure = Figure(figsize=(11, 4.8), layout="constrained")
-        left, right, last = figure.subplots(1, 3, width_ratios=[1, 1, 0.9])
-        right.sharey(left)
-        for axes, pair in ((left, "tops"), (right, "shoes")):
-            dots(axes, found[pair])
-            axes.set_title(" and ".join(PAIRS[pair]))
-        right.tick_params(labelleft=False)
+    with mpl.rc_context(STYLE | {"axes.titlepad": 10}):
+        figure = Figure(figsize=(3.6 + 3.4 * len(found) + 1.4, 5.4), layout="constrained")
+        *panels, last = figure.subplots(1, len(found) + 1, width_ratios=[1] * len(found) + [0.85])
+        for axes, (pair, results) in zip(panels, found.items(), strict=True):
+            dots(axes, results, named=axes is panels[0])
+            axes.set_title(f"20 images: {' or '.join(PAIRS[pair])}?")
         larger(last)
         save(figure, FIGURE)
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> None:
-    print("| method |" + "".join(f" {' and '.join(PAIRS[pair])} |" for pair in found) + "\n|---|---|---|")
+def table(found: dict[str, Found]) -> None:
+    print(f"| | {' | '.join(' or '.join(PAIRS[pair]) for pair in found)} |\n|---{'|---' * len(found)}|")
     for method in next(iter(found.values())):
         cells = [
             f"{100 * np.mean(top1):.1f} ± {100 * np.std(top1, ddof=1):.1f} % ({len(top1)})"
-            for top1 in (results.get(method, []) for results in found.values())
-            if len(top1) > 1
+            for results in found.values()
+            if len(top1 := results.get(method, [])) > 1
         ]
         print(f"| {method} | {' | '.join(cells)} |")
     for record in known():
         if "draw" not in record:
-            print(
-                {name: value for name, value in record.items() if name != "top1"}, np.round(record["top1"], 4).tolist()
-            )
+            rate = f", body_lr {record['body_lr']}" if "body_lr" in record else ""
+            values = " | ".join(f"{top1:.2%}" for top1 in record["top1"])
+            print(f"| {record['pair']}: {record['method']}{rate} | {values} |")
 
 
-def dots(axes: Axes, found: dict[str, list[float]]) -> None:
-    """A row for every method: each draw of 20 images as a dot, mean and standard deviation above them."""
-    best = max((np.mean(found[method]), method) for method in SCRATCH if method in found)[1]
-    names, row = [], 0.0
-    for color, methods in ROWS.items():
+def dots(axes: Axes, found: Found, named: bool) -> None:
+    """A row for every method: each draw of 20 images as a dot, their mean and standard deviation."""
+    best = max((name for name in SCRATCH if name in found), key=lambda name: np.mean(found[name]))
+    row, names = 0.0, {}
+    for (color, title), methods in GROUPS.items():
+        axes.text(0.26, row, title, color=color, fontsize=8.5, fontweight="bold", va="center", backgroundcolor="white")
         for name, method in methods.items():
-            top1 = np.array(found.get(best if method == "best scratch" else method, []))
-            names.append((row, name))
-            axes.scatter(top1, np.full(len(top1), row), s=14, color=color, alpha=0.35, linewidths=0, zorder=3)
-            if len(top1):
-                axes.errorbar(
-                    top1.mean(), row, xerr=top1.std(ddof=1), color=color, marker="o", markersize=6, elinewidth=1.2
-                )
-            if method == "best scratch" and len(top1):
-                axes.axvline(top1.mean(), color=color, linewidth=1, linestyle=(0, (4, 3)))
             row -= 1
-        row -= 0.5
-    axes.set_yticks([row for row, _ in names], [name for _, name in names], color=INK)
+            names[row] = name
+            top1 = np.array(found.get(best if method == "best scratch" else method, [np.nan]))
+            axes.scatter(top1, np.full(len(top1), row), s=16, color=color, alpha=0.4, linewidths=0)
+            spread = top1.std(ddof=1) if len(top1) > 1 else 0
+            axes.errorbar(top1.mean(), row, xerr=spread, color=color, marker="o", markersize=6, elinewidth=1.4)
+            axes.text(1, row, f"{100 * top1.mean():.1f}", color=color, fontsize=8.5, va="center", ha="right")
+            if method == "best scratch":
+                axes.axvline(top1.mean(), color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        row -= 1.3
+    axes.set_yticks(list(names), list(names.values()) if named else [""] * len(names), color=INK)
     axes.grid(axis="y", visible=False)
-    axes.set_xlim(0.45, 1)
+    axes.set(xlim=(0.25, 1), ylim=(row + 0.7, 0.6), xlabel="accuracy on 2,000 test images")
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.set_xlabel("accuracy on 2,000 test images")
 
 
 def larger(axes: Axes) -> None:
     """Accuracy at 42 pixels over the steps of learning, for each way to make positions."""
-    colors = {"bicubic": BLUE, "linear": SKY, "repeated": "#999999", "zero": "#666666", "fresh": ORANGE}
+    looks = {"bicubic": (BLUE, "-"), "linear": (SKY, "--"), "repeated": (GREY, ":"), "zero": (GREY, "-")}
     for record in known():
-        if record["pair"] == "tops" and record["method"] == "pre-training":
-            axes.axhline(record["top1"][-1], color=INK, linewidth=1, linestyle=(0, (4, 3)))
-            axes.annotate(
-                "at 28 px",
-                (1, record["top1"][-1]),
-                (-2, 4),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8,
+        if record["method"] == "pre-training" and record["pair"] == "tops":
+            axes.axhline(
+                record["top1"][-1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="28 px, for comparison"
             )
-        elif record["pair"] == "tops" and record["method"].startswith("positions") and record["body_lr"] == 0.1:
+        elif record["method"].startswith("positions") and record["body_lr"] == BODY_LR[0]:
             name = record["method"].split()[1]
+            color, line = looks.get(name, (ORANGE, "-"))
             steps = np.arange(len(record["top1"])) * (LARGE_IMAGES // 128)
-            axes.plot(steps, record["top1"], color=colors[name], marker="o", markersize=4, label=name)
-    axes.set_title(f"From 28 to {LARGE} pixels")
-    axes.set_xlabel("steps of learning at the new size")
+            axes.plot(steps, record["top1"], line, color=color, marker="o", markersize=4, label=name)
+    axes.set_title(f"From 28 to {LARGE} pixels: positions")
+    axes.set_xlabel("steps of fine-tuning at the new size")
     axes.set_ylabel("accuracy on 6,000 images of 8 classes")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(title="positions", loc="lower right")
+    axes.legend(loc="lower right")
 
 
 def main() -> None:
@@ -357,10 +351,10 @@ def main() -> None:
         for record in pretrain(asked.pair, folder, asked.images, asked.epochs):
             keep({"pair": asked.pair} | record, asked.dry)
     elif asked.what == "target":
-        for draw in range(asked.draws):
-            done = {record["method"] for record in mine if record.get("draw") == draw}
-            for record in target(asked.pair, folder, draw, done):
-                keep({"pair": asked.pair, "draw": draw} | record, asked.dry)
+        for number in range(asked.draws):
+            done = {record["method"] for record in mine if record.get("draw") == number}
+            for record in target(asked.pair, folder, number, done):
+                keep({"pair": asked.pair, "draw": number} | record, asked.dry)
     elif asked.what == "resize":
         done = {(record["method"], record.get("body_lr")) for record in mine}
         for body_lr, positions in itertools.product(BODY_LR, POSITIONS):
