@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from dataclasses import replace
 from typing import get_type_hints
 
 import pytest
@@ -16,17 +17,20 @@ from vitrail.config import (
     RunConfig,
     SourceConfig,
     TrainConfig,
+    TransferConfig,
     coerce,
     flat,
+    from_plain,
     load_yaml,
     options,
     override,
     save_yaml,
+    to_plain,
 )
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
 
-GROUPS = (TrainConfig, SourceConfig, InputConfig, ArchConfig, OptimConfig, AugmentConfig, RunConfig)
+GROUPS = (TrainConfig, SourceConfig, InputConfig, ArchConfig, TransferConfig, OptimConfig, AugmentConfig, RunConfig)
 
 CONFIG = TrainConfig(
     data="photos/ä: [x]",
@@ -38,6 +42,7 @@ CONFIG = TrainConfig(
     arch=ArchConfig(
         pool="cls", pos="none", head="linear", stem="patch", registers=4, layer_scale=1e-5, drop=0.0, drop_path=0.1
     ),
+    transfer=TransferConfig(freeze="all"),
     optim=OptimConfig(
         epochs=3, batch_size=64, opt="muon", lr=1e-3, weight_decay=0.05, sched="linear", warmup_epochs=0.3
     ),
@@ -118,6 +123,33 @@ def test_sizes_are_written_in_many_ways(value, size):
 def test_what_is_no_size_is_refused(value):
     with pytest.raises(UserError, match="'img_size' must be a size like 224 or 192x256"):
         coerce(TrainConfig, "img_size", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "freeze"), [("all", "all"), (3, 3), ("3", 3), (0, 0), ("0", 0), (None, None)], ids=repr
+)
+def test_what_is_frozen_is_all_or_a_number(value, freeze):
+    assert coerce(TrainConfig, "freeze", value) == freeze
+
+
+@pytest.mark.parametrize("value", ["ALL", "none", "", "2.0", 2.0, -1, "-1", True, [2], "²"], ids=repr)
+def test_what_cannot_be_frozen_is_refused(value):
+    with pytest.raises(UserError, match="'freeze' must be all, or a number of blocks from 0, but it is"):
+        coerce(TrainConfig, "freeze", value)
+
+
+def test_a_number_of_frozen_blocks_is_a_number_in_the_file(tmp_path):
+    config = override(CONFIG, {"freeze": "2"})
+    save_yaml(config, tmp_path / "config.yaml")
+    assert "freeze: 2\n" in (tmp_path / "config.yaml").read_text()
+    assert load_yaml(TrainConfig, tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("group", ["transfer", "source"])
+def test_a_group_of_defaults_may_be_left_out_of_the_file(group):
+    document = to_plain(CONFIG)
+    del document[group]
+    assert from_plain(TrainConfig, document) == replace(CONFIG, **{group: type(getattr(CONFIG, group))()})
 
 
 def test_whole_numbers_are_taken_for_fractions_and_not_the_reverse():

@@ -94,7 +94,7 @@ class TransferConfig:
 
     freeze: Freeze | None = option("keep as it is: all but the head, or the first N blocks and what enters them", None)
     lora_rank: int = option("learn only the head and adapters of this rank in the attention (0 = all learns)", 0)
-    lora_alpha: float = option("strength of the adapters, which is this divided by their rank; 0 without", 0.0)
+    lora_alpha: float = option("strength of the adapters, divided by their rank; twice the rank if not given", 0.0)
     pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
         "how positions are resampled at another size; linear is the paper's", "bicubic"
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vitrail
-from vitrail.config import Duration, TrainConfig, flat, load_yaml
+from vitrail.config import Duration, TrainConfig, TransferConfig, flat, load_yaml
 from vitrail.data import ArraySplit, Data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
@@ -82,6 +82,7 @@ def test_nothing_is_left_unresolved(recipe, images):
         "image_column",
         "label_column",
         "time_budget",
+        "freeze",
     }
     assert config.recipe == recipe
     assert config.optim.warmup_epochs < config.optim.epochs
@@ -166,8 +167,31 @@ ASKED = {
 def test_what_the_user_asks_for_wins(recipe):
     asked = {"recipe": recipe, **ASKED}
     settings = flat(resolve("made-up", data_of(), asked))
-    assert settings == {**asked, "data": "made-up", "weights": None}
-    assert set(asked) | {"data", "weights"} == set(settings)  # or a setting is missing above
+    without = {"weights": None} | flat(TransferConfig())
+    assert settings == {**asked, "data": "made-up", **without}
+    assert {*asked, "data", *without} == set(settings)  # or a setting is missing above
+
+
+def test_how_weights_are_used_is_asked_for_too(trained):
+    asked = {"freeze": 2, "lora_rank": 4, "lora_alpha": 3.0, "pos_resample": "linear", "partial": True}
+    assert set(asked) == set(flat(TransferConfig()))  # or a setting is missing above
+    assert flat(resolve("made-up", data_of(), {"weights": trained, **asked}).transfer) == asked
+
+
+def test_where_only_what_is_new_learns_it_learns_faster(trained):
+    def rate(**asked):
+        return resolve("made-up", data_of(), {"weights": trained, **asked}).optim.lr
+
+    assert rate() == rate(freeze=3) == 1e-3
+    assert rate(freeze="all") == rate(lora_rank=8) == rate(lora_rank=8, freeze=2) == 3e-3
+    assert rate(freeze="all", lr=0.5) == 0.5
+
+
+def test_the_strength_of_adapters_is_resolved(trained):
+    asked = {"weights": trained, "lora_rank": 8}
+    assert resolve("made-up", data_of(), asked).transfer.lora_alpha == 16.0
+    assert resolve("made-up", data_of(), asked | {"lora_alpha": 4}).transfer.lora_alpha == 4.0
+    assert resolve("made-up", data_of(), {"weights": trained}).transfer.lora_alpha == 0.0
 
 
 def test_the_architecture_is_that_of_the_settings():
@@ -338,6 +362,7 @@ PUBLISHED = {
     "paper-finetune": {
         **CROP,
         **{"opt": "sgd", "img_size": (384, 384), "head": "linear", "drop": 0.0, "crop": 1.0, "body_lr": 1.0},
+        "model_ema": 0.9999,
         **{"epochs": 8, "batch": 512, "lr": 0.03, "weight_decay": 0.0, "sched": "cosine", "clip_grad": 1.0},
     },
     "augreg": {

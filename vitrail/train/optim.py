@@ -53,8 +53,8 @@ def parameter_groups(
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        scale = config.layer_decay ** (last - depth[p]) * (config.body_lr if pretrained and depth[p] < last else 1.0)
-        scale = 1.0 if p in added else scale
+        body = config.body_lr if pretrained and depth[p] < last else 1.0
+        scale = 1.0 if p in added else config.layer_decay ** (last - depth[p]) * body
         decays = p.ndim >= 2 and name.endswith("weight")
         inside = 0 < depth[p] < last and p.ndim == 2
         kind = matrices if decays and inside else others
@@ -90,7 +90,7 @@ class Ema:
     """An exponential moving average of a model's weights: usually a better model than the last step's.
 
     The average of the last iterates of Polyak and Juditsky, as the ViT paper has it. In a run too short for the decay
-    it covers about the last ninth of the steps so far, where the decay alone would keep the untrained weights: after
+    it covers about the last tenth of the steps so far, where the decay alone would keep the untrained weights: after
     500 steps of 0.9999, 95 % of them.
     """
 

@@ -32,7 +32,7 @@ from vitrail.models import ModelConfig, canonical
 from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
 
-LORA_SCALE = 1.0  # of what adapters add, alpha / rank
+LORA_SCALE = 2.0  # alpha / rank: of what adapters add
 
 
 def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
@@ -52,6 +52,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         device=choose_device(given.get("device")),
         epochs=given.get("epochs"),
         weights=weights,
+        only_new=given.get("freeze") == "all" or bool(given.get("lora_rank")),
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
     )
@@ -137,7 +138,10 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         card = open_card(given["weights"], given.get("model"))
         name, config = card.model, card.config
         if "model" in given and canonical(given["model"])[0] != name:
-            raise UserError(f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}.")
+            raise UserError(
+                f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}. "
+                "Leave out --model to fine-tune them, or --weights to train from scratch."
+            )
         resize = recipe.resize if recipe.resize and max(config.img_size) > SMALL_IMAGE else None
         size = _fit((resize, resize), config.patch) if resize else config.img_size
     else:

@@ -10,8 +10,10 @@ from vitrail.train.lora import adapters, add_adapters
 
 def set_learning(model: Model, transfer: TransferConfig) -> None:
     """Lets only that part of a model learn which is asked for, and adds the adapters."""
-    stages = model.stages()
+    stages, width = model.stages(), model.config.width
     frozen = _frozen(model, transfer.freeze)
+    if transfer.lora_rank > width:
+        raise UserError(f"--lora-rank must be at most the width of the model, {width}, but it is {transfer.lora_rank}.")
     for stage in stages[: -1 if transfer.lora_rank else frozen]:
         stage.requires_grad_(False)
     if transfer.lora_rank:
@@ -38,7 +40,8 @@ def describe_learning(model: Model, config: TrainConfig) -> str:
     body = f"body at {optim.lr * optim.body_lr:g}{slower}"
     if transfer.lora_rank:
         rank = f"rank {transfer.lora_rank}, alpha {transfer.lora_alpha:g}"
-        text = f"head and adapters ({rank}) at {optim.lr:g}, all else frozen"
+        where = "" if transfer.freeze is None else f" after block {transfer.freeze}"
+        text = f"head and adapters{where} ({rank}) at {optim.lr:g}, all else frozen"
     elif transfer.freeze == "all":
         text = f"head at {optim.lr:g}, all else frozen"
     elif transfer.freeze is None:

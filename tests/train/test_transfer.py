@@ -1,0 +1,465 @@
+"""What of trained weights learns, and what must not change."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import peers
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import vitrail
+from vitrail.config import OptimConfig, TransferConfig
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models import build
+from vitrail.models.position import resample_state
+from vitrail.models.vit import ViTConfig
+from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
+from vitrail.train.lora import LowRank, adapters, merged
+from vitrail.train.memory import recompute_activations
+from vitrail.train.optim import Ema, build_optimizers
+from vitrail.train.transfer import set_learning, set_mode
+from vitrail.weights import Card, save
+
+WIDTH, DEPTH = 16, 3
+SMALL = ViTConfig(
+    width=WIDTH, depth=DEPTH, heads=2, mlp=32, patch=4, img_size=(8, 8), channels=1, classes=10, drop=0.2, drop_path=0.3
+)
+OPTIM = OptimConfig(epochs=1, batch_size=8, opt="adamw", lr=0.01, weight_decay=0.05, sched="cosine", warmup_epochs=0.0)
+CLASSES = tuple("abcdefghij")  # not those of digits, so that a head is new
+HEAD = {"head.weight", "head.bias"}
+FIRST = {"patch_embed.proj.weight", "patch_embed.proj.bias", "cls_token", "pos_embed"}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Weights in which no parameter is zero or one, for digits of other names."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    card = Card(model="vit_nano4", config=SMALL, classes=CLASSES, preprocess=Preprocess((8, 8), 1))
+    save(path, peers.randomise(build(SMALL)), card)
+    return path
+
+
+@pytest.fixture
+def train(weights, tmp_path):
+    """Fine-tunes on half of the digits for an epoch, and says into which folder."""
+
+    def train(**settings):
+        base = {"weights": weights, "val_fraction": 0.5, "batch_size": 100, "epochs": 1, "out": tmp_path}
+        return vitrail.train("digits", **(base | settings))
+
+    return train
+
+
+def block(number):
+    return {f"blocks.{number}.{name}" for name, _ in build(SMALL).blocks[number].named_parameters()}
+
+
+def names(model):
+    """The parameters that learn."""
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def learning(**transfer):
+    torch.manual_seed(0)
+    model = peers.randomise(build(SMALL))
+    set_learning(model, TransferConfig(**transfer))
+    return model
+
+
+def images(count=4):
+    return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def logits(model):
+    """Without gradients, which may choose another kernel."""
+    with torch.no_grad():
+        return model.eval()(images())
+
+
+def fit(model, opt="adamw", steps=3):
+    """A few steps towards labels that mean nothing, as the loop takes them."""
+    optimizers = build_optimizers(model, replace(OPTIM, opt=opt), pretrained=True)
+    for step in range(steps):
+        set_mode(model)
+        torch.manual_seed(step)
+        model(images()).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return optimizers
+
+
+# Freezing
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        (None, set()),
+        (0, FIRST),
+        (2, FIRST | block(0) | block(1)),
+        (DEPTH, FIRST | block(0) | block(1) | block(2)),
+        ("all", FIRST | block(0) | block(1) | block(2) | {"norm.weight", "norm.bias"}),
+    ],
+    ids=str,
+)
+def test_what_is_frozen_is_what_was_asked_for(freeze, frozen):
+    assert names(learning(freeze=freeze)) == {name for name, _ in build(SMALL).named_parameters()} - frozen
+
+
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "muon", "lamb"])
+@pytest.mark.parametrize(
+    "transfer", [{"freeze": 2}, {"freeze": "all"}, {"lora_rank": 2, "lora_alpha": 2.0}], ids=["2", "all", "lora"]
+)
+def test_what_is_frozen_has_no_gradient_no_state_and_the_same_bits(opt, transfer):
+    model = learning(**transfer)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    learns = names(model)
+    optimizers = fit(model, opt)
+    held = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if p in held} == learns
+    assert all(p in held for optimizer in optimizers for p in optimizer.state)
+    set_mode(model)
+    model(images()).square().sum().backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == learns
+    assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == learns
+
+
+def test_frozen_stages_compute_as_they_do_when_evaluated():
+    model = learning(freeze=2)
+    set_mode(model)
+    with torch.no_grad():
+        tokens = model.blocks[1](model.blocks[0](model.tokens(images())))
+        expected = model.eval().blocks[1](model.blocks[0](model.tokens(images())))
+        assert torch.equal(tokens, expected)
+        set_mode(model)
+        after = [model.blocks[2](tokens) for _ in range(2)]
+    assert not torch.equal(*after)  # dropout, where it learns
+
+
+def test_everything_is_in_training_mode_where_all_learns():
+    model = learning().eval()
+    set_mode(model)
+    assert all(module.training for module in model.modules())
+
+
+def test_nothing_is_kept_for_the_backward_pass_of_what_is_frozen():
+    model = learning(freeze="all")
+    set_mode(model)
+    assert not model.embed(images()).requires_grad
+    assert learning(freeze=DEPTH).embed(images()).requires_grad  # the last norm learns
+
+
+# LoRA
+
+
+@pytest.mark.parametrize(
+    "config",
+    [SMALL, replace(SMALL, pos="relative", pool="gap"), replace(SMALL, pool="map", layer_scale=0.5, head="tanh")],
+    ids=["plain", "relative", "map"],
+)
+def test_fresh_adapters_change_nothing_and_merging_keeps_what_was_learnt(config):
+    torch.manual_seed(0)
+    plain = peers.randomise(build(config))
+    before = logits(plain)
+    state = {name: value.clone() for name, value in plain.state_dict().items()}
+    set_learning(plain, TransferConfig(lora_rank=3, lora_alpha=6.0))
+    assert torch.equal(logits(plain), before)
+    fit(plain)
+    learnt = logits(plain)
+    assert not torch.allclose(learnt, before, atol=1e-3)
+    one = merged(plain)
+    torch.testing.assert_close(logits(one), learnt, rtol=1e-5, atol=1e-5)
+    assert one.state_dict().keys() == state.keys()
+    changed = {name for name, value in one.state_dict().items() if not torch.equal(value, state[name])}
+    attention = {f"blocks.{i}.attn.{layer}.weight" for i in range(DEPTH) for layer in ("qkv", "proj")}
+    assert changed == attention | {name for name in state if name.startswith(("head.", "pre_logits."))}
+
+
+def test_the_number_of_parameters_that_learn_is_exact():
+    model = learning(lora_rank=3, lora_alpha=3.0)
+    pairs = 3 * WIDTH * (2 * 4)  # q, k, v and the projection, each down and up
+    assert sum(p.numel() for p in adapters(model)) == DEPTH * pairs
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == DEPTH * pairs + 10 * WIDTH + 10
+
+
+def test_q_k_and_v_have_adapters_of_their_own():
+    layer = LowRank(torch.nn.Linear(4, 12), parts=3, rank=2, alpha=2.0)
+    with torch.no_grad():
+        layer.up[1].fill_(1.0)  # of the keys
+    change = (layer.merged_weight() - layer.weight).unflatten(0, (3, 4))
+    assert change[0].abs().max() == change[2].abs().max() == 0
+    torch.testing.assert_close(change[1], layer.down[1].sum(0).expand(4, 4), rtol=1e-5, atol=1e-6)
+
+
+def test_alpha_over_rank_scales_what_adapters_add():
+    weak, strong = (LowRank(torch.nn.Linear(4, 4), parts=1, rank=2, alpha=alpha) for alpha in (2.0, 8.0))
+    strong.load_state_dict(weak.state_dict())
+    with torch.no_grad():
+        weak.up.fill_(1.0)
+        strong.up.fill_(1.0)
+    torch.testing.assert_close(
+        strong.merged_weight() - strong.weight, 4 * (weak.merged_weight() - weak.weight), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_adapters_learn_as_fast_as_the_head_and_are_not_decayed():
+    model = learning(lora_rank=2, lora_alpha=2.0)
+    [optimizer] = build_optimizers(model, replace(OPTIM, opt="muon", body_lr=0.1, layer_decay=0.5), pretrained=True)
+    added = set(adapters(model))
+    assert {group["scale"] for group in optimizer.param_groups} == {1.0}
+    assert {group["weight_decay"] for group in optimizer.param_groups for p in group["params"] if p in added} == {0.0}
+
+
+def test_frozen_blocks_get_no_adapters():
+    model = learning(freeze=2, lora_rank=2, lora_alpha=2.0)
+    added = {f"blocks.2.attn.{layer}.{matrix}" for layer in ("qkv", "proj") for matrix in ("down", "up")}
+    assert names(model) == HEAD | added
+
+
+def test_a_model_without_adapters_is_merged_already():
+    model = build(SMALL)
+    assert merged(model) is model
+
+
+def test_the_average_of_adapters_can_be_merged():
+    model = learning(lora_rank=2, lora_alpha=2.0)
+    ema = Ema(model, 0.5)
+    fit(model)
+    ema.update(model, step=100)
+    torch.testing.assert_close(logits(merged(ema.model)), logits(ema.model), rtol=1e-5, atol=1e-5)
+
+
+def test_recomputed_activations_give_the_same_gradients():
+    kept, again = (learning(freeze=1, lora_rank=2, lora_alpha=2.0) for _ in range(2))
+    recompute_activations(again)
+    for model in (kept, again):
+        set_mode(model)
+        torch.manual_seed(3)
+        model(images()).square().sum().backward()
+    assert [p.grad is None for p in kept.parameters()] == [p.grad is None for p in again.parameters()]
+    for ours, theirs in zip(kept.parameters(), again.parameters(), strict=True):
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+# Whole runs
+
+EVERY = {
+    "freeze all": {"freeze": "all"},
+    "freeze 2": {"freeze": "2"},
+    "lora": {"lora_rank": 2},
+    "lora after 2 blocks": {"lora_rank": 2, "freeze": 2},
+}
+every_way = pytest.mark.parametrize("asked", EVERY.values(), ids=EVERY)
+
+
+@every_way
+def test_a_run_leaves_a_plain_model_whose_frozen_part_is_that_of_the_weights(train, weights, asked, caplog):
+    run = train(**asked, epochs=2, weight_decay=0.1)
+    before, after = load_file(weights), load_file(run / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert after.keys() == before.keys()
+    blocks = [2] if "freeze" in asked else [0, 1, 2]
+    attention = {f"blocks.{i}.attn.{layer}.weight" for i in blocks for layer in ("qkv", "proj")}
+    tuned = attention if "lora_rank" in asked else block(2) | {"norm.weight", "norm.bias"}
+    assert changed == HEAD | (set() if asked == EVERY["freeze all"] else tuned)
+    assert "parameters learn" in caplog.text
+    assert round(vitrail.evaluate(run).top1, 6) == json.loads((run / "model.json").read_text())["metrics"]["top1"]
+
+
+@every_way
+def test_it_goes_on_exactly(train, asked, monkeypatch):
+    """With an average, dropout and Muon, or what is left of it; stopped in the middle of an epoch."""
+    settings = asked | {"epochs": 2, "model_ema": 0.9, "opt": "muon", "recipe": "small", "save_minutes": 0.0}
+    straight = train(**settings, name="straight")
+
+    class Stopped(Exception):
+        pass
+
+    update = Ema.update
+
+    def stop(self, model, step):
+        update(self, model, step)
+        if step == 13:
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ema, "update", stop)
+        with pytest.raises(Stopped):
+            train(**settings, name="resumed")
+    resumed = straight.parent / "resumed"
+    assert load_checkpoint(resumed, "cpu")["progress"]["step"] == 13
+    vitrail.train(resume=resumed)
+    ours, theirs = (load_checkpoint(run, "cpu") for run in (resumed, straight))
+    for part in ("model", "kept"):
+        assert all(torch.equal(value, theirs[part][name]) for name, value in ours[part].items())
+    assert (resumed / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+
+
+def test_adapters_are_in_the_checkpoint_and_not_in_the_model(train):
+    run = train(lora_rank=2)
+    state = load_checkpoint(run, "cpu")
+    assert state["model"]["blocks.0.attn.qkv.down"].shape == (3, 2, WIDTH)
+    assert checkpoint_path(run).exists()
+    assert not [name for name in load_file(run / "model.safetensors") if name.endswith((".down", ".up"))]
+
+
+def test_the_other_verbs_take_the_merged_model(train, digits, tmp_path):
+    run = train(lora_rank=2)
+    vitrail.convert(run, tmp_path / "timm.safetensors", to="timm")
+    again = vitrail.load(tmp_path / "timm.safetensors")
+    image = images(1)
+    torch.testing.assert_close(again(image), vitrail.load(run)(image))
+    [prediction] = vitrail.predict(run, [str(next(digits.rglob("*.png")))])
+    assert prediction
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"freeze": "all", "find_lr": True, "opt": "muon"},
+        {"lora_rank": 2, "folds": 2, "grad_checkpointing": True, "amp": "bf16"},
+    ],
+    ids=str,
+)
+def test_it_works_with_everything_else(train, asked):
+    assert train(**asked).is_dir()
+
+
+def test_a_compiled_model_learns_the_same(train, monkeypatch):
+    """All of torch.compile but its C++ compiler, which takes long."""
+    compile = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compile(model, backend="aot_eager"))
+    settings = {"lora_rank": 2, "freeze": 1, "drop": 0.0, "drop_path": 0.0}
+    torch.compiler.reset()
+    ours, theirs = (load_checkpoint(train(**settings, compile=on), "cpu")["model"] for on in (True, False))
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=1e-5)
+
+
+# At another size, with other classes and channels, from weights of others
+
+
+@pytest.fixture
+def colours(tmp_path_factory):
+    """An .npz of red and green images, 24 pixels a side: another size, other channels, other classes."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 80, (120, 24, 24, 3), dtype=np.uint8)
+    labels = np.arange(120) % 2
+    images[np.arange(120), :, :, labels] += 150
+    path = tmp_path_factory.mktemp("colours") / "colours.npz"
+    np.savez(path, images=images, labels=labels, classes=np.array(["red", "green"]))
+    return path
+
+
+@pytest.mark.parametrize("asked", [{}, {"freeze": "all"}, {"lora_rank": 4, "model_ema": 0.9999}], ids=str)
+def test_weights_are_tuned_at_another_size_with_other_classes_and_channels(weights, colours, tmp_path, caplog, asked):
+    run = vitrail.train(colours, weights=weights, img_size=24, epochs=1, out=tmp_path, **asked)
+    for note in ("resampled from 2x2 to 6x6 patches", "from 1 to 3 channels", "new head for 2 classes"):
+        assert note in caplog.text
+    before, after = load_file(weights), load_file(run / "model.safetensors")
+    assert after["pos_embed"].shape == (1, 37, WIDTH)
+    assert torch.equal(before["norm.weight"], after["norm.weight"]) == bool(asked)
+
+
+def test_positions_are_resampled_as_asked(weights, colours, tmp_path, caplog):
+    settings = {"weights": weights, "img_size": 24, "epochs": 1, "freeze": 0, "out": tmp_path}
+    runs = {how: vitrail.train(colours, pos_resample=how, **settings) for how in ("bicubic", "bilinear", "linear")}
+    assert all(f"resampled from 2x2 to 6x6 patches ({how})" in caplog.text for how in runs)
+    rows = [load_file(run / "model.safetensors")["pos_embed"] for run in runs.values()]
+    assert not torch.allclose(rows[0], rows[1], atol=1e-3)
+    before = load_file(weights)["pos_embed"]
+    for positions, method in zip(rows, runs, strict=True):
+        expected = resample_state({"pos_embed": before}, (2, 2), (6, 6), method)["pos_embed"]
+        assert torch.equal(positions, expected)  # frozen, they stay what they became
+
+
+def test_weights_of_others_are_tuned_at_another_size(colours, tmp_path, caplog):
+    peer = peers.timm().create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, depth=2, num_classes=7)
+    torch.save(peers.randomise(peer).state_dict(), tmp_path / "peer.pth")
+    run = vitrail.train(
+        colours, weights=tmp_path / "peer.pth", img_size=24, lora_rank=4, epochs=1, out=tmp_path / "runs"
+    )
+    for note in ("timm weights of a", "resampled from 2x2 to 3x3 patches", "new head for 2 classes"):
+        assert note in caplog.text
+    after = load_file(run / "model.safetensors")
+    assert torch.equal(after["blocks.1.mlp.fc1.weight"], peer.state_dict()["blocks.1.mlp.fc1.weight"])
+    assert not torch.equal(after["blocks.1.attn.qkv.weight"], peer.state_dict()["blocks.1.attn.qkv.weight"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"model": "vit_b16"}, "are a vit_nano4, but --model asks for vit_b16"),
+        ({"pool": "map"}, "with other settings than the model to train"),
+    ],
+    ids=str,
+)
+def test_weights_of_another_architecture_are_refused(train, tmp_path, asked, message):
+    with pytest.raises(UserError) as caught:
+        train(**asked)
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fits_of_another_architecture_is_taken_if_asked(train, weights, caplog):
+    run = train(pool="map", partial=True, freeze=DEPTH)
+    before, after = load_file(weights), load_file(run / "model.safetensors")
+    assert torch.equal(before["blocks.0.attn.qkv.weight"], after["blocks.0.attn.qkv.weight"])
+    assert "attn_pool" in caplog.text
+
+
+# What makes no sense
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"freeze": DEPTH + 1},
+            "has 3 blocks, so --freeze 4 is too many. To let only the head learn, give --freeze all",
+        ),
+        ({"freeze": -1}, "'freeze' must be all, or a number of blocks from 0, but it is -1"),
+        ({"freeze": "some"}, "'freeze' must be all, or a number of blocks from 0, but it is 'some'"),
+        ({"freeze": "all", "lora_rank": 4}, "--freeze all leaves no block that --lora-rank could adapt"),
+        ({"freeze": DEPTH, "lora_rank": 4}, "--freeze 3 leaves no block that --lora-rank could adapt"),
+        ({"lora_rank": 17}, "--lora-rank must be at most the width of the model, 16, but it is 17"),
+        ({"lora_rank": -1}, "'lora_rank' must be at least 0, but it is -1"),
+        ({"lora_alpha": 4.0}, "--lora-alpha is the strength of adapters, and there are none: give --lora-rank"),
+        ({"lora_rank": 4, "lora_alpha": 0.0}, "'lora_alpha' must be above 0"),
+        ({"freeze": 1, "weights": None}, "--freeze is for trained weights, and there are none: give --weights"),
+        ({"lora_rank": 1, "weights": None}, "--lora-rank is for trained weights"),
+        ({"partial": True, "weights": None}, "--partial is for trained weights"),
+        ({"pos_resample": "linear", "weights": None}, "--pos-resample is for trained weights"),
+        ({"pos_resample": "cubic"}, "'pos_resample' must be one of bicubic, bilinear, linear"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_before_there_is_a_run(train, tmp_path, asked, message):
+    with pytest.raises(UserError) as caught:
+        train(**asked)
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_does_not_go_on_with_another_part_frozen(train):
+    run = train(freeze=2)
+    with pytest.raises(UserError, match="this asks for freeze 1 instead of 2"):
+        vitrail.train(resume=run, freeze=1)
+    assert vitrail.train(resume=run, freeze="2") == run
+
+
+def test_a_run_from_before_these_settings_goes_on(train):
+    run = train()
+    file = run / "config.yaml"
+    text = file.read_text()
+    start = text.index("transfer:")
+    file.write_text(text[:start] + text[text.index("optim:") :])
+    assert vitrail.train(resume=run) == run
