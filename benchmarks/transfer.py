@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +37,7 @@ from vitrail.evaluate import fewshot, knn, linear
 from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, SKY, STYLE, save
 from vitrail.weights import open_run
 from vitrail.weights import save as save_model
+from vitrail.weights.files import write_text
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "transfer.json"
@@ -67,7 +67,8 @@ SCRATCH: dict[str, dict[str, Any]] = {
 # What the positions of a 6x6 grid are made of, and how long and on how many images the model then learns with them.
 POSITIONS = ("bicubic", "linear", "repeated", "zero", "fresh")
 LARGE, LARGE_IMAGES, LARGE_EPOCHS = 42, 3_200, 4
-BODY_LR = (0.1, 1.0)  # the rate of all but the head, as a share of its own: the recipe's choice, and all alike
+# With the rate of the body as a share of the head's: the recipe's choice, and for the first and the last all alike.
+RESIZES = [*((name, 0.1) for name in POSITIONS), ("bicubic", 1.0), ("fresh", 1.0)]
 
 Record = dict[str, Any]
 Array = NDArray[Any]
@@ -224,9 +225,8 @@ def keep(record: Record, dry: bool) -> None:
     print(record, flush=True)
     if dry:
         return
-    RESULTS.parent.mkdir(exist_ok=True)
     lines = ",\n".join(json.dumps(one) for one in [*known(), record])
-    RESULTS.write_text(f"[\n{lines}\n]\n")
+    write_text(RESULTS, f"[\n{lines}\n]\n")  # whole or not at all
 
 
 # The figure: groups of rows, in each what they are called and the method in the results.
@@ -294,8 +294,9 @@ def dots(axes: Axes, found: Found, named: bool) -> None:
     """A row for every method: each draw of 20 images as a dot, their mean and standard deviation."""
     best = max((name for name in SCRATCH if name in found), key=lambda name: np.mean(found[name]))
     row, names = 0.0, {}
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for (color, title), methods in GROUPS.items():
-        axes.text(0.26, row, title, color=color, fontsize=8.5, fontweight="bold", va="center", backgroundcolor="white")
+        axes.text(0.26, row, title, color=color, fontsize=8.5, fontweight="bold", va="center", bbox=paper)
         for name, method in methods.items():
             row -= 1
             names[row] = name
@@ -321,7 +322,7 @@ def larger(axes: Axes) -> None:
             axes.axhline(
                 record["top1"][-1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="28 px, for comparison"
             )
-        elif record["method"].startswith("positions") and record["body_lr"] == BODY_LR[0]:
+        elif record["method"].startswith("positions") and record["body_lr"] == 0.1:
             name = record["method"].split()[1]
             color, line = looks.get(name, (ORANGE, "-"))
             steps = np.arange(len(record["top1"])) * (LARGE_IMAGES // 128)
@@ -357,7 +358,7 @@ def main() -> None:
                 keep({"pair": asked.pair, "draw": number} | record, asked.dry)
     elif asked.what == "resize":
         done = {(record["method"], record.get("body_lr")) for record in mine}
-        for body_lr, positions in itertools.product(BODY_LR, POSITIONS):
+        for positions, body_lr in RESIZES:
             if (f"positions {positions}", body_lr) not in done:
                 keep({"pair": asked.pair} | resize(folder, positions, body_lr), asked.dry)
     else:
