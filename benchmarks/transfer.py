@@ -316,15 +316,20 @@ def dots(axes: Axes, found: Found, named: bool) -> None:
 
 def larger(axes: Axes) -> None:
     """Accuracy at 42 pixels over the steps of learning, for each way to make positions."""
-    looks = {"bicubic": (BLUE, "-"), "linear": (SKY, "--"), "repeated": (GREY, ":"), "zero": (GREY, "-")}
+    looks = {
+        "bicubic": (BLUE, "-", "resampled, bicubic"),
+        "linear": (SKY, "--", "resampled, linear"),
+        "repeated": (GREY, "-", "the old ones repeated"),
+        "zero": (INK, ":", "none: all zero"),
+        "fresh": (ORANGE, "-", "fresh"),
+    }
     for record in known():
         if record["method"] == "pre-training" and record["pair"] == "tops":
             axes.axhline(
                 record["top1"][-1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="28 px, for comparison"
             )
         elif record["method"].startswith("positions") and record["body_lr"] == 0.1:
-            name = record["method"].split()[1]
-            color, line = looks.get(name, (ORANGE, "-"))
+            color, line, name = looks[record["method"].split()[1]]
             steps = np.arange(len(record["top1"])) * (LARGE_IMAGES // 128)
             axes.plot(steps, record["top1"], line, color=color, marker="o", markersize=4, label=name)
     axes.set_title(f"From 28 to {LARGE} pixels: positions")
