@@ -4,12 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types chromium echarts clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrail train digits --epochs 30 --name demo --overwrite
 
-test: lint types
+test: lint types chromium
 	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.installed-dev
@@ -27,6 +27,21 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install $(PINS) --editable ".[dev]"
 	touch $@
+
+# Reports are tested in a real browser. Where it is missing and cannot be installed, those tests are skipped.
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=30 update \
+	  && DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium >/dev/null; } \
+	|| echo "There is no Chromium, and it cannot be installed here: the tests that need it are skipped."
+
+# Renews the plotting library inside reports: change the version, run `make echarts`, look at a report.
+ECHARTS := 6.1.0
+echarts:
+	curl -fsSL https://registry.npmjs.org/echarts/-/echarts-$(ECHARTS).tgz \
+	| tar -xz -C vitrail/report/assets/echarts --transform 's|.*/||' \
+	  package/dist/echarts.min.js package/LICENSE package/NOTICE package/licenses/LICENSE-d3
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

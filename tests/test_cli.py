@@ -25,6 +25,7 @@ from vitrail.evaluate.predict import predict
 from vitrail.evaluate.verbs import evaluate
 from vitrail.mistakes import explain
 from vitrail.models import table
+from vitrail.report import report
 from vitrail.train import train
 from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.recipes import RECIPES
@@ -90,6 +91,7 @@ def parameters(function):
         (cli.evaluate, evaluate),
         (cli.predict, predict),
         (cli.embed, embed),
+        (cli.report, report),
         (cli.models, table),
         (cli.train, train),
         (cli.recipes, recipes),

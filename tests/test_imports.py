@@ -85,6 +85,8 @@ def test_imports_point_one_way(own):
         "from vitrail.cli import main; main(['evaluate', '--help'])",
         "from vitrail.cli import main; main(['predict', '--help'])",
         "from vitrail.cli import main; main(['embed', '--help'])",
+        "from vitrail.cli import main; main(['explain', '--help'])",
+        "from vitrail.cli import main; main(['report', '--help'])",
         "from vitrail.cli import main; main(['recipes', '--help'])",
         "from vitrail.cli import main; main(['convert', '--help'])",
     ],
@@ -99,10 +101,11 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code):
 
 def test_a_verb_is_a_function_and_the_package_of_its_parts():
     from vitrail.evaluate.verbs import evaluate
+    from vitrail.explain.verbs import explain
     from vitrail.models import table
     from vitrail.train import train
 
-    for name, function in {"train": train, "evaluate": evaluate, "models": table}.items():
+    for name, function in {"train": train, "evaluate": evaluate, "explain": explain, "models": table}.items():
         package = getattr(vitrail, name)
         assert inspect.ismodule(package)
         assert callable(package)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from vitrail.evaluate.embed import embed
     from vitrail.evaluate.predict import predict
     from vitrail.evaluate.verbs import evaluate
+    from vitrail.explain.verbs import explain
     from vitrail.models import create
+    from vitrail.report import report
     from vitrail.train import train
     from vitrail.train.verbs import recipes
     from vitrail.weights import load
@@ -31,9 +33,11 @@ __all__ = [
     "create",
     "embed",
     "evaluate",
+    "explain",
     "load",
     "predict",
     "recipes",
+    "report",
     "train",
 ]
 
@@ -46,7 +50,7 @@ _HOME = {
     "predict": "vitrail.evaluate.predict",
     "recipes": "vitrail.train.verbs",
 }
-_PACKAGES = ("data", "evaluate", "models", "train", "weights")
+_PACKAGES = ("data", "evaluate", "explain", "models", "report", "train", "weights")
 
 
 def __getattr__(name: str) -> Any:

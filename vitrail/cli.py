@@ -13,14 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
-from vitrail.config import Duration, Floats, Freeze, Names, Size, Task, TrainConfig, options
+from vitrail.config import Duration, Floats, Freeze, InputConfig, Names, Size, Task, TrainConfig, coerce, options
 from vitrail.errors import UserError
-from vitrail.mistakes import explain
+from vitrail.mistakes import explain as explain_mistake
 from vitrail.version import VERSION
 
 Run = Annotated[str, arg(metavar="RUN", help_behavior_hint="")]
@@ -211,6 +212,65 @@ def embed(
     return 1 if written.unreadable else 0
 
 
+def explain(
+    run: Positional[Run],
+    images: Positional[Annotated[tuple[str, ...], arg(metavar="[IMAGES…]", help_behavior_hint="")]] = (),
+    *,
+    data: str | None = None,
+    out: str | None = None,
+    patch: Annotated[str | None, arg(metavar="ROW,COL")] = None,
+    target: Annotated[str | None, arg(metavar="CLASS")] = None,
+    instead: Annotated[str | None, arg(metavar="CLASS")] = None,
+    format: Literal["png", "svg", "pdf"] = "png",
+    save_data: bool = False,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str | None = None,
+    seed: int = 0,
+    img_size: Annotated[str | None, arg(metavar="H[xW]")] = None,
+) -> int:
+    """Draw what a model sees: attention over pictures, how far heads look, positions, patch filters.
+
+    Args:
+        run: run folder or .safetensors file
+        images: files, folders, globs (default: some validation images of the run's own data)
+        data: data set to map, with galleries and neighbours (default: the run's own, unless images are given)
+        out: folder for the figures (default: in the run)
+        patch: row and column of a patch, from 0, whose attention is shown too
+        target: class that is explained (default: what the model says)
+        instead: class that it is set against (default: none, and the runner-up is shown beside it)
+        format: of the figures
+        save_data: write the arrays that figures show beside them, as .npz
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
+        seed: of the images that are drawn from the run's own data
+        img_size: size that images are read at (default: that of the model, whose positions are else resampled)
+    """
+    from vitrail.explain.verbs import explain, parse_patch
+
+    result = explain(
+        run,
+        images,
+        data=data,
+        out=out,
+        patch=None if patch is None else parse_patch(patch),
+        target=target,
+        instead=instead,
+        format=format,
+        save_data=save_data,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        seed=seed,
+        img_size=None if img_size is None else coerce(InputConfig, "img_size", img_size),
+    )
+    for file, error in result.unreadable:
+        print(f"{file}  — unreadable: {error}")
+    print(*result.files, *result.notes, sep="\n")
+    return 1 if result.unreadable else 0
+
+
 def _flags(group: str, *without: str) -> type[Any]:
     """A dataclass for the parser with the settings of one group of `TrainConfig`, each None unless it is given."""
     fields: list[Any] = []
@@ -252,7 +312,7 @@ def train(
     augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
     run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
 ) -> int:
-    """Train a model on a data set, and evaluate it. What is not given, the recipe chooses from the data.
+    """Train a model on a data set, evaluate it and report on it. What is not given, the recipe chooses from the data.
 
     Args:
         data: folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name
@@ -263,7 +323,44 @@ def train(
     from vitrail.train import train
 
     given = _given(what, source, input, arch, transfer, optim, augment, run)
-    train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
+    folder = train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
+    if not find_lr:
+        _report_on(folder)
+    return 0
+
+
+def _report_on(run: Path) -> None:
+    """Makes the report of a run that was just trained; if that fails, the run is whole all the same."""
+    from vitrail.progress import log
+    from vitrail.report import report
+
+    try:
+        log.info(f"The report is {report(run)}")
+    except Exception as error:
+        why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
+        log.warning(f"The run is whole, but its report was not made: {why} Try again: vitrail report {run} --debug")
+
+
+def report(
+    runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN…", help_behavior_hint="")]],
+    *,
+    out: Annotated[str | None, arg(metavar="FILE")] = None,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str | None = None,
+) -> int:
+    """Put a run on one HTML page that needs nothing else to be looked at, or compare several runs on one.
+
+    Args:
+        runs: run folder, or several to compare
+        out: .html file, or folder for report.html (default: in the run; for a comparison the current folder)
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the best there is)
+    """
+    from vitrail.report import report
+
+    print(f"The report is {report(runs, out=out, batch_size=batch_size, workers=workers, device=device)}")
     return 0
 
 
@@ -344,6 +441,8 @@ VERBS: dict[str, Callable[..., int]] = {
     "evaluate": evaluate,
     "predict": predict,
     "embed": embed,
+    "explain": explain,
+    "report": report,
     "recipes": recipes,
     "convert": convert,
 }
@@ -366,7 +465,7 @@ def _parse(words: Sequence[str]) -> Callable[[], int]:
             )
     except SystemExit as error:
         if error.code:
-            raise UserError(explain(words, VERBS)) from None
+            raise UserError(explain_mistake(words, VERBS)) from None
         raise
     finally:
         sys.stdout.flush()

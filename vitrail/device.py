@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -29,3 +31,15 @@ def choose_precision(device: str) -> Precision:
     if not device.startswith("cuda"):
         return "off"
     return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+
+
+def hardware(device: str) -> str:
+    """What a device is, as people call it: the graphics card, or the processor and the threads that torch uses."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    facts = Path("/proc/cpuinfo")  # Linux only, where `platform` knows no names
+    lines = facts.read_text(encoding="utf-8", errors="replace").splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = next(filter(None, names), platform.processor() or platform.machine())
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} {'thread' if threads == 1 else 'threads'}{', MPS' if device == 'mps' else ''}"

@@ -86,6 +86,13 @@ def test_all_vote_if_there_are_fewer_than_k():
 # Linear
 
 
+def test_linear_of_few_images_takes_others_that_are_far_from_them():
+    x = np.array([[0.0], [0.1], [1.0], [1.1]], np.float32).repeat(5, axis=0)
+    y = np.array([0, 0, 1, 1]).repeat(5)
+    far = np.array([[-1e6], [1e6], [0.5], [0.6]], np.float32)  # the probability of the other class is 0 for two
+    assert linear(x, y, far, np.array([0, 1, 0, 1])).confusion.tolist() == [[2, 0], [0, 2]]
+
+
 def test_linear_is_the_regression_of_scikit_learn_at_the_strength_that_does_best_on_held_out_images(arrays: Arrays):
     x, y, test, labels = arrays
     keep, held = stratify(y, probes.HELD_OUT, seed=3)

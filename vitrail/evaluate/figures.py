@@ -70,7 +70,9 @@ COUNTED = 20  # classes up to which the cells hold their counts
 NAMED = 100  # classes up to which every one is named
 
 
-def _styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draws in the style of vitrail's figures."""
+
     @wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with mpl.rc_context(STYLE):
@@ -95,14 +97,14 @@ def drawings(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics) -> dict[str, C
     return {"confusion": partial(confusion, metrics), "reliability": partial(reliability, metrics)}
 
 
-@_styled
+@styled
 def confusion(metrics: Metrics | ProbeMetrics) -> Figure:
     """True classes in rows, predicted ones in columns; the colour is the share of the row."""
     counts = metrics.confusion
     classes = len(counts)
     counted = classes <= COUNTED
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    names = [_short(score.name) for score in metrics.per_class]
+    names = [short(score.name) for score in metrics.per_class]
     longest = max(map(len, names))
 
     cell = min(max(4 / classes, 0.45), 1.1) if counted else max(9 / classes, 0.115)  # inches
@@ -113,7 +115,7 @@ def confusion(metrics: Metrics | ProbeMetrics) -> Figure:
     axes = figure.add_subplot()
     # By the square root of the share: a confusion of 2 % must be seen beside a diagonal of 98 %.
     image = axes.imshow(shares, cmap=SHADES, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    _title(axes, f"Top-1 accuracy {metrics.top1:.1%}", f"confusion of {metrics.images:,} images")
+    heading(axes, f"Top-1 accuracy {metrics.top1:.1%}", f"confusion of {metrics.images:,} images")
 
     shown = range(0, classes, math.ceil(classes / NAMED))
     labels = [names[i] for i in shown]
@@ -155,7 +157,7 @@ def confusion(metrics: Metrics | ProbeMetrics) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def reliability(metrics: Metrics) -> Figure:
     """How often the model is right at each confidence, and how often it is so confident."""
     figure = Figure(figsize=(4.6, 5.4), layout="constrained")
@@ -164,7 +166,7 @@ def reliability(metrics: Metrics) -> Figure:
     bars = {"width": 1 / BINS, "align": "edge", "edgecolor": "white"}
     confidence = sum(b.count * b.confidence for b in metrics.bins) / metrics.images
     note = f"top-1 {metrics.top1:.1%}, mean confidence {confidence:.1%}, {metrics.images:,} images"
-    _title(upper, f"Calibration error {metrics.ece:.1%}", note)
+    heading(upper, f"Calibration error {metrics.ece:.1%}", note)
     upper.bar(left, [b.accuracy for b in metrics.bins], color=SKY, **bars)
     upper.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="perfect calibration")
     upper.legend(loc="upper left", fontsize=8)
@@ -179,7 +181,7 @@ def reliability(metrics: Metrics) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def shots(metrics: FewShotMetrics) -> Figure:
     """Accuracy over the number of training images per class: every draw, their mean and standard deviation."""
     figure = Figure(figsize=(5, 3.6), layout="constrained")
@@ -203,11 +205,11 @@ def shots(metrics: FewShotMetrics) -> Figure:
     axes.set_xlabel("training images per class")
     axes.set_ylabel("top-1")
     draws = f"mean and standard deviation of {metrics.draws} draws" if metrics.draws > 1 else "one draw"
-    _title(axes, "Few-shot accuracy", f"{draws}, {metrics.images:,} images")
+    heading(axes, "Few-shot accuracy", f"{draws}, {metrics.images:,} images")
     return figure
 
 
-@_styled
+@styled
 def average_precision(metrics: LabelMetrics) -> Figure:
     """Average precision of every label, best first, beside what guessing would reach."""
     scores = sorted((s for s in metrics.per_label if s.ap is not None), key=lambda s: -(s.ap or 0))
@@ -217,12 +219,12 @@ def average_precision(metrics: LabelMetrics) -> Figure:
     figure = Figure(figsize=(6.4, height), layout="constrained")
     axes = figure.add_subplot()
     known = len(metrics.per_label) - len(metrics.unseen)
-    _title(axes, f"Mean average precision {metrics.map:.1%}", f"{known} labels{worst}, {metrics.images:,} images")
+    heading(axes, f"Mean average precision {metrics.map:.1%}", f"{known} labels{worst}, {metrics.images:,} images")
     rows = np.arange(len(scores))
     axes.barh(rows, [s.ap or 0.0 for s in scores], color=SKY, height=0.72)
     chance = [s.support / metrics.images for s in scores]  # a random order finds labels as often as they are there
     axes.plot(chance, rows, "|", color=INK, markersize=9, label="chance")
-    axes.set_yticks(rows, [_short(s.name) for s in scores])
+    axes.set_yticks(rows, [short(s.name) for s in scores])
     axes.tick_params(axis="y", colors=INK)
     axes.set(xlim=(0, 1), ylim=(len(scores) - 0.4, -0.6), xlabel="average precision")
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -231,21 +233,21 @@ def average_precision(metrics: LabelMetrics) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def precision_recall(metrics: LabelMetrics) -> Figure:
     """How many of the labels given are right, against how many are found, as the threshold falls."""
     from sklearn.metrics import precision_recall_curve
 
     figure = Figure(figsize=(5.4, 4.6), layout="constrained")
     axes = figure.add_subplot()
-    _title(axes, f"F1 {metrics.macro_f1:.1%}", "mean over labels, each at its threshold: the dots")
+    heading(axes, f"F1 {metrics.macro_f1:.1%}", "mean over labels, each at its threshold: the dots")
     scores = [(k, s) for k, s in enumerate(metrics.per_label) if s.ap is not None]
     worst = min(scores, key=lambda score: score[1].ap or 0, default=None)
     for k, score in scores:
         precision, recall, _ = precision_recall_curve(metrics.targets[:, k] > 0.5, metrics.probabilities[:, k])
         last = worst is not None and k == worst[0] and len(scores) > 1
         style = {"color": ORANGE, "linewidth": 1.8, "zorder": 3} if last else {"color": SKY, "linewidth": 1.0}
-        name = f"{_short(score.name)}, the lowest: {score.ap:.1%}" if last else None
+        name = f"{short(score.name)}, the lowest: {score.ap:.1%}" if last else None
         axes.plot(recall, precision, drawstyle="steps-post", label=name, **style)  # type: ignore[arg-type]
         axes.plot(
             score.recall, score.precision, "o", color=style["color"], markeredgecolor="white", markersize=6, zorder=4
@@ -261,7 +263,7 @@ def precision_recall(metrics: LabelMetrics) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def predicted(metrics: ValueMetrics, most: int = 6) -> Figure:
     """Predicted against true values of each column, and below them how far off they are."""
     order = sorted(range(len(metrics.per_value)), key=lambda k: metrics.per_value[k].r2)
@@ -271,7 +273,7 @@ def predicted(metrics: ValueMetrics, most: int = 6) -> Figure:
     size = float(np.clip(1500 / metrics.images, 2, 18))
     for (upper, lower), k in zip(grid.T, columns, strict=True):
         score, true, said = metrics.per_value[k], metrics.targets[:, k], metrics.predicted[:, k]
-        _title(upper, f"{_short(score.name)}: R² {score.r2:.3f}", f"MAE {score.mae:.3g}, RMSE {score.rmse:.3g}")
+        heading(upper, f"{short(score.name)}: R² {score.r2:.3f}", f"MAE {score.mae:.3g}, RMSE {score.rmse:.3g}")
         points = {"s": size, "color": BLUE, "alpha": 0.5, "linewidths": 0}
         ends = [float(min(true.min(), said.min())), float(max(true.max(), said.max()))]
         upper.plot(ends, ends, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
@@ -289,7 +291,7 @@ def predicted(metrics: ValueMetrics, most: int = 6) -> Figure:
 _MAIN = {"top1": "Top-1 accuracy", "map": "Mean average precision", "r2": "R²"}  # what a run is best by
 
 
-@_styled
+@styled
 def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
     """Loss, the main metric and learning rate over the epochs of a run, from the rows of its metrics.csv."""
     figure = Figure(figsize=(11, 3.5), layout="constrained")
@@ -307,10 +309,10 @@ def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
     main.plot(epoch[best], scores[best], "o", color=BLUE, markeredgecolor="white", markersize=8)
     lr.plot(epoch, column["lr"], color=GREY, marker=marker)
 
-    _title(loss, "Loss", f"validation ends at {column['val_loss'][-1]:.3f}")
+    heading(loss, "Loss", f"validation ends at {column['val_loss'][-1]:.3f}")
     shown = f"{scores[best]:.3f}" if name == "r2" else f"{scores[best]:.1%}"
-    _title(main, _MAIN[name], f"validation is best in epoch {epoch[best]:g}: {shown}")
-    _title(lr, "Learning rate", f"highest {column['lr'].max():.3g}")
+    heading(main, _MAIN[name], f"validation is best in epoch {epoch[best]:g}: {shown}")
+    heading(lr, "Learning rate", f"highest {column['lr'].max():.3g}")
     loss.legend()
     loss.set_ylim(bottom=0)
     lr.set_ylim(bottom=0)
@@ -326,7 +328,7 @@ def curves(rows: Sequence[Mapping[str, float]]) -> Figure:
     return figure
 
 
-@_styled
+@styled
 def lr_range(lrs: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float) -> Figure:
     """The loss while the learning rate grows, and where it falls fastest."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
@@ -351,24 +353,27 @@ def lr_range(lrs: Sequence[float], losses: Sequence[float], smoothed: Sequence[f
     span = max(smoothed) - min(smoothed)
     axes.set_ylim(min(smoothed) - 0.1 * span, max(smoothed) + 0.1 * span)  # a last step may be far off
     axes.legend(loc="best")
-    _title(axes, "Learning-rate range test", f"{len(losses)} steps, lowest loss at {lrs[int(np.argmin(smoothed))]:.2g}")
+    heading(
+        axes, "Learning-rate range test", f"{len(losses)} steps, lowest loss at {lrs[int(np.argmin(smoothed))]:.2g}"
+    )
     return figure
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as PNG, trimmed to what is drawn."""
+def save(figure: Figure, path: Path, format: str = "png") -> None:
+    """Writes a figure as PNG, SVG or PDF, trimmed to what is drawn."""
     with warnings.catch_warnings():
         # A class name in a script that no font has is drawn as boxes: ugly, but nothing that is wrong.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(path, format="png", dpi=150, bbox_inches="tight", facecolor="white")
+        figure.savefig(path, format=format, dpi=150, bbox_inches="tight", facecolor="white")
 
 
-def _title(axes: Axes, title: str, note: str) -> None:
+def heading(axes: Axes, title: str, note: str) -> None:
+    """A title, and below it what it is about in grey."""
     axes.set_title(title)
     axes.annotate(note, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color=GREY)
 
 
-def _short(name: str, longest: int = 30) -> str:
+def short(name: str, longest: int = 30) -> str:
     """A long name without its middle: the two ends tell more names apart than the beginning alone."""
     half = (longest - 1) // 2
     return name if len(name) <= longest else f"{name[:half].rstrip(' ._-')}…{name[-half:].lstrip(' ._-')}"

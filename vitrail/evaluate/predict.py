@@ -91,7 +91,7 @@ def classify(
             if isinstance(outputs, UnreadableImage):
                 yield Prediction(file, error=str(outputs), task=card.task)
             else:
-                yield _say(file, outputs, card, top)
+                yield say(file, outputs, card, top)
 
 
 def run_files(
@@ -103,7 +103,7 @@ def run_files(
     device: str,
 ) -> Generator[tuple[str, Tensor | UnreadableImage], None, None]:
     """What `compute`, a model or a method of it, makes of every file; or why a file cannot be read."""
-    with closing(_read_ahead(files, preprocess, workers, ahead=2 * batch_size)) as read:
+    with closing(read_ahead(files, preprocess, workers, ahead=2 * batch_size)) as read:
         while batch := list(islice(read, batch_size)):
             good = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImage)]
             outputs = iter(_outputs(compute, preprocess, good, device) if good else ())
@@ -116,7 +116,7 @@ def _outputs(compute: Callable[[Tensor], Tensor], preprocess: Preprocess, pixels
         return compute(preprocess.normalise(torch.from_numpy(np.stack(pixels)).to(device))).float().cpu()
 
 
-def _say(file: str, outputs: Tensor, card: Card, top: int | None) -> Prediction:
+def say(file: str, outputs: Tensor, card: Card, top: int | None) -> Prediction:
     """What a model's outputs for an image mean, by its task."""
     if card.task == "regression":
         scaled = zip(outputs.tolist(), card.target_std, card.target_mean, strict=True)
@@ -132,7 +132,7 @@ def _say(file: str, outputs: Tensor, card: Card, top: int | None) -> Prediction:
     return Prediction(file, tuple(card.classes[i] for i in best), tuple(chances[i] for i in best), task=card.task)
 
 
-def _read_ahead(
+def read_ahead(
     files: Iterable[str], preprocess: Preprocess, workers: int, ahead: int
 ) -> Generator[tuple[str, Pixels | UnreadableImage], None, None]:
     """Reads files in threads and in order, at most `ahead` of them before they are asked for."""

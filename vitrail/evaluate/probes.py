@@ -182,7 +182,9 @@ def linear(
     ((_, model),) = _fits(x, y, [best])
     if model[-1].n_iter_.max() >= _ITERATIONS:
         log.warning("The linear probe was stopped after %d iterations, before it converged.", _ITERATIONS)
-    logits = model.predict_log_proba(test)
+    logits = model.decision_function(test)  # not the logarithm of probabilities, which may be 0 where all is certain
+    if logits.ndim == 1:  # of two classes, for the second and against the first
+        logits = np.column_stack([-logits, logits])
     scores = np.full((len(test), len(names)), logits.min() - 1)  # a class without training images comes last
     scores[:, model[-1].classes_] = logits
     return _measured("linear", scores, truth, names, len(x), {"l2": best, "held_out_top1": round(found[best], 6)})

@@ -118,7 +118,7 @@ def evaluate_on(
 ) -> AnyMetrics:
     """`evaluate` on data that is open already."""
     _check_batch(batch_size)
-    name = _split_name(data, split)
+    name = split_name(data, split)
     device = choose_device(device)
     model, card = open_run(run, device)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
@@ -145,7 +145,7 @@ def probe_on(
 ) -> ProbeMetrics | FewShotMetrics:
     """`evaluate` by features on data that is open already; `chosen` goes to the method."""
     _check_batch(batch_size)
-    name = _split_name(data, split)
+    name = split_name(data, split)
     if data.task != "multiclass":
         raise UserError(
             f"The method '{method}' tells classes apart, but {data.name} is {WORDS[data.task].title}. "
@@ -183,6 +183,21 @@ def probe_on(
     return replace(metrics, folder=folder)
 
 
+def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
+    """The data that a run was trained on, with the very same splits, or other `data`; read as its model wants it.
+
+    Other data has the classes of the model, in its order, unless it has some that the model does not know.
+    """
+    where = dict.fromkeys(("data_dir", "image_column", "label_column"))
+    try:
+        opened = _open(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+    except UserError:
+        if data is None:
+            raise
+        opened = _open(home(run), data, where, card, {})
+    return opened.read_as(card.preprocess.channels, card.preprocess.bits)
+
+
 def _chosen(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given for a method; a UserError if it is for another."""
     if method not in get_args(Method):
@@ -200,7 +215,7 @@ def _check_batch(batch_size: int) -> None:
         raise UserError(f"'batch_size' must be 1 or more, but it is {batch_size}.")
 
 
-def _split_name(data: Data, split: str | None) -> str:
+def split_name(data: Data, split: str | None = None) -> str:
     """The split that is asked for, or the one that is usually measured."""
     name = split or next(usual for usual in ("val", "test", *data.splits) if usual in data.splits)
     if name not in data.splits:

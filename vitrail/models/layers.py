@@ -141,12 +141,21 @@ class AttentionPool(nn.Module):
         self.mlp = Mlp(width, mlp)
 
     def forward(self, x: Tensor) -> Tensor:
-        q = self.q(self.latent).expand(x.shape[0], -1, -1).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        kv = self.kv(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 B H N D/H
-        x = F.scaled_dot_product_attention(q, kv[0], kv[1]).transpose(1, 2).flatten(2)
+        q, k, v = self._split(x)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         x = self.proj(x)
         x = x + self.mlp(self.norm(x))
         return x[:, 0]  # B D
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The attention of the query to the tokens that `forward` applies but never stores: (B, H, 1, N)."""
+        q, k, _ = self._split(x)
+        return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q(self.latent).expand(x.shape[0], -1, -1).unflatten(2, (self.heads, -1)).transpose(1, 2)
+        kv = self.kv(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 B H N D/H
+        return q, kv[0], kv[1]
 
 
 class Stage(nn.Module):

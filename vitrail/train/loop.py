@@ -21,6 +21,7 @@ from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment
 from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
+from vitrail.device import hardware
 from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on, predict_split
@@ -50,6 +51,7 @@ from vitrail.train.run import (
 from vitrail.train.schedule import Schedule, images_per_second
 from vitrail.train.transfer import set_learning, set_mode
 from vitrail.weights import WEIGHTS_FILE, Card, absolute, save, start_from
+from vitrail.weights.card import versions
 
 
 def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
@@ -203,7 +205,12 @@ def optimise(
     if config.run.compile:
         model.compile()
     card = Card(
-        model=config.model, config=model.config, classes=data.classes, preprocess=preprocess, task=data.task
+        model=config.model,
+        config=model.config,
+        classes=data.classes,
+        preprocess=preprocess,
+        task=data.task,
+        versions=versions() | {"hardware": hardware(device)},
     ).standardising(data.splits["train"].targets)
     objective = build_objective(model, card, config, data.splits["train"].targets)
 

@@ -1,0 +1,37 @@
+"""Seeing what a model sees: `vitrail.explain(run, images)` is `vitrail explain RUN IMAGES…`.
+
+Its parts take a model and a normalised batch (B, C, H, W) on the model's device, and give arrays.
+"""
+
+from __future__ import annotations
+
+from vitrail.explain.attention import attention_distance, attention_maps, patch_attention, rollout, watch
+from vitrail.explain.embedding_map import embedding_map
+from vitrail.explain.faithfulness import faithfulness
+from vitrail.explain.filters import patch_filters
+from vitrail.explain.galleries import least_certain, most_wrong
+from vitrail.explain.neighbours import neighbours
+from vitrail.explain.positions import position_similarity, relative_bias
+from vitrail.explain.relevance import relevance
+from vitrail.explain.verbs import explain
+from vitrail.verb import callable_package
+
+__all__ = [
+    "attention_distance",
+    "attention_maps",
+    "embedding_map",
+    "explain",
+    "faithfulness",
+    "least_certain",
+    "most_wrong",
+    "neighbours",
+    "patch_attention",
+    "patch_filters",
+    "position_similarity",
+    "relative_bias",
+    "relevance",
+    "rollout",
+    "watch",
+]
+
+callable_package(__name__, explain)

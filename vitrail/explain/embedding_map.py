@@ -1,0 +1,250 @@
+"""A data set as a model sees it: every image has a place in the plane, near to those that the model takes for alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.data import Split
+from vitrail.data.dataset import Task
+from vitrail.evaluate.figures import GREY, INK, STYLE, short
+from vitrail.explain.galleries import thumbnail
+from vitrail.explain.neighbours import unit
+
+Points = NDArray[np.float32]  # N 2
+Colour = str | tuple[float, float, float]
+
+MOST = 1500  # images of a map: more make it slower and no clearer
+
+# Of Okabe and Ito, without their yellow, which is hard to see on white; with the marks, enough for all that is named.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+_MARKS = ("o", "^", "s")
+_NAMED = 20
+_OTHERS = "#C8C8C8"
+
+_COMPONENTS = 50  # of a PCA, before t-SNE
+_PERPLEXITY = 30
+_FEWEST = 8  # images from which on t-SNE has something to do
+_CELLS, _PIXELS = 26, 60  # thumbnails in a row at most, and how large they are
+
+
+def embedding_map(features: NDArray[np.floating], seed: int = 0) -> Points:
+    """Places in the plane, (N, 2), for feature vectors, (N, D): vectors of a similar direction lie near each other.
+
+    By t-SNE of their first principal components, so far distances mean little; a handful of images is placed by the
+    components alone. The same features and seed give the same map.
+    """
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    directions = unit(features)
+    if np.ptp(directions, axis=0).max() < 1e-6:  # all are alike, or there is one only
+        return np.zeros((len(directions), 2), np.float32)
+    places = PCA(min(_COMPONENTS, *directions.shape), random_state=seed).fit_transform(directions)
+    if len(directions) >= _FEWEST and places.shape[1] > 1:
+        perplexity = min(_PERPLEXITY, (len(directions) - 1) / 3)
+        places = TSNE(perplexity=perplexity, init="pca", random_state=seed, n_jobs=1).fit_transform(places)
+    return np.pad(places, ((0, 0), (0, 1)))[:, :2].astype(np.float32)
+
+
+def choose(images: int, most: int = MOST, seed: int = 0) -> NDArray[np.int64]:
+    """The numbers of the images that a map shows: all, or `most` of them by chance."""
+    if images <= most:
+        return np.arange(images)
+    return np.sort(np.random.default_rng(seed).choice(images, most, replace=False))
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """What the images of a map are coloured by."""
+
+    names: list[str]  # the largest group first; those that come after the last name are the others
+    number: NDArray[np.int64]  # of every image's group
+    others: int  # groups without a name
+
+    def colour(self, group: int) -> str:
+        return _COLOURS[group % len(_COLOURS)] if group < len(self.names) else _OTHERS
+
+    def mark(self, group: int) -> str:
+        return _MARKS[group // len(_COLOURS) % len(_MARKS)] if group < len(self.names) else "."
+
+
+def _groups(task: Task, classes: Sequence[str], targets: NDArray[Any]) -> _Groups:
+    if task == "multilabel":
+        has = targets > 0.5
+        first, names = np.where(has.any(axis=1), has.argmax(axis=1), len(classes)), [*classes, "(no label)"]
+    else:
+        first, names = targets, list(classes)
+    counts = np.bincount(first, minlength=len(names))
+    order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
+    named = np.sort(order[:_NAMED])  # in the order of the classes, so that maps of the same data have the same colours
+    rank = np.full(len(names), len(named), np.int64)
+    rank[named] = np.arange(len(named))
+    return _Groups([names[k] for k in named], rank[first], len(order) - len(named))
+
+
+def embedding_figure(
+    places: Points,
+    split: Split,
+    chosen: NDArray[np.int64],
+    task: Task,
+    classes: Sequence[str],
+    name: str = "",
+) -> Figure:
+    """The map as coloured points, and again as pictures: in each cell of a grid the one nearest to its middle.
+
+    `chosen` are the numbers of the images in the split. Colours are classes, the first label of an image that may have
+    several, or the (first) number.
+    """
+    targets = split.targets[chosen]
+    centre, half = _square(places)
+    with mpl.rc_context(STYLE):
+        width, height, side = 14.0, 7.9, 6.6  # inches
+        figure = Figure(figsize=(width, height))
+        bottom = (height - 0.65 - side) / height
+        left, right = (figure.add_axes((x / width, bottom, side / width, side / height)) for x in (0.25, 7.15))
+        for axes in (left, right):
+            axes.set(xticks=[], yticks=[])
+            axes.set(xlim=(centre[0] - half, centre[0] + half), ylim=(centre[1] - half, centre[1] + half))
+            axes.grid(False)
+            axes.spines[:].set_visible(False)
+        size = float(np.clip(16_000 / len(places), 8, 40))
+        if task == "regression":
+            colours, by = _by_value(figure, left, places, targets[:, 0], classes[0], size), classes[0]
+        else:
+            colours = _by_group(figure, left, places, _groups(task, classes, targets), size)
+            by = "class" if task == "multiclass" else "the first of an image's labels"
+        _thumbnails(right, places, split, chosen, colours, centre, half)
+        count = f"{len(places):,}" if len(chosen) == len(split) else f"{len(places):,} of {len(split):,}"
+        how = "t-SNE" if len(places) >= _FEWEST else "principal components"
+        note = f"{how} of the features of {count} images{f' of {name}' if name else ''}, coloured by {short(by, 40)}"
+        figure.text(0.25 / width, 1 - 0.3 / height, "Embedding map", fontsize=12, weight="bold")
+        figure.text(0.25 / width, 1 - 0.52 / height, note, color=GREY)
+    return figure
+
+
+def _square(places: Points) -> tuple[Points, float]:
+    """The middle of all places, and half the side of the square that holds them with some room."""
+    low, high = places.min(axis=0), places.max(axis=0)
+    return (low + high) / 2, float(max((high - low).max() / 2, 1e-3)) * 1.04
+
+
+def _by_group(figure: Figure, axes: Axes, places: Points, groups: _Groups, size: float) -> list[Colour]:
+    named = range(len(groups.names))
+    for group in (len(named), *named):  # the others lie below
+        x, y = places[groups.number == group].T
+        if len(x):
+            label = short(groups.names[group], 24) if group in named else f"{groups.others} other classes"
+            axes.scatter(
+                x, y, size, groups.colour(group), marker=groups.mark(group), alpha=0.85, linewidths=0, label=label
+            )
+    handles, labels = axes.get_legend_handles_labels()
+    turn = 0 if groups.others == 0 else 1
+    figure.legend(
+        handles[turn:] + handles[:turn],
+        labels[turn:] + labels[:turn],
+        loc="lower center",
+        ncols=7,
+        fontsize=8,
+        markerscale=(30 / size) ** 0.5,
+        handletextpad=0.3,
+        columnspacing=1.4,
+    )
+    names = [short(name, 18) for name in groups.names]
+    middles = np.array([_middle(places[groups.number == group]) for group in named])
+    halo = [withStroke(linewidth=2.5, foreground="white")]
+    for name, (x, y) in zip(names, _apart(middles, names, axes), strict=True):
+        axes.text(x, y, name, ha="center", va="center", weight="bold", color=INK, path_effects=halo)
+    return [groups.colour(group) for group in groups.number]
+
+
+def _by_value(
+    figure: Figure, axes: Axes, places: Points, values: NDArray[np.float32], name: str, size: float
+) -> list[Colour]:
+    low, high = np.percentile(values, [1, 99])  # a few that are far off must not take all colours
+    x, y = places.T
+    points = axes.scatter(x, y, size, values, cmap="viridis", vmin=low, vmax=high, linewidths=0)
+    bar = figure.colorbar(points, cax=axes.inset_axes((0, -0.045, 0.4, 0.02)), orientation="horizontal")
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label(short(name, 40), fontsize=8)
+    return [(r, g, b) for r, g, b, _ in points.to_rgba(values)]
+
+
+def _middle(places: Points) -> Points:
+    """The place that is nearest to the median of all: there is an image of the group, even if it lies in two heaps."""
+    return places[np.argmin(((places - np.median(places, axis=0)) ** 2).sum(axis=1))]
+
+
+def _apart(middles: Points, names: Sequence[str], axes: Axes) -> NDArray[np.float64]:
+    """Places for names near their middles where no two cover each other: those that do are pushed up and down."""
+    left, right = axes.get_xlim()
+    inch = (right - left) / 6.6
+    height = 0.15 * inch
+    widths = np.array([0.085 * len(name) * inch for name in names])
+    places = middles.astype(np.float64)
+    edge = np.minimum(widths / 2, (right - left) / 2)
+    places[:, 0] = np.clip(places[:, 0], left + edge, right - edge)
+    for _ in range(200):
+        moved = False
+        for i in range(len(places)):
+            for j in range(i):
+                dx, dy = places[i] - places[j]
+                overlap = height - abs(dy)
+                if overlap > 0 and abs(dx) < (widths[i] + widths[j]) / 2:
+                    push = (overlap / 2 + 0.01 * height) * (1 if dy >= 0 else -1)
+                    places[i, 1] += push
+                    places[j, 1] -= push
+                    moved = True
+        if not moved:
+            break
+    return places
+
+
+def _thumbnails(
+    axes: Axes,
+    places: Points,
+    split: Split,
+    chosen: NDArray[np.int64],
+    colours: Sequence[Colour],
+    centre: Points,
+    half: float,
+) -> None:
+    """Draws pictures in the cells of a grid, no more than one in each, framed in their colours."""
+    cells = int(np.clip(round(2.2 * len(places) ** 0.5), 4, _CELLS))
+    at = (places - (centre - half)) / (2 * half) * cells
+    cell = np.clip(at.astype(np.int64), 0, cells - 1)
+    off = ((at - cell - 0.5) ** 2).sum(axis=1)
+    canvas = np.ones((cells * _PIXELS, cells * _PIXELS, 3), np.float32)
+    taken = set()
+    for i in np.argsort(off, kind="stable"):
+        column, row = int(cell[i, 0]), cells - 1 - int(cell[i, 1])
+        if (row, column) in taken:
+            continue
+        taken.add((row, column))
+        y, x = row * _PIXELS, column * _PIXELS
+        canvas[y + 1 : y + _PIXELS - 1, x + 1 : x + _PIXELS - 1] = to_rgb(colours[i])
+        inner = _PIXELS - 8
+        canvas[y + 4 : y + 4 + inner, x + 4 : x + 4 + inner] = _squared(thumbnail(split, int(chosen[i])), inner)
+    low, high = centre - half, centre + half
+    axes.imshow(canvas, extent=(low[0], high[0], low[1], high[1]), interpolation="antialiased")
+
+
+def _squared(image: Image.Image, side: int) -> NDArray[np.float32]:
+    """The middle of a picture as a square, (side, side, 3) of 0 to 1."""
+    image = image.convert("RGB")
+    edge = min(image.size)
+    x, y = (image.width - edge) // 2, (image.height - edge) // 2
+    method = Image.Resampling.NEAREST if edge < side else Image.Resampling.BICUBIC
+    square = image.resize((side, side), method, (x, y, x + edge, y + edge))
+    return np.asarray(square, np.float32) / np.float32(255)

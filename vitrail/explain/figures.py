@@ -1,0 +1,255 @@
+"""The figures of an explanation: maps over pictures, and what a model's heads and weights show, in one style."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, heading, short, styled
+
+Array = NDArray[np.float32]
+View = NDArray[np.uint8]  # h w 3
+
+# Both go from dark to light evenly, so that they are read without colour too.
+HEAT, MARK = "inferno", "#56B4E9"
+LIKE = "viridis"
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", [(0, "#6E2C00"), (0.25, ORANGE), (0.5, "#F7F7F7"), (0.75, BLUE), (1, "#06365C")]
+)
+
+_SIDE = 224  # pixels that pictures are enlarged to, at least
+_TILE = 48  # pixels of a tile's longer side, at least
+_PLACES = 14  # rows and columns of patches that have a tile of their own
+_LEAST = 5.0  # inches that a title needs
+_ACROSS = 3  # pictures in a row, each beside its map and its overlay
+
+
+def enlarge(view: View) -> View:
+    """A small picture with every pixel repeated, so that nothing is made up between them."""
+    times = -(-_SIDE // min(view.shape[:2]))
+    return view.repeat(times, axis=0).repeat(times, axis=1)
+
+
+def overlay(view: View, weights: Array) -> View:
+    """A picture that is bright where a map (h, w) is high, as in figure 6 of the paper; the map is smoothed."""
+    picture = enlarge(view)
+    smooth = F.interpolate(torch.from_numpy(weights)[None, None], picture.shape[:2], mode="bicubic")[0, 0]
+    light = (smooth / weights.max()).clamp(0, 1).numpy()[:, :, None]
+    return (picture * (0.08 + 0.92 * light)).astype(np.uint8)
+
+
+def heat(weights: Array, size: tuple[int, ...]) -> View:
+    """A map (h, w) in colours from dark to light, its patches as large as they are in a picture of this size."""
+    h, w = weights.shape
+    y, x = np.arange(size[0]) * h // size[0], np.arange(size[1]) * w // size[1]
+    colours = colormaps[HEAT](weights / weights.max(), bytes=True)[:, :, :3]
+    return colours[y][:, x]
+
+
+@styled
+def rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong: Sequence[bool] = ()) -> Figure:
+    """Pictures with their maps (B, h, w): the picture, the map, and the picture where it is attended to."""
+    across = min(_ACROSS, len(views))
+    down = -(-len(views) // across)
+    h, w = enlarge(views[0]).shape[:2]
+    gap = w // 20
+    wide, head, caption, apart = 4.0, 0.6, 0.22, 0.14  # inches; a picture, its map and its overlay are one image
+    tall = wide * h / (3 * w + 2 * gap)
+    width, height = across * (wide + apart) - apart, head + down * (caption + tall + apart) - apart
+    figure = Figure(figsize=(width, height))
+    figure.text(0, 1 - 0.1 / height, "Attention rollout", fontsize=11, fontweight="bold", va="center")
+    note = "from none (dark) to the most (light); a peak of 1× would be all patches alike"
+    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
+    for i, (view, weights) in enumerate(zip(views, maps, strict=True)):
+        x, y = i % across * (wide + apart), head + i // across * (caption + tall + apart) + caption
+        axes = figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
+        white = np.full((h, gap, 3), 255, np.uint8)
+        panes = [enlarge(view), white, heat(weights, (h, w)), white, overlay(view, weights)]
+        axes.imshow(np.concatenate(panes, axis=1), aspect="auto", interpolation="antialiased")
+        axes.set_axis_off()
+        wrongly = i < len(wrong) and wrong[i]
+        axes.set_title(short(captions[i], 40), fontsize=8.5, weight="normal", pad=3, color=ORANGE if wrongly else INK)
+        peak = f"peak {weights.max() * weights.size:.1f}×"
+        axes.set_title(peak, loc="right", fontsize=7, weight="normal", pad=3, color=GREY)
+    return figure
+
+
+@styled
+def heads(
+    view: View, maps: Array, caption: str, looks: str = "from the class token", patch: tuple[int, int] | None = None
+) -> Figure:
+    """Where every head of every layer looks in a picture, (L, H, h, w); the patch that looks is marked."""
+    layers, count, h, w = maps.shape
+    aspect = view.shape[0] / view.shape[1]
+    tile = min(max(7.5 / count, 0.42), 0.9)  # inches
+    across, down = tile * count, tile * aspect * layers
+    side = min(max(down, 1.6), 2.6)
+    widths = [max(side / aspect, 1.8), max(across, 3.6)]  # titles need room beside narrow pictures too
+    figure = Figure(figsize=(sum(widths) + 1.1, max(down, side) + 1.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=widths)
+    heading(left, short(caption, 24), "")
+    left.imshow(enlarge(view), extent=(0, w, h, 0), interpolation="antialiased")
+    left.set_axis_off()
+    left.set_anchor("NW")
+    heading(right, f"Attention {looks}", "each head by itself, from none (dark) to its most (light)")
+    _tiles(right, maps / np.maximum(maps.max(axis=(2, 3), keepdims=True), 1e-12), cmap=HEAT, vmin=0, vmax=1)
+    _number(right, layers, count, "layer", "head", first=1)
+    right.set_anchor("NW")
+    if patch is not None:
+        _mark(left, patch, 1, 1, 0, 0, 2.0)
+        tall, wide, gap = _spacing(h, w)
+        for row in range(layers):
+            for column in range(count):
+                _mark(right, patch, tall / h, wide / w, row * (tall + gap), column * (wide + gap), 0.8)
+    return figure
+
+
+@styled
+def distance(far: Array, even: float, width: int, images: int) -> Figure:
+    """How far every head looks against the depth of its layer, (L, H): figure 7 of the paper, on the right."""
+    layers = np.arange(1, len(far) + 1)
+    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    heading(axes, "How far heads look", f"mean over {images:,} image{'s' if images > 1 else ''}, a dot for each head")
+    axes.axhline(even, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="a head that looks everywhere alike")
+    axes.plot(layers, far.mean(axis=1), color=ORANGE, linewidth=1.6, label="mean of the layer")
+    axes.scatter(layers.repeat(far.shape[1]), far.ravel(), s=26, color=BLUE, alpha=0.75, linewidths=0, zorder=3)
+    axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xlim=(0.5, len(far) + 0.5))
+    axes.set_ylim(0, 1.12 * max(float(far.max()), even))
+    axes.xaxis.set_major_locator(MaxNLocator(min(len(far), 12), integer=True))
+    axes.grid(axis="x", visible=False)
+    share = axes.secondary_yaxis("right", functions=(partial(np.multiply, 1 / width), partial(np.multiply, width)))
+    share.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    share.set_ylabel("share of the image's width")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8)
+    return figure
+
+
+@styled
+def similarity(alike: Array) -> Figure:
+    """A tile for every patch: how alike its position embedding is to those of all patches, (h, w, h, w)."""
+    h, w = alike.shape[:2]
+    rows, columns = (np.unique(np.linspace(0, n - 1, min(n, _PLACES)).round().astype(int)) for n in (h, w))
+    tile = min(6.4 / max(len(rows), len(columns)), 0.9)
+    figure = Figure(
+        figsize=(max(tile * len(columns) + 1.6, _LEAST), tile * len(rows) * h / w + 1.2), layout="constrained"
+    )
+    axes = figure.add_subplot()
+    heading(axes, "Similarity of position embeddings", f"a tile for each patch, with its likeness to all {h} × {w}")
+    others = alike.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
+    low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 1.0)
+    image = _tiles(axes, alike[np.ix_(rows, columns)], cmap=LIKE, vmin=low, vmax=high)
+    _number(axes, len(rows), len(columns), "patch row", "patch column", names=(rows, columns))
+    _bar(figure, axes, image, "cosine similarity (a patch to itself is 1)")
+    return figure
+
+
+@styled
+def bias(tables: Array) -> Figure:
+    """What relative positions add for a patch at each place around the one that looks: (L, H, 2h-1, 2w-1)."""
+    layers, count, h, w = tables.shape
+    tile = min(max(6.4 / count, 0.45), 1.1)
+    figure = Figure(figsize=(max(tile * count + 1.7, _LEAST), tile * layers * h / w + 1.2), layout="constrained")
+    axes = figure.add_subplot()
+    heading(axes, "Relative position biases", "the patch that looks is in the middle of a tile")
+    most = max(float(np.abs(tables).max()), 1e-12)
+    image = _tiles(axes, tables, cmap=SIGNED, vmin=-most, vmax=most)
+    _number(axes, layers, count, "layer", "head", first=1)
+    _bar(figure, axes, image, "added to the attention's logit")
+    return figure
+
+
+@styled
+def filters(components: Array) -> Figure:
+    """Principal components of the patch filters, (count, p, p, C), each by itself from its least to its most.
+
+    Those of three channels are in colour; of any other number there is a row for each component, a tile for each band.
+    """
+    count, _, _, channels = components.shape
+    scaled = components / np.abs(components).max(axis=(1, 2, 3), keepdims=True) / 2 + 0.5
+    plain = channels in (1, 3)
+    columns = min(7, count) if plain else channels
+    rows = -(-count // columns) if plain else count
+    tile = 0.8 if plain else 0.45
+    figure = Figure(figsize=(max(tile * columns + 0.6, _LEAST), tile * rows + 1), layout="constrained")
+    axes = figure.add_subplot()
+    note = f"first {count} principal components, " + ("each by itself" if plain else "a row each")
+    heading(axes, "Patch filters", note)
+    if plain:
+        blank = np.ones((rows * columns - count, *scaled.shape[1:]), np.float32)
+        tiles = np.concatenate([scaled, blank]).reshape(rows, columns, *scaled.shape[1:])
+        _tiles(axes, tiles if channels == 3 else tiles[..., 0], cmap="gray", vmin=0, vmax=1)
+        axes.set_axis_off()
+    else:
+        _tiles(axes, scaled.transpose(0, 3, 1, 2), cmap="gray", vmin=0, vmax=1)
+        _number(axes, rows, columns, "component", "band", first=1)
+    axes.set_anchor("NW")
+    return figure
+
+
+def _spacing(h: int, w: int) -> tuple[int, int, int]:
+    """Pixels of a tile and of the gap between tiles: every value is enlarged alike, so that thin gaps can be drawn."""
+    times = -(-_TILE // max(h, w))
+    return h * times, w * times, max(max(h, w) * times // 16, 1)
+
+
+def _tiles(axes: Axes, tiles: Array, **colours: Any) -> AxesImage:
+    """Draws tiles (R, C, h, w) or, in colour, (R, C, h, w, 3), with white gaps between them."""
+    rows, columns, h, w = tiles.shape[:4]
+    tall, wide, gap = _spacing(h, w)
+    nothing = 1.0 if tiles.ndim == 5 else np.nan
+    whole = np.full((rows * (tall + gap) - gap, columns * (wide + gap) - gap, *tiles.shape[4:]), nothing, np.float32)
+    large = tiles.repeat(tall // h, axis=2).repeat(wide // w, axis=3)
+    for row in range(rows):
+        for column in range(columns):
+            y, x = row * (tall + gap), column * (wide + gap)
+            whole[y : y + tall, x : x + wide] = large[row, column]
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    extent = (0, whole.shape[1], whole.shape[0], 0)
+    return axes.imshow(whole, extent=extent, interpolation="nearest", **colours)
+
+
+def _number(
+    axes: Axes,
+    rows: int,
+    columns: int,
+    row: str,
+    column: str,
+    first: int = 0,
+    names: tuple[NDArray[Any], NDArray[Any]] | None = None,
+) -> None:
+    """Numbers the rows and columns of tiles."""
+    bottom, right = axes.get_ylim()[0], axes.get_xlim()[1]
+    down, across = names or (np.arange(rows) + first, np.arange(columns) + first)
+    axes.set_yticks((np.arange(rows) + 0.5) * bottom / rows, down, fontsize=7.5)
+    axes.set_xticks((np.arange(columns) + 0.5) * right / columns, across, fontsize=7.5)
+    axes.set_ylabel(row)
+    axes.set_xlabel(column)
+
+
+def _mark(axes: Axes, patch: tuple[int, int], tall: float, wide: float, y: float, x: float, line: float) -> None:
+    """Frames a patch of a picture or tile whose corner is at (y, x)."""
+    row, column = patch
+    corner = (x + column * wide, y + row * tall)
+    axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor=MARK, linewidth=line, clip_on=False))
+
+
+def _bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> None:
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=28, pad=0.02)
+    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib calls it a Spine
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label(label, fontsize=8)

@@ -1,0 +1,175 @@
+"""Which patches speak for a class: attention weighted by its gradient, followed from the answer back to the picture.
+
+Rollout multiplies attention maps and is the same whatever the class. Here a map counts as far as more of it would
+raise the class's logit (https://arxiv.org/abs/2103.15679): in every block,
+
+    Ā = mean over heads of max(∂logit/∂A ⊙ A, 0)        R = R + Ā·R, from the first block to the last
+
+and the row of R that the head reads is the answer: the class token's, or the mean of the patches' rows, or the row that
+attention pooling makes of them. One row is all that is needed, so the product is taken from its other end, row = row +
+row·Ā from the last block to the first. That is the order of the backward pass, and one block's maps are in memory at a
+time. Of a fused kernel's output O = A·V the gradient gives that of the map, ∂logit/∂A = ∂logit/∂O·Vᵀ.
+
+Legend: B batch, N tokens, D width, H heads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitrail.errors import UserError
+from vitrail.explain.attention import shares
+from vitrail.models import Model
+from vitrail.models.layers import Attention, AttentionPool, Block
+from vitrail.models.vit import ViT
+
+Classes = int | Sequence[int] | NDArray[np.integer]  # numbers of classes: one for all images, or one for each
+
+_ROOM = 2**27  # numbers that may be in memory at a time: half a GiB
+
+
+def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
+    """How much each patch of preprocessed images, (B, C, H, W), speaks for a class: (B, h, w), 0 and above.
+
+    With `instead`, how much it speaks for the class rather than for that other one: the difference of the two logits is
+    explained. A patch that speaks against the class has 0.
+    """
+    vit = next((part for part in model.modules() if isinstance(part, ViT)), None)  # the model within torch.compile's
+    if vit is None:
+        raise UserError("Relevance follows attention from token to token, and this model has none.")
+    chosen = numbers(classes, len(images), vit.config.classes)
+    other = None if instead is None else numbers(instead, len(images), vit.config.classes)
+    step = max(_ROOM // _cost(vit), 1)
+    training = vit.training
+    vit.eval()
+    try:
+        # Whatever mode the caller is in; and an image that was made in inference mode must be copied.
+        with torch.inference_mode(False), torch.enable_grad():
+            rows = [
+                _explain(
+                    vit,
+                    images[at : at + step].clone().to(vit.head.weight),
+                    chosen[at : at + step],
+                    None if other is None else other[at : at + step],
+                )
+                for at in range(0, len(images), step)
+            ]
+    finally:
+        vit.train(training)
+    h, w = vit.config.grid
+    return np.concatenate(rows).reshape(-1, h, w) if rows else np.zeros((0, h, w), np.float32)
+
+
+def numbers(classes: Classes, images: int, known: int) -> NDArray[np.int64]:
+    """The number of a class for every image; a UserError if there are more or fewer, or if one does not exist."""
+    given = np.asarray(classes)
+    if given.shape not in ((), (images,)):
+        raise UserError(f"Give one class for all images or one for each of {images}, not {given.shape}.")
+    if given.size and not (given.min() >= 0 and given.max() < known):
+        raise UserError(f"Classes have numbers from 0 to {known - 1}, but {given.min()} to {given.max()} were given.")
+    return np.broadcast_to(given.astype(np.int64), (images,))
+
+
+def _cost(vit: ViT) -> int:
+    """About how many numbers explaining one image takes: inputs of all blocks, the graph of one, and its maps."""
+    c = vit.config
+    return c.length * ((c.depth + 16) * c.width + 4 * c.mlp) + 4 * c.heads * c.length**2
+
+
+def _explain(
+    vit: ViT, images: Tensor, classes: NDArray[np.int64], instead: NDArray[np.int64] | None
+) -> NDArray[np.float32]:
+    inputs, output, logits, pooled = _forward(vit, images)
+    each = torch.arange(len(images))
+    score = logits[each, torch.from_numpy(classes.copy())]
+    if instead is not None:
+        score = score - logits[each, torch.from_numpy(instead.copy())]
+
+    row = torch.zeros(len(images), vit.config.length, device=images.device)
+    patches = row[:, vit.config.prefix :]
+    if vit.attn_pool is not None:
+        gradient, slope = torch.autograd.grad(score.sum(), (output, pooled[vit.attn_pool.proj]))
+        patches += _weighted(vit.attn_pool, pooled[vit.attn_pool], slope)[:, 0]
+    else:
+        (gradient,) = torch.autograd.grad(score.sum(), output)
+        row += shares(vit).to(row)
+
+    for block in reversed(vit.blocks):
+        assert isinstance(block, Block)
+        x = inputs.pop().requires_grad_()
+        with _inputs(block.attn, block.attn.proj) as seen:
+            output = block(x)
+        gradient, slope = torch.autograd.grad(output, (x, seen[block.attn.proj]), gradient)
+        row += (row[:, None] @ _weighted(block.attn, seen[block.attn], slope))[:, 0]
+    return patches.cpu().numpy()
+
+
+def _forward(vit: ViT, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
+    """What enters every block, what leaves the last, the logits, and what attention pooling reads.
+
+    Only from the last block on is the graph kept: the blocks are cut apart by hooks.
+    """
+    inputs: list[Tensor] = []
+    last: list[Tensor] = []
+
+    thread = threading.get_ident()  # others may use the model at the same time
+
+    def cut(_: nn.Module, args: tuple[Tensor]) -> Tensor | None:
+        if threading.get_ident() != thread:
+            return None
+        inputs.append(args[0].detach())
+        return inputs[-1]
+
+    def end(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor | None:
+        if threading.get_ident() != thread:
+            return None
+        last.append(output.detach().requires_grad_())
+        return last[-1]
+
+    hooks = [block.register_forward_pre_hook(cut) for block in vit.blocks]
+    hooks.append(vit.blocks[-1].register_forward_hook(end))
+    pool = vit.attn_pool
+    try:
+        with _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
+            logits = vit.forward(images)  # not by call: a compiled model would not notice the hooks
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return inputs, last[0], logits, seen
+
+
+@contextmanager
+def _inputs(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
+    """Collects what the modules are called with."""
+    seen: dict[nn.Module, Tensor] = {}
+    thread = threading.get_ident()
+
+    def keep(module: nn.Module, args: tuple[Tensor]) -> None:
+        if threading.get_ident() == thread:
+            seen[module] = args[0]
+
+    hooks = [module.register_forward_pre_hook(keep) for module in modules]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def _weighted(attention: Attention | AttentionPool, x: Tensor, slope: Tensor) -> Tensor:
+    """Ā for an input, of its map A = `weights(x)` and the gradient `slope` of what A makes of the values, (B, N, D)."""
+    weights = attention.weights(x)
+    joined = attention.qkv(x) if isinstance(attention, Attention) else attention.kv(x)
+    values, slope = (
+        part.reshape(*part.shape[:2], attention.heads, -1).transpose(1, 2)  # B H N D/H
+        for part in (joined[..., -slope.shape[2] :], slope)
+    )
+    return (slope @ values.transpose(-2, -1)).mul_(weights).clamp_(min=0).mean(dim=1).float()

@@ -1,0 +1,103 @@
+"""Pictures with what speaks for a class in them, beside the curves that tell how far that can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from vitrail.config import Task
+from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, short, styled
+from vitrail.explain.faithfulness import Faithfulness
+from vitrail.explain.figures import HEAT, Array, View, enlarge
+
+_SIDE, _GAP, _TITLE = 1.55, 0.12, 0.3  # inches of a picture, between two, and above a row
+_CURVES, _WORDS = 2.3, 1.75  # inches of the curves, and of the areas beside them
+_HEAD, _FOOT = 0.75, 0.4
+
+
+@dataclass(frozen=True, eq=False)
+class Pane:
+    """A map (h, w) over the picture, and what stands above it."""
+
+    title: str
+    weights: Array
+
+
+def blend(view: View, weights: Array) -> View:
+    """A picture in grey under the colours of a map (h, w), from its least (dark) to its most (light)."""
+    picture = enlarge(view)
+    h, w = weights.shape
+    y, x = (np.arange(size) * n // size for size, n in zip(picture.shape[:2], (h, w), strict=True))
+    span = weights - weights.min()
+    colours = colormaps[HEAT](span / max(float(span.max()), 1e-12))[:, :, :3]
+    grey = picture.mean(axis=2, keepdims=True) / 255
+    return (255 * (0.4 * grey + 0.6 * colours[y][:, x])).astype(np.uint8)
+
+
+@styled
+def relevances(
+    views: Sequence[View],
+    panes: Sequence[Sequence[Pane]],
+    captions: Sequence[str],
+    measured: Faithfulness,
+    task: Task = "multiclass",
+    wrong: Sequence[bool] = (),
+) -> Figure:
+    """A row for every picture: the picture, its maps, and the curves of the second one, which are measured."""
+    aspect = views[0].shape[0] / views[0].shape[1]
+    across, down = _SIDE / max(aspect, 1), _SIDE * min(aspect, 1)
+    count = 1 + len(panes[0])
+    width = _GAP + count * (across + _GAP) + 0.6 + _CURVES + _WORDS
+    height = _HEAD + len(views) * (down + _TITLE) + _FOOT
+    figure = Figure(figsize=(width, height))
+    figure.text(_GAP / width, 1 - 0.25 / height, "What speaks for an answer", fontsize=12, weight="bold")
+    note = "maps from their least (dark) to their most (light); curves follow the second map, dashed a random order"
+    figure.text(_GAP / width, 1 - 0.47 / height, note, color=GREY)
+    for row, view in enumerate(views):
+        bottom = (height - _HEAD - row * (down + _TITLE) - down) / height
+        pictures = [enlarge(view), *(blend(view, pane.weights) for pane in panes[row])]
+        titles = [captions[row], *(pane.title for pane in panes[row])]
+        for column, (image, title) in enumerate(zip(pictures, titles, strict=True)):
+            left = (_GAP + column * (across + _GAP)) / width
+            axes = figure.add_axes((left, bottom, across / width, down / height))
+            axes.imshow(image, interpolation="antialiased")
+            axes.set_axis_off()
+            colour = ORANGE if column == 0 and row < len(wrong) and wrong[row] else INK
+            axes.set_title(short(title, 27), fontsize=7.5, fontweight="normal", pad=3, color=colour)
+        left = (_GAP + count * (across + _GAP) + 0.6) / width
+        axes = figure.add_axes((left, bottom, _CURVES / width, 0.94 * down / height))
+        _curves(axes, measured, row, task, last=row == len(views) - 1)
+    return figure
+
+
+def _curves(axes: Axes, measured: Faithfulness, row: int, task: Task, last: bool) -> None:
+    """Deletion and insertion of one picture, at random dashed, and the areas under them at the right."""
+    lines = (
+        ("insertion", BLUE, measured.insertion, measured.random_insertion),
+        ("deletion", ORANGE, measured.deletion, measured.random_deletion),
+    )
+    for place, (name, colour, curve, control) in enumerate(lines):
+        axes.plot(measured.shares, curve[row], color=colour)
+        axes.plot(measured.shares, control[row], color=colour, linewidth=1, linestyle=(0, (3, 2)), alpha=0.8)
+        areas = measured.area(curve)[row], measured.area(control)[row]
+        text = f"{name} {areas[0]:.2f}\n  random {areas[1]:.2f}"
+        axes.text(1.05, 0.98 - 0.36 * place, text, transform=axes.transAxes, va="top", fontsize=8, color=colour)
+    text = f"score {measured.score[row]:+.2f}"
+    axes.text(1.05, 0.26, text, transform=axes.transAxes, va="top", fontsize=9, weight="bold")
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.tick_params(labelsize=7.5, labelbottom=last)
+    if task == "regression":
+        axes.set_ylabel("output", fontsize=8)
+    else:
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_yticks([0, 0.5, 1])
+        axes.set_ylabel("probability", fontsize=8)
+    if last:
+        axes.set_xlabel("patches removed or shown", fontsize=8)

@@ -1,0 +1,170 @@
+"""Several runs on one page: what they differ in, and what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vitrail.config import Task, TrainConfig, flat, options
+from vitrail.data.targets import WORDS
+from vitrail.errors import UserError
+from vitrail.models import parameters
+from vitrail.report import charts, words
+from vitrail.report.bootstrap import difference
+from vitrail.report.charts import shown
+from vitrail.report.facts import Facts
+from vitrail.report.page import render
+from vitrail.report.tables import MAIN_SCORE, Cell, Line, Table, each
+from vitrail.report.words import MEASURES, between, main_name, plus_minus, setting
+
+_NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one run reached, how sure that is, and how far it is from the first run."""
+
+    value: str
+    spread: str
+    best: bool
+    apart: str = ""  # "+1.2, from 0.3 to 2.1"
+    matters: bool = False  # the interval of the difference leaves out zero
+
+
+@dataclass(frozen=True)
+class Measured:
+    name: str
+    meaning: str
+    scores: list[Score | None] = field(default_factory=list)
+
+
+def comparison_page(runs: Sequence[Facts], subject: str) -> str:
+    """The page on which runs stand side by side; they must have the same task."""
+    tasks = {facts.card.task for facts in runs if facts.card is not None}
+    if len(tasks) > 1:
+        raise UserError(
+            f"Runs of different tasks cannot be compared: {' and '.join(sorted(tasks))}. Report them alone."
+        )
+    names = titles(runs)
+    return render(
+        "comparison.html",
+        title=subject,
+        subject=subject,
+        names=names,
+        runs=runs,
+        headline=_headline(runs, names),
+        notes=[(name, note) for name, facts in zip(names, runs, strict=True) for note in facts.notes],
+        paired=_same_images(runs),
+        measured=measured(runs),
+        facts=[dict(words.training(facts)) | _size(facts) for facts in runs],
+        differing=differing(runs),
+        curves=charts.together({name: facts.rows for name, facts in zip(names, runs, strict=True)}),
+        scores=class_scores(runs, names),
+    )
+
+
+def titles(runs: Sequence[Facts]) -> list[str]:
+    """The names of the runs, with that of the folder before them where they are not all different."""
+    names = [facts.name for facts in runs]
+    if len(set(names)) < len(names):
+        names = [f"{facts.folder.resolve().parent.name}/{facts.name}" for facts in runs]
+    return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
+
+
+def _size(facts: Facts) -> dict[str, str]:
+    return {"parameters": f"{parameters(facts.card.config):,}"} if facts.card is not None else {}
+
+
+def _headline(runs: Sequence[Facts], names: Sequence[str]) -> words.Headline:
+    known = [(facts.metrics.main, i) for i, facts in enumerate(runs) if facts.metrics is not None]
+    if not known:
+        return words.Headline(f"{len(runs)} runs side by side.", "", "")
+    best = max(known)[1]
+    metrics = runs[best].metrics
+    assert metrics is not None
+    main = main_name(metrics)
+    score = f"{shown(main, metrics.main)}{plus_minus(main, runs[best].samples.interval(main))}"
+    return words.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {MEASURES[main][0]}.")
+
+
+def _same_images(runs: Sequence[Facts]) -> bool:
+    """Whether all runs were measured on the very same images."""
+    splits = [facts.data.splits["val"] for facts in runs if facts.data is not None and facts.outputs is not None]
+    if len(splits) < len(runs):
+        return False
+    first = splits[0]
+    return all(
+        len(split) == len(first)
+        and np.array_equal(split.targets, first.targets)
+        and all(split.name(i) == first.name(i) for i in range(len(first)))
+        for split in splits[1:]
+    )
+
+
+def measured(runs: Sequence[Facts]) -> list[Measured]:
+    """Every number that was measured, of each run; on the same images also how far apart runs are."""
+    paired, table = _same_images(runs), []
+    known = [facts.metrics for facts in runs if facts.metrics is not None]
+    for name, (title, meaning) in MEASURES.items():
+        if not known or name not in known[0].summary():
+            continue
+        values = [facts.metrics.summary()[name] if facts.metrics is not None else None for facts in runs]
+        there = [value for value in values if value is not None]
+        best = min(there) if name in ("loss", "ece", "mae", "rmse") else max(there)
+        line = Measured(title, meaning)
+        for number, (facts, value) in enumerate(zip(runs, values, strict=True)):
+            if value is None:
+                line.scores.append(None)
+                continue
+            apart, matters = "", False
+            if paired and number and values[0] is not None:
+                interval = difference(runs[0].samples, facts.samples, name)
+                gap = f"{'+' if value >= values[0] else '−'}{shown(name, abs(value - values[0]))}"
+                apart = f"{gap} ({between(name, interval)})" if interval else gap
+                matters = interval is not None and not interval[0] <= 0 <= interval[1]
+            spread = plus_minus(name, facts.samples.interval(name))
+            line.scores.append(Score(shown(name, value), spread, value == best, apart, matters))
+        table.append(line)
+    return table
+
+
+def differing(runs: Sequence[Facts]) -> list[tuple[str, str, list[str]]]:
+    """The settings that are not the same in all runs: name, what it is, the value of each."""
+    values = [flat(facts.config) for facts in runs]
+    return [
+        (option.name, option.help, [setting(value[option.name]) for value in values])
+        for option in options(TrainConfig).values()
+        if option.name not in _NO_MATTER and len({repr(value[option.name]) for value in values}) > 1
+    ]
+
+
+_CAPTIONS: dict[Task, str] = {
+    "multiclass": "F1 of each class",
+    "multilabel": "Average precision of each label",
+    "regression": "R² of each number",
+}
+
+
+def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
+    """The main score of each class, label or number in every run, and how far the runs are apart."""
+    task = next((facts.card.task for facts in runs if facts.card is not None and facts.metrics is not None), None)
+    if task is None:
+        return None
+    by = MAIN_SCORE[task]
+    columns: list[dict[str, float | None]] = [
+        {score.name: getattr(score, by) for score in each(facts.metrics)} if facts.metrics is not None else {}
+        for facts in runs
+    ]
+    lines = []
+    for name in dict.fromkeys(name for column in columns for name in column):
+        found = [column.get(name) for column in columns]
+        there = [value for value in found if value is not None]
+        cells = [
+            Cell("–", -1.0) if value is None else Cell(shown(by, value), value, min(max(value, 0.0), 1.0))
+            for value in found
+        ]
+        apart = max(there) - min(there) if there else 0.0
+        lines.append(Line(name, [*cells, Cell(shown(by, apart), apart)]))
+    return Table(_CAPTIONS[task], [WORDS[task].one, *names, "apart"], lines).lowest()

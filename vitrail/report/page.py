@@ -1,0 +1,101 @@
+"""Pages: everything that a run or several came to, in one HTML file that needs nothing else.
+
+Text is escaped by the templates; numbers for the charts are JSON in which no character can end a script. A content
+security policy lets nothing but what is in the file be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import date
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
+from vitrail.report import charts, sections, tables, words
+from vitrail.report.charts import Chart
+from vitrail.report.facts import Facts
+from vitrail.report.pictures import Album
+from vitrail.version import VERSION
+
+_ASSETS = Path(__file__).parent / "assets"
+
+
+def run_page(facts: Facts, workers: int) -> str:
+    """The page of one run."""
+    album = Album()
+    data = facts.data
+    return render(
+        "run.html",
+        title=facts.name,
+        subject=facts.name,
+        facts=facts,
+        headline=words.headline(facts),
+        measures=words.measures(facts),
+        # In this order, for the first to come find room: what was mistaken tells more than what was learnt from.
+        mistakes=sections.mistakes(facts, album, workers),
+        inside=sections.inside(facts, album, workers),
+        window=sections.window(data, album, workers) if data is not None else sections.Window(),
+        data=sections.data_table(data, album, workers) if data is not None else None,
+        results=sections.result_charts(facts),
+        scores=tables.scores(facts),
+        lead=words.leads(facts),
+        sizes=sections.sizes(data) if data is not None else [],
+        curves=charts.curves(facts.rows) if facts.rows else [],
+        training=words.training(facts),
+        settings=words.settings(facts.config),
+        commands=words.commands(facts),
+        elsewhere=words.elsewhere(facts),
+        here=Path.cwd(),
+    )
+
+
+def render(template: str, **content: Any) -> str:
+    """A page from its template, with style, script and the plotting library inside."""
+    environment = _environment()
+    specs: dict[str, Any] = {}
+    numbers = count(1)
+
+    def chart(chart: Chart) -> str:
+        name = f"chart-{next(numbers)}"
+        specs[name] = chart.spec
+        return name
+
+    def specs_json() -> Markup:
+        return htmlsafe_json_dumps(specs, dumps=json.dumps, allow_nan=False, separators=(",", ":"))
+
+    return environment.get_template(template).render(
+        **content,
+        chart=chart,
+        specs=specs_json,  # called at the page's end, when all charts are known
+        css=_asset("report.css"),
+        js=_asset("report.js"),
+        echarts=_asset("echarts/echarts.min.js"),
+        version=VERSION,
+        today=date.today().isoformat(),
+    )
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("vitrail.report", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _asset(name: str) -> Markup:
+    """A file of the package as it is: style and scripts hold nothing that would have to be escaped."""
+    text = (_ASSETS / name).read_text(encoding="utf-8")
+    assert not re.search("</script|</style|<!--", text), name
+    return Markup(text)

@@ -1,0 +1,116 @@
+"""Pictures inside a page: small, as data URIs, and no more of them than there is room for."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.data.dataset import Split
+from vitrail.data.loader import images
+from vitrail.data.pixels import Pixels, picture
+from vitrail.data.preprocess import Preprocess
+from vitrail.data.stream import StreamSplit
+
+ROOM = 3_000_000  # bytes of all pictures of a page; with the plotting library and the tables that is below 5 MB
+_FEW = 64  # pixels of a side up to which a picture is shown as these
+_TILE = 24  # pixels of a tile's side at least
+_GAP = 2  # pixels between tiles
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What an <img> needs."""
+
+    src: str
+    width: int
+    height: int
+    few: bool  # has so few pixels that they are to be seen
+
+
+class Album:
+    """Makes pictures until its room is taken; from then on there are none."""
+
+    def __init__(self, room: int = ROOM):
+        self.room = room
+
+    def add(self, image: Image.Image, exact: bool = False) -> Picture | None:
+        """A picture for the page: a JPEG, or a PNG if it has few pixels or must be exact."""
+        few = max(image.size) < _FEW
+        stream = io.BytesIO()
+        if few or exact:
+            image.save(stream, "PNG", optimize=True)
+        else:
+            image.convert("RGB").save(stream, "JPEG", quality=80, optimize=True)
+        kind = "png" if few or exact else "jpeg"
+        src = f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode()}"
+        if len(src) > self.room:
+            return None
+        self.room -= len(src)
+        return Picture(src, *image.size, few or exact)
+
+
+def read(split: Split, numbers: Sequence[int], workers: int) -> dict[int, Pixels]:
+    """Some images of a split by their numbers, each read once."""
+    wanted = sorted(set(numbers))
+    if isinstance(split, StreamSplit) and wanted:
+        return dict(zip(wanted, images(split.reading(np.array(wanted)), workers, wanted), strict=True))
+    return dict(zip(wanted, images(split, workers, wanted), strict=True))
+
+
+def thumbnail(image: Pixels, side: int) -> Image.Image:
+    """An image for a person to look at, no larger than a square of this side."""
+    small = picture(image)
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return small
+
+
+def seen(image: Pixels, preprocess: Preprocess, side: int) -> Image.Image:
+    """What of an image the model sees, enlarged or reduced to about this side."""
+    view = picture(np.ascontiguousarray(preprocess.pixels(image).transpose(1, 2, 0))).convert("RGB")
+    scale = side / max(view.size)
+    size = max(round(view.width * scale), 1), max(round(view.height * scale), 1)
+    return view.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
+
+
+def overlay(view: Image.Image, attention: NDArray[np.floating]) -> Image.Image:
+    """A picture under its attention: grey and dark where the model hardly looks, glowing where it does."""
+    grey = np.asarray(view.convert("L"), np.float32)[..., None] / 255
+    values = attention.astype(np.float32) - attention.min()
+    values /= max(float(values.max()), 1e-12)
+    smooth = np.asarray(Image.fromarray(values).resize(view.size, Image.Resampling.BICUBIC)).clip(0, 1)
+    glow = mpl.colormaps["inferno"](0.12 + 0.85 * smooth)[..., :3]
+    mixed = 0.4 * grey * (0.35 + 0.65 * smooth[..., None]) + 0.6 * glow
+    return Image.fromarray(np.rint(255 * mixed).clip(0, 255).astype(np.uint8))
+
+
+def tiles(values: NDArray[np.floating], across: int) -> Image.Image:
+    """Small pictures (count, h, w, C) of any numbers side by side, each brightened by itself."""
+    views = [np.asarray(picture(np.ascontiguousarray(tile, np.float32)).convert("RGBA")) for tile in values]
+    views += [np.zeros_like(views[0])] * (-len(views) % across)
+    return _sheet(np.stack(views).reshape(-1, across, *views[0].shape))
+
+
+def similarities(values: NDArray[np.floating], largest: int = 16) -> Image.Image:
+    """For every patch (h, w) a tile with its likeness to every other, (h, w, h, w); of many patches only some."""
+    step = [max(-(-side // largest), 1) for side in values.shape[:2]]
+    shown = values[:: step[0], :: step[1]].clip(-1, 1)
+    return _sheet(mpl.colormaps["viridis"]((shown + 1) / 2, bytes=True))
+
+
+def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
+    """Tiles (rows, columns, h, w, 4) as one picture, with thin gaps between them through which one can see."""
+    rows, columns, h, w, _ = tiles.shape
+    zoom = max(_TILE // max(h, w), 1)
+    tiles = tiles.repeat(zoom, axis=2).repeat(zoom, axis=3)
+    h, w = h * zoom, w * zoom
+    sheet = np.zeros((rows, h + _GAP, columns, w + _GAP, 4), np.uint8)
+    sheet[:, :h, :, :w] = tiles.transpose(0, 2, 1, 3, 4)
+    whole = sheet.reshape(rows * (h + _GAP), columns * (w + _GAP), 4)[:-_GAP, :-_GAP]
+    return Image.fromarray(np.ascontiguousarray(whole))

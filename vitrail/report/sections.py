@@ -1,0 +1,303 @@
+"""The sections of a run's page that have charts, tables and pictures: results, mistakes, data, inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitrail.data.balance import class_counts
+from vitrail.data.dataset import Data, FileSplit, Numbers, Split, StoredSplit
+from vitrail.data.loader import batches
+from vitrail.data.pixels import Pixels
+from vitrail.data.stream import StreamSplit
+from vitrail.errors import UserError
+from vitrail.evaluate.metrics import LabelMetrics, Metrics
+from vitrail.explain import attention_distance, patch_filters, position_similarity, relative_bias, rollout
+from vitrail.report import charts
+from vitrail.report.charts import Chart
+from vitrail.report.facts import Facts
+from vitrail.report.gallery import Answer, Gallery, choose
+from vitrail.report.pictures import Album, Picture, overlay, read, seen, similarities, thumbnail, tiles
+from vitrail.report.tables import Cell, Line, Table
+
+THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with an attention map
+_THUMBNAILS = 360  # in the table of the data
+_EACH = 12  # of a class
+_PANES = 20  # of the window
+_DISTANCE_IMAGES = 128
+
+
+# Results --------------------------------------------------------------------------------------------------
+
+
+def result_charts(facts: Facts) -> list[Chart]:
+    """The charts of a task's results; what needs every image by itself is left out where the data is gone."""
+    metrics = facts.metrics
+    if metrics is None:
+        return []
+    if isinstance(metrics, Metrics):
+        return [charts.confusion(metrics), charts.reliability(metrics)]
+    if isinstance(metrics, LabelMetrics):
+        if len(metrics.unseen) == len(metrics.per_label):  # nothing is there to be found
+            return []
+        every = [charts.average_precision(metrics)]
+        if facts.outputs is not None:
+            every += [charts.precision_recall(metrics), charts.label_reliability(metrics)]
+        return every
+    return charts.predicted(metrics) if facts.outputs is not None else []
+
+
+# Mistakes -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """An answer with what the model saw, and where it looked."""
+
+    answer: Answer
+    name: str
+    picture: Picture
+    attention: Picture | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A frequent mistake with examples."""
+
+    true: str
+    said: str
+    count: int
+    of: int
+    pictures: list[Picture]
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    confused: list[Pair] = field(default_factory=list)
+    worst: list[Exhibit] = field(default_factory=list)
+    best: list[Exhibit] = field(default_factory=list)
+    note: str = ""  # why there are no attention maps
+
+
+def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
+    """The most confused pairs, the worst and the best predictions, as pictures."""
+    if facts.outputs is None or facts.metrics is None or facts.data is None or facts.card is None:
+        return Mistakes()
+    split, preprocess = facts.data.splits["val"], facts.card.preprocess
+    gallery = choose(facts.metrics, facts.outputs, split.targets)
+    pixels = read(_reads(split, facts), gallery.numbers, workers)
+    maps, note = _attention(facts, gallery, pixels)
+
+    def exhibits(answers: Sequence[Answer]) -> list[Exhibit]:
+        found = []
+        for answer in answers:
+            view = seen(pixels[answer.number], preprocess, VIEW)
+            picture = album.add(view)
+            attention = album.add(overlay(view, maps[answer.number])) if answer.number in maps else None
+            if picture is not None:
+                found.append(Exhibit(answer, _name(split, answer.number, facts.config.data), picture, attention))
+        return found
+
+    worst, best = exhibits(gallery.worst), exhibits(gallery.best)
+    pairs = [
+        Pair(pair.true, pair.said, pair.count, pair.of, _thumbnails(album, [pixels[i] for i in pair.numbers]))
+        for pair in gallery.confused
+    ]
+    return Mistakes(pairs, worst, best, note)
+
+
+def _attention(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
+    """Attention rollout of the worst and the best, by number; or a sentence why there is none."""
+    assert facts.model is not None
+    assert facts.card is not None
+    numbers = sorted({answer.number for answer in gallery.worst + gallery.best})
+    if not numbers:
+        return {}, ""
+    images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
+    try:
+        return dict(zip(numbers, rollout(facts.model, images), strict=True)), ""
+    except UserError as error:
+        return {}, str(error)
+
+
+def _reads(split: Split, facts: Facts) -> Split:
+    """A split that is read with the channels and bits that the model wants."""
+    assert facts.card is not None
+    if isinstance(split, FileSplit | StoredSplit):
+        return replace(split, channels=facts.card.preprocess.channels, bits=facts.card.preprocess.bits)
+    return split
+
+
+def _name(split: Split, number: int, data: str) -> str:
+    """What an image is called, without the folder that all of them lie in."""
+    folder = Path(data) if Path(data).is_dir() else Path(data).parent
+    return split.name(number).removeprefix(f"{folder}/")
+
+
+def _thumbnails(album: Album, images: Sequence[Pixels]) -> list[Picture]:
+    pictures = [album.add(thumbnail(image, THUMBNAIL)) for image in images]
+    return [picture for picture in pictures if picture is not None]
+
+
+# Data -----------------------------------------------------------------------------------------------------
+
+
+def data_table(data: Data, album: Album, workers: int) -> Table:
+    """How many images of each class there are in every split, with some of them; or the range of each number."""
+    splits = {name: split for name, split in data.splits.items() if not _served_twice(data, name)}
+    pictures = _examples(data, album, workers)
+    if data.task == "regression":
+        targets = data.splits["train"].targets.astype(np.float64)
+        columns = {
+            "lowest": targets.min(axis=0),
+            "mean": targets.mean(axis=0),
+            "highest": targets.max(axis=0),
+            "std": targets.std(axis=0),
+        }
+        lines = [
+            Line(name, [Cell(f"{values[k]:.4g}", float(values[k])) for values in columns.values()], pictures.get(k, []))
+            for k, name in enumerate(data.classes)
+        ]
+        return Table("The numbers of the training images", ["number", *columns], lines).lowest()
+    counts = {name: class_counts(split.targets, len(data.classes)) for name, split in splits.items()}
+    lines = []
+    for k, name in enumerate(data.classes):
+        cells = [
+            Cell(f"{count[k]:,}", int(count[k]), float(count[k] / max(count.max(), 1))) for count in counts.values()
+        ]
+        lines.append(Line(name, cells, pictures.get(k, [])))
+    first = "label" if data.task == "multilabel" else "class"
+    return Table(f"Images of each {first}", [first, *counts], lines).lowest()
+
+
+def sizes(data: Data) -> list[tuple[str, int]]:
+    """The splits and how many images they have."""
+    return [(name, len(split)) for name, split in data.splits.items() if not _served_twice(data, name)]
+
+
+def _served_twice(data: Data, name: str) -> bool:
+    """Whether a split is the test split, which serves for validation where there is no other."""
+    return name == "val" and data.splits.get("test") is data.splits["val"]
+
+
+def _examples(data: Data, album: Album, workers: int) -> dict[int, list[Picture]]:
+    """Some pictures of every class or label; of a regression, from the lowest to the highest of the first number."""
+    split = _shown(data)
+    each = min(_EACH, _THUMBNAILS // len(data.classes))
+    chosen: dict[int, Numbers] = {}
+    if data.task == "regression":
+        order = np.argsort(split.targets[:, 0], kind="stable")
+        chosen = {0: order[np.linspace(0, len(order) - 1, min(_EACH, len(order))).astype(int)]}
+    elif each:
+        rng = np.random.default_rng(0)
+        single = split.targets.ndim == 1
+        for k in range(len(data.classes)):
+            members = np.flatnonzero(split.targets == k if single else split.targets[:, k])
+            chosen[k] = rng.permutation(members)[:each]
+    else:
+        return {}
+    pixels = read(split, [int(i) for numbers in chosen.values() for i in numbers], workers)
+    return {k: _thumbnails(album, [pixels[int(i)] for i in numbers]) for k, numbers in chosen.items()}
+
+
+@dataclass(frozen=True)
+class Window:
+    """Pictures as the panes of a window: grey ones are tinted, those with a dark ground turned to light."""
+
+    panes: list[Picture] = field(default_factory=list)
+    tint: str = ""
+
+
+def window(data: Data, album: Album, workers: int) -> Window:
+    """Some pictures of all classes."""
+    split = _shown(data)
+    targets = split.targets if split.targets.ndim == 1 else split.targets[:, 0]
+    rng = np.random.default_rng(1)
+    order = rng.permutation(len(split))
+    by_class = order[np.argsort(targets[order], kind="stable")]
+    chosen = rng.permutation(by_class[np.linspace(0, len(by_class) - 1, min(_PANES, len(by_class))).astype(int)])
+    pixels = read(split, [int(i) for i in chosen], workers)
+    views = [thumbnail(pixels[int(i)], THUMBNAIL) for i in chosen]
+    night = np.mean([np.asarray(view.convert("L")).mean() for view in views]) < 128
+    tint = ("grey night" if night else "grey") if data.channels == 1 else ""
+    return Window([pane for view in views if (pane := album.add(view)) is not None], tint)
+
+
+def _shown(data: Data) -> Split:
+    """The split whose images are shown: those of train, read as small as will do; of a stream those of val, which is
+    small and read anyway."""
+    split = data.splits["train"]
+    if isinstance(split, StreamSplit):
+        return data.splits["val"]
+    return replace(split, least=THUMBNAIL) if isinstance(split, FileSplit | StoredSplit) else split
+
+
+# Inside ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the weights show; where a model has no such thing, a sentence in its place."""
+
+    distance: Chart | None = None
+    similarity: Picture | None = None
+    bias: Picture | None = None  # of relative positions, a row for each layer
+    filters: Picture | None = None
+    notes: list[str] = field(default_factory=list)
+    spread: str = ""
+
+
+def inside(facts: Facts, album: Album, workers: int) -> Inside:
+    """Attention distance, similarity of positions and patch filters, as in figure 7 of the paper."""
+    model, card = facts.model, facts.card
+    if model is None or card is None:
+        return Inside()
+    found = Inside()
+    if facts.data is not None:
+        split = _reads(facts.data.splits["val"], facts)
+        images = min(_DISTANCE_IMAGES, len(split))
+        read_ahead = batches(split, card.preprocess, 32, workers, range(images))
+        normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
+        try:
+            values = attention_distance(model, normalised)
+            found = replace(found, distance=charts.distance(values, card.config.img_size, images))
+        except UserError as error:
+            found.notes.append(str(error))
+    try:
+        similar = position_similarity(model)
+        found = replace(
+            found, similarity=album.add(similarities(similar), exact=True), spread=_rows_and_columns(similar)
+        )
+    except UserError as error:
+        if card.config.pos == "relative":
+            bias = relative_bias(model)
+            found = replace(found, bias=album.add(similarities(bias / max(np.abs(bias).max(), 1e-12)), exact=True))
+        else:
+            found.notes.append(str(error))
+    try:
+        filters = patch_filters(model)
+        found = replace(found, filters=album.add(tiles(filters, 7), exact=True))
+    except UserError as error:
+        found.notes.append(str(error))
+    return found
+
+
+def _rows_and_columns(similar: NDArray[np.float32]) -> str:
+    """How much more alike positions are that share a row or a column than those that share neither."""
+    h, w = similar.shape[:2]
+    y, x = np.indices((h, w)).reshape(2, -1)
+    flat = similar.reshape(h * w, h * w)
+    row, column = y[:, None] == y, x[:, None] == x
+    other = ~row & ~column
+    if not other.any() or not (row ^ column).any():
+        return ""
+    text = (
+        f"Positions in the same row or column have a mean cosine similarity of {flat[row ^ column].mean():.2f}, "
+        f"others of {flat[other].mean():.2f}."
+    )
+    return text.replace("-", "−")

@@ -1,0 +1,88 @@
+"""`report`: a page of a run, or a page on which several runs stand side by side."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitrail.config import TrainConfig, load_yaml
+from vitrail.errors import UserError
+from vitrail.progress import speak
+from vitrail.report.compare import comparison_page
+from vitrail.report.facts import gather
+from vitrail.report.page import run_page
+from vitrail.train.run import CONFIG_FILE
+from vitrail.weights.files import replacing
+
+REPORT_FILE = "report.html"
+_SUBJECT = re.compile(r'<meta name="vitrail-report" content="([^"]*)">')
+
+
+def report(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str | None = None,
+) -> Path:
+    """Puts a run on one HTML page, `report.html` in it, and returns its path; several runs are compared.
+
+    `out` is another file, if it ends in .html, or another folder; a comparison goes to the current folder. The page of
+    a run with folds compares them. A report of the same runs is made anew; any other file is left alone.
+    """
+    speak()
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not folders:
+        raise UserError("There is nothing to report: give a run, or several to compare.")
+    path = _place(folders, out)
+    subject = ", ".join(folder.resolve().name for folder in folders)
+    own = out is None and len(folders) == 1
+    _check(path, None if own else subject)
+    if len(folders) == 1 and (folds := _folds(folders[0])):
+        folders = folds
+    facts = [gather(folder, batch_size, workers, device) for folder in folders]
+    text = run_page(facts[0], workers) if len(facts) == 1 else comparison_page(facts, subject)
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # a file name may be no text
+    return path
+
+
+def _place(folders: Sequence[Path], out: str | Path | None) -> Path:
+    """Where the page goes; its folder is made if it is not there."""
+    if out is None:
+        return (folders[0] if len(folders) == 1 else Path()) / REPORT_FILE
+    path = Path(out) if str(out).lower().endswith((".html", ".htm")) else Path(out) / REPORT_FILE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {path.parent} cannot be made: {error.strerror}. Choose another --out.") from error
+    return path
+
+
+def _check(path: Path, subject: str | None) -> None:
+    """Refuses to replace a file that is not a report, or not one of the same subject."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        match = _SUBJECT.search(stream.read(2**16))
+    if match is None:
+        raise UserError(f"{path} is there already and is no report of vitrail. Choose another --out.")
+    if subject is not None and html.unescape(match[1]) != subject:
+        raise UserError(f"{path} is the report of {html.unescape(match[1])}. Choose another --out, or delete it.")
+
+
+def _folds(run: Path) -> list[Path]:
+    """The runs of a cross-validation, in their order; none if it is an ordinary run."""
+    if not (run / CONFIG_FILE).exists():
+        return []
+    source = load_yaml(TrainConfig, run / CONFIG_FILE).source
+    if not source.folds or source.fold:
+        return []
+    folders = [run / f"fold{number}" for number in range(1, source.folds + 1)]
+    begun = [folder for folder in folders if (folder / CONFIG_FILE).exists()]
+    if not begun:
+        raise UserError(f"None of the folds in {run} has begun: there is nothing to report yet.")
+    return begun
