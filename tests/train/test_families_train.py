@@ -65,6 +65,11 @@ def test_it_trains_and_is_known_afterwards(model, tmp_path):
     card = open_card(run)
     assert models.family(card.config) == model
     assert vitrail.evaluate(run).top1 == pytest.approx(card.metrics["top1"], abs=1e-5)
+    page = vitrail.report(run).read_text(encoding="utf-8")
+    assert "What a model attends to is shown of ViTs" in page
+    assert "vitrail explain" not in page
+    with pytest.raises(UserError, match=f"Figures are drawn of what ViTs attend to, but .* is a {model}_nano"):
+        vitrail.explain(run)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

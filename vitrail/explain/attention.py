@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models import Model
 from vitrail.models.layers import Attention, AttentionPool
+from vitrail.models.vit import ViT
 
 Array = NDArray[np.float32]
 See = Callable[[int, Tensor], None]  # the number of a layer, from 0, and its attention weights (B, H, N, N)
@@ -31,7 +31,7 @@ _MOST = (
 )  # bytes of one layer's maps that are held at a time; what is computed of them takes several times that
 
 
-def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
+def watch(model: ViT, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
     """Runs the model and shows every layer's attention weights (B, H, N, N) as the layer is reached; gives the logits.
 
     If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`. Nothing is kept; a
@@ -67,14 +67,14 @@ def _hook(module: nn.Module, before: Callable[..., None]) -> Any:
     return module.register_forward_pre_hook(before)  # a context that removes the hook
 
 
-def parts(model: Model, images: Tensor) -> Iterator[Tensor]:
+def parts(model: ViT, images: Tensor) -> Iterator[Tensor]:
     """A batch in slices for which the attention maps of one layer are not large."""
     config = model.config
     each = config.heads * config.length**2 * 4
     return iter(torch.split(images, max(_MOST // each, 1)))
 
 
-def rollout(model: Model, images: Tensor) -> Array:
+def rollout(model: ViT, images: Tensor) -> Array:
     """Attention followed through all layers from the output to the patches: (B, h, w), each map sums to one.
 
     As in appendix D.8 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
@@ -84,7 +84,7 @@ def rollout(model: Model, images: Tensor) -> Array:
     return np.concatenate([_rollout(model, part) for part in parts(model, images)])
 
 
-def _rollout(model: Model, images: Tensor) -> Array:
+def _rollout(model: ViT, images: Tensor) -> Array:
     prefix = model.config.prefix
     flow: Tensor | None = None
     start: Tensor | None = None
@@ -105,7 +105,7 @@ def _rollout(model: Model, images: Tensor) -> Array:
     return _on_grid(model, reached / reached.sum(dim=-1, keepdim=True))
 
 
-def attention_maps(model: Model, images: Tensor) -> Array:
+def attention_maps(model: ViT, images: Tensor) -> Array:
     """Where each head of each layer looks from the class token, or on average from all patches: (B, L, H, h, w).
 
     A map sums to the share of the attention that goes to patches; the rest goes to the class token and registers.
@@ -113,14 +113,14 @@ def attention_maps(model: Model, images: Tensor) -> Array:
     return _each_layer(model, images, lambda weights: _from_output(model, weights))
 
 
-def patch_attention(model: Model, images: Tensor, row: int, column: int) -> Array:
+def patch_attention(model: ViT, images: Tensor, row: int, column: int) -> Array:
     """Where each head of each layer looks from one patch, counted from 0 at the top left: (B, L, H, h, w)."""
     check_patch(model, row, column)
     prefix, (_, w) = model.config.prefix, model.config.grid
     return _each_layer(model, images, lambda weights: weights[:, :, prefix + row * w + column, prefix:])
 
 
-def check_patch(model: Model, row: int, column: int) -> None:
+def check_patch(model: ViT, row: int, column: int) -> None:
     """A UserError if the model has no such patch."""
     h, w = model.config.grid
     if not (0 <= row < h and 0 <= column < w):
@@ -130,7 +130,7 @@ def check_patch(model: Model, row: int, column: int) -> None:
         )
 
 
-def _each_layer(model: Model, images: Tensor, choose: Callable[[Tensor], Tensor]) -> Array:
+def _each_layer(model: ViT, images: Tensor, choose: Callable[[Tensor], Tensor]) -> Array:
     """What `choose` takes of every layer's maps, (B, H, h·w), for all layers on the grid: (B, L, H, h, w)."""
     chosen: list[Array] = []
     for part in parts(model, images):
@@ -140,7 +140,7 @@ def _each_layer(model: Model, images: Tensor, choose: Callable[[Tensor], Tensor]
     return np.concatenate(chosen)
 
 
-def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
+def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Array:
     """How far each head of each layer looks, in pixels, averaged over patches and over all images: (L, H).
 
     The distance between the centres of two patches, weighted by the attention from one to the other, as in figure 7
@@ -165,12 +165,12 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
     return (torch.stack([sums[layer] for layer in sorted(sums)]) / count).numpy().astype(np.float32)
 
 
-def even_distance(model: Model) -> float:
+def even_distance(model: ViT) -> float:
     """The attention distance, in pixels, of a head that looks at all patches alike."""
     return _distances(model).mean().item()
 
 
-def _distances(model: Model) -> Tensor:
+def _distances(model: ViT) -> Tensor:
     """Pixels between the centres of all pairs of patches: (h·w, h·w)."""
     (height, width), (h, w) = model.config.img_size, model.config.grid
     y = torch.arange(h).repeat_interleave(w) * (height / h)
@@ -178,7 +178,7 @@ def _distances(model: Model) -> Tensor:
     return torch.hypot(y[:, None] - y, x[:, None] - x)
 
 
-def shares(model: Model) -> Tensor:
+def shares(model: ViT) -> Tensor:
     """How much each token counts for what the head reads: (N,), adds up to one. Attention pooling decides by itself."""
     c = model.config
     counts = torch.zeros(c.length)
@@ -189,12 +189,12 @@ def shares(model: Model) -> Tensor:
     return counts / counts.sum()
 
 
-def _from_output(model: Model, weights: Tensor) -> Tensor:
+def _from_output(model: ViT, weights: Tensor) -> Tensor:
     """The rows of (..., N, N) that the head reads, the class token's or the mean of the patches': (..., h·w)."""
     with torch.autocast(weights.device.type, enabled=False):
         return (shares(model).to(weights) @ weights)[..., model.config.prefix :]
 
 
-def _on_grid(model: Model, rows: Tensor) -> Array:
+def _on_grid(model: ViT, rows: Tensor) -> Array:
     """Rows (..., h·w) as maps; copied, because a view would keep the whole of the layer that it is of."""
     return rows.reshape(*rows.shape[:-1], *model.config.grid).cpu().numpy().copy()

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.config import Task
 from vitrail.errors import UserError
 from vitrail.explain.relevance import Classes, numbers
-from vitrail.models import Model
+from vitrail.models.vit import ViT
 
 Curves = NDArray[np.float32]  # B S+1
 Areas = NDArray[np.float32]  # B
@@ -53,7 +53,7 @@ class Faithfulness:
 
 
 def faithfulness(
-    model: Model,
+    model: ViT,
     images: Tensor,
     maps: NDArray[np.floating],
     classes: Classes,

@@ -6,13 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.errors import UserError
-from vitrail.models import Model
-from vitrail.models.vit import PatchEmbed
+from vitrail.models.vit import PatchEmbed, ViT
 
 Array = NDArray[np.float32]
 
 
-def patch_filters(model: Model, count: int = 28) -> Array:
+def patch_filters(model: ViT, count: int = 28) -> Array:
     """The first principal components of the patch filters, (count, p, p, C), of length one; figure 7 of the paper.
 
     There are fewer if a patch has fewer values, or the model less width. Components have no sign: their largest value

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from vitrail.errors import UserError
-from vitrail.models import Model
 from vitrail.models.position import RelativeBias
+from vitrail.models.vit import ViT
 
 Array = NDArray[np.float32]
 
 
-def position_similarity(model: Model) -> Array:
+def position_similarity(model: ViT) -> Array:
     """Cosine similarities of the position embeddings of all pairs of patches: (h, w, h, w), figure 7 of the paper."""
     positions = model.positions()
     if positions is None:
@@ -26,7 +26,7 @@ def position_similarity(model: Model) -> Array:
     return (rows @ rows.T).reshape(*grid, *grid).cpu().numpy()
 
 
-def relative_bias(model: Model) -> Array:
+def relative_bias(model: ViT) -> Array:
     """What relative positions add to the attention logits of each layer and head: (L, H, 2h-1, 2w-1).
 
     By the place of the patch that is looked at: the centre is the patch that looks, above it is what lies above.

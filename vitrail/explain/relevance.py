@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.explain.attention import shares
-from vitrail.models import Model
 from vitrail.models.layers import Attention, AttentionPool, Block
 from vitrail.models.vit import ViT
 
@@ -35,7 +34,7 @@ Classes = int | Sequence[int] | NDArray[np.integer]  # numbers of classes: one f
 _ROOM = 2**27  # numbers that may be in memory at a time: half a GiB
 
 
-def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
+def relevance(model: ViT, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
     """How much each patch of preprocessed images, (B, C, H, W), speaks for a class: (B, h, w), 0 and above.
 
     With `instead`, how much it speaks for the class rather than for that other one: the difference of the two logits is

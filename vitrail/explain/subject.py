@@ -29,7 +29,7 @@ from vitrail.evaluate.features import split_features
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.evaluate.verbs import own_data, predict_split, split_name
 from vitrail.explain.attention import check_patch
-from vitrail.models import Model
+from vitrail.models.vit import ViT
 from vitrail.weights import Card, home, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
@@ -82,7 +82,7 @@ class Subject:
     """What every figure is drawn from."""
 
     run: str | Path
-    model: Model
+    model: ViT
     card: Card
     given: bool  # whether the pictures were given; else they are images of the data
     pictures: Sequence[Picture]
@@ -200,6 +200,8 @@ def open_subject(
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
     model, card = open_run(run, device, classes=None if classes else 1, img_size=img_size)  # an idle head, if none
+    if not isinstance(model, ViT):
+        raise UserError(f"Figures are drawn of what ViTs attend to, but {run} is a {card.model}.")
     if patch is not None:
         check_patch(model, *patch)
     subject = Subject(

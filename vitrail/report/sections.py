@@ -18,6 +18,7 @@ from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
 from vitrail.explain import attention_distance, patch_filters, position_similarity, relative_bias, rollout
+from vitrail.models.vit import ViT, ViTConfig
 from vitrail.report import charts
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
@@ -111,6 +112,9 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
     return Mistakes(pairs, worst, best, note)
 
 
+_OTHERS = "What a model attends to is shown of ViTs."
+
+
 def _attention(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
     """Attention rollout of the worst and the best, by number; or a sentence why there is none."""
     assert facts.model is not None
@@ -118,6 +122,8 @@ def _attention(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tup
     numbers = sorted({answer.number for answer in gallery.worst + gallery.best})
     if not numbers:
         return {}, ""
+    if not isinstance(facts.model, ViT):
+        return {}, _OTHERS
     images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
     try:
         return dict(zip(numbers, rollout(facts.model, images), strict=True)), ""
@@ -257,6 +263,8 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
     model, card = facts.model, facts.card
     if model is None or card is None:
         return Inside()
+    if not isinstance(model, ViT) or not isinstance(card.config, ViTConfig):
+        return Inside(notes=[_OTHERS])
     found = Inside()
     if facts.data is not None:
         split = _reads(facts.data.splits["val"], facts)

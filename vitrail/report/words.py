@@ -14,6 +14,7 @@ from vitrail.data.targets import WORDS
 from vitrail.errors import some
 from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics
 from vitrail.models import parameters
+from vitrail.models.vit import ViTConfig
 from vitrail.report.bootstrap import Interval
 from vitrail.report.charts import percent, shown
 from vitrail.report.facts import Facts
@@ -200,13 +201,16 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     if facts.card is None:
         return go_on
     config = facts.card.config
-    fits = config.pos == "learned" and config.stem == "patch" and FORMATS["timm"].cannot(config) is None
+    explains = fits = False
+    if isinstance(config, ViTConfig):
+        explains = True
+        fits = config.pos == "learned" and config.stem == "patch" and FORMATS["timm"].cannot(config) is None
     timm = shlex.quote(f"{facts.name}-timm.safetensors")
     return [
         *go_on,
         ("Predict", f"vitrail predict {run} IMAGES"),
         ("Measure it again" if facts.data else "Measure it", f"vitrail evaluate {run}{'' if facts.data else ' DATA'}"),
-        ("See what it sees", f"vitrail explain {run} IMAGES"),
+        *([("See what it sees", f"vitrail explain {run} IMAGES")] if explains else []),
         ("Feature vectors", f"vitrail embed {run} IMAGES --out features.npz"),
         ("As one file to give away", f"vitrail convert {run} {name}"),
         *([("As weights for timm", f"vitrail convert {run} {timm} --to timm")] if fits else []),
