@@ -247,9 +247,9 @@ def head(model: Model) -> nn.Linear | nn.Conv2d:
     return model.head if isinstance(model.head, nn.Linear) else model.head.fc
 
 
-def filters(model: Model) -> str:
-    """The name of the weights that read the image: those of the first convolution, in every family."""
-    return next(name for name, parameter in model.named_parameters() if parameter.ndim == 4)
+def filters(state: Mapping[str, Tensor]) -> str:
+    """Which of a model's weights read the image: those of the first convolution, in every family."""
+    return next(name for name, value in state.items() if value.ndim == 4)
 
 
 def step(config: ModelConfig) -> int:

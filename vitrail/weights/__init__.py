@@ -312,7 +312,7 @@ def _adapt(
         sizes = f"{old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches"
         notes.append(f"positions resampled from {sizes} ({resample})")
     state = resized
-    first = filters(model)
+    first = filters(expected)
     if old.channels != new.channels and first in state:
         state[first] = _fit_channels(state[first], new.channels)
         notes.append(f"patch filters changed from {old.channels} to {new.channels} channels")
