@@ -9,9 +9,9 @@
 Data and runs are made in the folder `--work`. `--pair shoes` leaves out another two classes. What is measured goes to
 `benchmarks/results/transfer.json`, and what stands there already is not measured again.
 
-Nothing is chosen on the test images. Settings were fixed before, on training images that took their place; a training
+Nothing is chosen on the test images. Every setting is a recipe's default or stands below, fixed before; a training
 validates on its own 20 images, keeps the last of its best epochs, and meets the test images once, at its end. From
-scratch three learning rates are told, so that the best of them can be compared.
+scratch three settings are told, so that the best of them can be compared. One process at a time, for the results.
 """
 
 from __future__ import annotations
