@@ -39,9 +39,9 @@ chromium:
 # Renews the plotting library inside reports: change the version, run `make echarts`, look at a report.
 ECHARTS := 6.1.0
 echarts:
-	curl -fsSL https://registry.npmjs.org/echarts/-/echarts-$(ECHARTS).tgz \
-	| tar -xz -C vitrail/report/assets/echarts --transform 's|.*/||' \
-	  package/dist/echarts.min.js package/LICENSE package/NOTICE package/licenses/LICENSE-d3
+	cd vitrail/report/assets/echarts && file=$$(npm pack --silent echarts@$(ECHARTS)) \
+	&& tar -xzf $$file --transform 's|.*/||' \
+	  package/dist/echarts.min.js package/LICENSE package/NOTICE package/licenses/LICENSE-d3 && rm $$file
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

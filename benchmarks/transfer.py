@@ -9,9 +9,9 @@
 Data and runs are made in the folder `--work`. `--pair shoes` leaves out another two classes. What is measured goes to
 `benchmarks/results/transfer.json`, and what stands there already is not measured again.
 
-Nothing is chosen on the test images. Settings were fixed before, on training images that took their place; a training
+Nothing is chosen on the test images. Every setting is a recipe's default or stands below, fixed before; a training
 validates on its own 20 images, keeps the last of its best epochs, and meets the test images once, at its end. From
-scratch three learning rates are told, so that the best of them can be compared.
+scratch three settings are told, so that the best of them can be compared. One process at a time, for the results.
 """
 
 from __future__ import annotations
@@ -67,8 +67,6 @@ SCRATCH: dict[str, dict[str, Any]] = {
 # What the positions of a 6x6 grid are made of, and how long and on how many images the model then learns with them.
 POSITIONS = ("bicubic", "linear", "repeated", "zero", "fresh")
 LARGE, LARGE_IMAGES, LARGE_EPOCHS = 42, 3_200, 4
-# With the rate of the body as a share of the head's: the recipe's choice, and for the first and the last all alike.
-RESIZES = [*((name, 0.1) for name in POSITIONS), ("bicubic", 1.0), ("fresh", 1.0)]
 
 Record = dict[str, Any]
 Array = NDArray[Any]
@@ -165,7 +163,7 @@ def controls(data: Path, draw: int) -> Iterator[tuple[str, float]]:
             yield f"few-shot {result.shots}, {name}", result.mean
 
 
-def resize(folder: Path, positions: str, body_lr: float) -> Record:
+def resize(folder: Path, positions: str) -> Record:
     """The pre-trained model at 42 pixels, as it is and after each epoch of learning from a few images."""
     with np.load(folder / "eight.npz") as arrays:
         splits = {split: (arrays[f"x_{split}"], arrays[f"y_{split}"]) for split in ("train", "val")}
@@ -173,9 +171,8 @@ def resize(folder: Path, positions: str, body_lr: float) -> Record:
     data = write(folder / "some.npz", train=(x[:LARGE_IMAGES], y[:LARGE_IMAGES]), val=splits["val"])
     model = enlarge(folder / "pretrained", folder / f"positions-{positions}", positions)
     before = vitrail.evaluate(model, data, split="val").top1
-    settings = {"weights": model, "epochs": LARGE_EPOCHS, "body_lr": body_lr}
-    run = vitrail.train(data, **settings, out=folder, name=f"larger-{positions}", overwrite=True)
-    return {"method": f"positions {positions}", "body_lr": body_lr, "top1": [before, *curve(run)]}
+    run = vitrail.train(data, weights=model, epochs=LARGE_EPOCHS, out=folder, name="larger", overwrite=True)
+    return {"method": f"positions {positions}", "top1": [before, *curve(run)]}
 
 
 def enlarge(run: Path, out: Path, positions: str) -> Path:
@@ -285,9 +282,8 @@ def table(found: dict[str, Found]) -> None:
         print(f"| {method} | {' | '.join(cells)} |")
     for record in known():
         if "draw" not in record:
-            rate = f", body_lr {record['body_lr']}" if "body_lr" in record else ""
             values = " | ".join(f"{top1:.2%}" for top1 in record["top1"])
-            print(f"| {record['pair']}: {record['method']}{rate} | {values} |")
+            print(f"| {record['pair']}: {record['method']} | {values} |")
 
 
 def dots(axes: Axes, found: Found, named: bool) -> None:
@@ -328,7 +324,7 @@ def larger(axes: Axes) -> None:
             axes.axhline(
                 record["top1"][-1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="28 px, for comparison"
             )
-        elif record["method"].startswith("positions") and record["body_lr"] == 0.1:
+        elif record["method"].startswith("positions"):
             color, line, name = looks[record["method"].split()[1]]
             steps = np.arange(len(record["top1"])) * (LARGE_IMAGES // 128)
             axes.plot(steps, record["top1"], line, color=color, marker="o", markersize=4, label=name)
@@ -362,10 +358,10 @@ def main() -> None:
             for record in target(asked.pair, folder, number, done):
                 keep({"pair": asked.pair, "draw": number} | record, asked.dry)
     elif asked.what == "resize":
-        done = {(record["method"], record.get("body_lr")) for record in mine}
-        for positions, body_lr in RESIZES:
-            if (f"positions {positions}", body_lr) not in done:
-                keep({"pair": asked.pair} | resize(folder, positions, body_lr), asked.dry)
+        done = {record["method"] for record in mine}
+        for positions in POSITIONS:
+            if f"positions {positions}" not in done:
+                keep({"pair": asked.pair} | resize(folder, positions), asked.dry)
     else:
         draw()
 

@@ -1,63 +1,76 @@
-"""Makes the README's picture from a run on Fashion-MNIST: `python docs/figures.py runs/fashion-mnist-vit_nano8`."""
+"""Makes the README's picture from a run on photographs: `python docs/figures.py runs/PHOTOS-vit_nano8`.
+
+The photographs that it shows are scikit-learn's two, whose licence is free.
+"""
 
 from __future__ import annotations
 
-import csv
 import sys
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from sklearn.datasets import load_sample_images
 
-from vitrail.data import open_data
-from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, STYLE, save
-from vitrail.evaluate.verbs import predict_split
+from vitrail.evaluate.figures import INK, STYLE, save
+from vitrail.explain import position_similarity, rollout
+from vitrail.explain.figures import HEAT, LIKE
 from vitrail.weights import open_run
 
+Picture = NDArray[np.uint8]  # h w 3
+_LEAD = 0.08  # width of the lead between two panes, as a share of a pane
+_COLOUR = (34, 37, 43)
 
-def panes(axes: Axes, image: np.ndarray, patch: int, caption: str, right: bool) -> None:
-    """An image as the model sees it: cut into patches, with the leading between them."""
-    h, w = image.shape[0] // patch, image.shape[1] // patch
-    gap = 1
-    window = np.full((h * (patch + gap) - gap, w * (patch + gap) - gap), np.nan)
-    for y in range(h):
-        for x in range(w):
-            pane = image[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch]
-            window[y * (patch + gap) : y * (patch + gap) + patch, x * (patch + gap) : x * (patch + gap) + patch] = pane
-    axes.imshow(window, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+
+def window(picture: Picture, grid: tuple[int, int]) -> Picture:
+    """A picture as a stained-glass window: its patches are panes with lead between them."""
+    side = 24  # pixels of a pane
+    h, w = grid[0] * side, grid[1] * side
+    large = picture[np.arange(h) * picture.shape[0] // h][:, np.arange(w) * picture.shape[1] // w]
+    lead = max(round(_LEAD * side), 1)
+    rows, columns = np.arange(h) % side < lead, np.arange(w) % side < lead
+    large[rows], large[:, columns] = _COLOUR, _COLOUR
+    return large
+
+
+def show(axes: Axes, picture: Picture, title: str) -> None:
+    axes.imshow(picture, interpolation="nearest")
     axes.set_axis_off()
-    axes.set_title(caption, fontsize=9, fontweight="normal", loc="center", pad=5, color=INK if right else ORANGE)
+    axes.set_title(title, fontsize=11, fontweight="normal", loc="left", color=INK, pad=6)
 
 
-def picture(run: Path) -> Figure:
-    """One test image of each class with what the model says of it, and how it came to that."""
+def draw(run: Path) -> Figure:
+    """Two photographs as the model gets them, where it looks, and what it has learnt about the places of patches."""
     model, card = open_run(run)
-    test = open_data("fashion-mnist").splits["test"]
-    logits, labels = predict_split(model, test, card.preprocess)
-    shares = np.exp(logits - logits.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
-    with (run / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-
-    figure = Figure(figsize=(12, 3.7), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=[1.55, 1])
-    for number, axes in enumerate(left.subplots(2, 5).flat):
-        i = int(np.flatnonzero(labels == number)[1])
-        said = int(shares[i].argmax())
-        caption = f"{card.classes[said]} {shares[i, said]:.0%}"
-        panes(axes, card.preprocess.pixels(test.image(i))[0], model.config.patch, caption, said == number)
-    axes = right.subplots()
-    minutes = [float(row["seconds"]) / 60 for row in rows]
-    axes.plot(minutes, [100 * float(row["val_top1"]) for row in rows], color=BLUE, marker="o", markersize=4)
-    axes.set_title(f"{100 * float(rows[-1]['val_top1']):.2f} % of the test images", pad=10)
-    axes.set_xlabel("minutes of training on two CPU cores")
-    axes.set_ylabel("top-1 accuracy in %", color=GREY)
-    axes.set_xlim(0)
+    grid = model.config.grid
+    photographs = load_sample_images().images
+    pixels = np.stack([card.preprocess.pixels(photograph) for photograph in photographs])
+    images = card.preprocess.normalise(torch.from_numpy(pixels))
+    with torch.inference_mode():
+        shares = model(images).softmax(dim=1).numpy()
+    figure = Figure(figsize=(12.5, 2.85), layout="constrained")
+    axes = figure.subplots(1, 5)
+    titles = [f"{card.classes[share.argmax()]}, {share.max():.0%} sure" for share in shares]
+    for i, attention in enumerate(rollout(model, images)):
+        heat = colormaps[HEAT](attention / attention.max(), bytes=True)[:, :, :3]
+        show(axes[2 * i], window(pixels[i].transpose(1, 2, 0), grid), titles[i])
+        show(axes[2 * i + 1], window(heat, grid), "where it looks")
+    alike = position_similarity(model)
+    low, high = alike.min(), np.partition(alike.ravel(), -grid[0] * grid[1] - 1)[-grid[0] * grid[1] - 1]
+    tiles = colormaps[LIKE]((alike - low) / (high - low), bytes=True)[..., :3]
+    show(
+        axes[4],
+        window(tiles.transpose(0, 2, 1, 3, 4).reshape(grid[0] ** 2, grid[1] ** 2, 3), grid),
+        "which places are alike",
+    )
     return figure
 
 
 if __name__ == "__main__":
     with mpl.rc_context(STYLE):
-        save(picture(Path(sys.argv[1])), Path(__file__).parent / "images" / "fashion-mnist.png")
+        save(draw(Path(sys.argv[1])), Path(__file__).parent / "images" / "readme.png")
