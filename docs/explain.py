@@ -1,6 +1,6 @@
 """Makes the figures of docs/explain.md from two runs, and prints the numbers that the page states.
 
-    vitrail train fashion-mnist --model vit_nano4 --img-size 28 --stem patch --pool cls --time-budget 30m
+    vitrail train fashion-mnist --model vit_nano4 --img-size 28 --stem patch --pool cls --time-budget 40m
     vitrail train PHOTOS --model vit_nano8 --img-size 96 --stem patch --pool cls --time-budget 40m
     python docs/explain.py runs/fashion-mnist-vit_nano4 runs/PHOTOS-vit_nano8
 

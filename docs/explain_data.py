@@ -1,6 +1,6 @@
 """Makes the figures of docs/explain.md that tell of classes and of a whole data set, and prints the scores it states.
 
-vitrail train fashion-mnist --model vit_nano4 --img-size 28 --stem patch --pool cls --time-budget 30m
+vitrail train fashion-mnist --model vit_nano4 --img-size 28 --stem patch --pool cls --time-budget 40m
 python docs/explain_data.py runs/fashion-mnist-vit_nano4
 """
 
