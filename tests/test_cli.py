@@ -142,7 +142,7 @@ def test_the_version_is_told(capsys):
 
 
 def test_models_as_a_table_and_as_json(vitrail_says):
-    code, out, _ = vitrail_says("models", "nano")
+    code, out, _ = vitrail_says("models", "vit_nano")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["model", "vit_nano2", "vit_nano4", "vit_nano8"]
 

@@ -220,6 +220,12 @@ def test_fewer_images_are_seen_more_often():
     assert few.batch_size < many.batch_size
 
 
+@pytest.mark.parametrize("images", [3, 20, 150, 5_000])
+def test_a_handful_of_images_is_seen_often_enough_to_learn_from(images, trained):
+    optim = resolve("made-up", data_of(images=images), {"weights": trained}).optim
+    assert optim.epochs * max(images // optim.batch_size, 1) >= 200
+
+
 def test_weights_decide_the_model_and_its_size(trained):
     config = resolve("made-up", data_of(32, channels=3), {"weights": trained})
     assert (config.recipe, config.model, config.weights) == ("finetune", "vit_nano2", trained)

@@ -90,9 +90,12 @@ def finetune(facts: Facts) -> TrainConfig:
     weight decay 0.05, cosine, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 a layer, for weights
     that have never seen a label, and mix images; the milder 0.85 here, with a body that learns a tenth as fast as the
     head, suits weights that were trained to classify and sets too small for mixing to pay. Where only what is new
-    learns, the head or adapters of low rank, it learns three times as fast: there is nothing to spoil.
+    learns, the head or adapters of low rank, it learns three times as fast: there is nothing to spoil. However few the
+    images are, there are 200 steps: with 20 images, 50 were too few (docs/transfer.md).
     """
-    epochs = facts.epochs or min(max(round(200_000 / facts.images), 5), 50)
+    batch = _batch(facts.images)
+    few = math.ceil(_FEWEST_STEPS / max(facts.images // batch, 1))  # epochs that a handful of images needs
+    epochs = facts.epochs or max(min(max(round(200_000 / facts.images), 5), 50), few)
     return TrainConfig(
         data=facts.source,
         recipe="finetune",
@@ -102,7 +105,7 @@ def finetune(facts: Facts) -> TrainConfig:
         arch=_arch(facts.config),
         optim=OptimConfig(
             epochs=epochs,
-            batch_size=_batch(facts.images),
+            batch_size=batch,
             opt="adamw",
             lr=3e-3 if facts.only_new else 1e-3,
             weight_decay=0.05,
@@ -350,6 +353,7 @@ RECIPES = {
 
 SMALL_IMAGE = 96  # longest side up to which images keep their size; beyond they are photographs
 MOST_SMALL = 100_000  # images up to which a data set is small
+_FEWEST_STEPS = 200  # of fine-tuning
 _PASS = 128  # images of a forward pass, unless the user says so
 
 
