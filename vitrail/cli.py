@@ -38,16 +38,16 @@ def models(
         pattern: only names that contain this
         json_: print JSON
     """
-    from vitrail.models import table
+    from vitrail.models import rows
 
-    rows = table(pattern)
+    found = rows(pattern)
     if json_:
-        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+        print(json.dumps([dataclasses.asdict(row) for row in found], indent=2))
         return 0
     print(f"{'model':<16}{'parameters':>15}{'GMACs':>9}{'tokens':>8}   size")
-    for row in rows:
+    for row in found:
         h, w = row.img_size
-        print(f"{row.name:<16}{row.params:>15,}{row.macs / 1e9:>9.2f}{row.tokens:>8}   {h}x{w}")
+        print(f"{row.name:<16}{row.params:>15,}{row.macs / 1e9:>9.2f}{row.tokens:>8}   {h}x{w}", flush=True)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -287,16 +287,17 @@ class Row:
     img_size: Size
 
 
+def rows(pattern: str = "") -> Iterator[Row]:
+    """Every listed model whose name contains `pattern`, one after the other: to count them all takes a while."""
+    chosen = {name: config for name, config in CONFIGS.items() if pattern in name}
+    if not chosen:
+        raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")
+    return (Row(name, parameters(c), macs(c), c.length, c.img_size) for name, c in chosen.items())
+
+
 def table(pattern: str = "") -> list[Row]:
     """Every listed model whose name contains `pattern`, counted without allocating a weight."""
-    rows = [
-        Row(name, parameters(config), macs(config), config.length, config.img_size)
-        for name, config in CONFIGS.items()
-        if pattern in name
-    ]
-    if not rows:
-        raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")
-    return rows
+    return list(rows(pattern))
 
 
 callable_package(__name__, table)
