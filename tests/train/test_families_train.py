@@ -67,9 +67,12 @@ def test_it_trains_and_is_known_afterwards(model, tmp_path):
     assert vitrail.evaluate(run).top1 == pytest.approx(card.metrics["top1"], abs=1e-5)
     page = vitrail.report(run).read_text(encoding="utf-8")
     assert "What a model attends to is shown of ViTs" in page
-    assert "vitrail explain" not in page
-    with pytest.raises(UserError, match=f"Figures are drawn of what ViTs attend to, but .* is a {model}_nano"):
-        vitrail.explain(run)
+    assert "vitrail explain" in page
+    explained = vitrail.explain(run)
+    assert {file.stem for file in explained.files} == {"map", "neighbours", "wrong", "uncertain"}
+    assert explained.notes == (
+        f"What a model attends to, its positions and its patch filters are drawn of ViTs, and this is a {model}_nano.",
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -37,7 +37,7 @@ _LOOKS = {
 
 def rollouts(subject: Subject) -> Iterator[Drawing]:
     """Attention rollout over the pictures."""
-    maps = np.concatenate([rollout(subject.model, images) for images in subject.batches()])
+    maps = np.concatenate([rollout(subject.vit, images) for images in subject.batches()])
     for at in range(0, len(maps), PAGE):
         page = subject.pictures[at : at + PAGE]
         name = "rollout" if at == 0 else f"rollout-{1 + at // PAGE}"
@@ -56,11 +56,11 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         pictures = shown.pictures[page * ROWS : (page + 1) * ROWS]
         first, other = _compared(shown, images)
         against = shown.instead is not None
-        maps = relevance(shown.model, images, first, other if against else None)
-        others = relevance(shown.model, images, other, first if against else None)
-        flow = rollout(shown.model, images)
+        maps = relevance(shown.vit, images, first, other if against else None)
+        others = relevance(shown.vit, images, other, first if against else None)
+        flow = rollout(shown.vit, images)
         settings = {"seed": shown.seed, "batch_size": shown.batch_size}
-        measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
+        measured = faithfulness(shown.vit, images, maps, first, task=shown.card.task, **settings)
         names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
         panes = [
             [
@@ -87,7 +87,7 @@ def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDAr
         order = np.tile(np.arange(len(subject.card.classes)), (len(images), 1))
     else:
         with torch.inference_mode():
-            order = subject.model(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
+            order = subject.vit(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
     first = np.full(len(images), subject.target) if subject.target is not None else order[:, 0].copy()
     if subject.instead is not None:
         first = np.where(first == subject.instead, order[:, 1], first)
@@ -98,8 +98,8 @@ def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDAr
 
 def heads(subject: Subject) -> Iterator[Drawing]:
     """Where every head of every layer looks, a figure for each picture."""
-    looks = _LOOKS.get(subject.model.config.pool, "from all patches on average")
-    look = partial(attention_maps, subject.model)
+    looks = _LOOKS.get(subject.vit.config.pool, "from all patches on average")
+    look = partial(attention_maps, subject.vit)
     yield from _maps(subject, "heads", look, looks)
 
 
@@ -107,7 +107,7 @@ def patches(subject: Subject) -> Iterator[Drawing]:
     """Where every head looks from the chosen patch, a figure for each picture."""
     if subject.patch is not None:
         row, column = subject.patch
-        look = partial(patch_attention, subject.model, row=row, column=column)
+        look = partial(patch_attention, subject.vit, row=row, column=column)
         yield from _maps(subject, "patch", look, f"from patch {row},{column}", subject.patch)
 
 
@@ -132,23 +132,23 @@ def _plain(name: str) -> str:
 
 def distance(subject: Subject) -> Iterator[Drawing]:
     """How far heads look."""
-    far = attention_distance(subject.model, subject.sample())
-    even = even_distance(subject.model)
-    drawn = figures.distance(far, even, subject.model.config.img_size[1], subject.sampled)
+    far = attention_distance(subject.vit, subject.sample())
+    even = even_distance(subject.vit)
+    drawn = figures.distance(far, even, subject.vit.config.img_size[1], subject.sampled)
     yield Drawing("distance", drawn, {"distance": far, "even": np.array(even), "images": np.array(subject.sampled)})
 
 
 def positions(subject: Subject) -> Iterator[Drawing]:
     """What the model knows about places: similarities of position embeddings, or tables of relative biases."""
-    if subject.model.config.pos == "relative":
-        bias = relative_bias(subject.model)
+    if subject.vit.config.pos == "relative":
+        bias = relative_bias(subject.vit)
         yield Drawing("bias", figures.bias(bias), {"bias": bias})
     else:
-        similarity = position_similarity(subject.model)
+        similarity = position_similarity(subject.vit)
         yield Drawing("positions", figures.similarity(similarity), {"similarity": similarity})
 
 
 def filters(subject: Subject) -> Iterator[Drawing]:
     """What the first layer looks for."""
-    components = patch_filters(subject.model)
+    components = patch_filters(subject.vit)
     yield Drawing("filters", figures.filters(components), {"filters": components})

@@ -29,6 +29,7 @@ from vitrail.evaluate.features import split_features
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.evaluate.verbs import own_data, predict_split, split_name
 from vitrail.explain.attention import check_patch
+from vitrail.models import Model
 from vitrail.models.vit import ViT
 from vitrail.weights import Card, home, open_card, open_run
 
@@ -82,7 +83,7 @@ class Subject:
     """What every figure is drawn from."""
 
     run: str | Path
-    model: ViT
+    model: Model
     card: Card
     given: bool  # whether the pictures were given; else they are images of the data
     pictures: Sequence[Picture]
@@ -95,6 +96,16 @@ class Subject:
     source: str | Path | None = None  # other data than the run's own
     target: int | None = None  # the class to explain, instead of the likeliest
     instead: int | None = None  # the class that it is set against
+
+    @property
+    def vit(self) -> ViT:
+        """The model, for figures of its attention and its weights; a UserError if it is of another family."""
+        if not isinstance(self.model, ViT):
+            raise UserError(
+                "What a model attends to, its positions and its patch filters are drawn of ViTs, "
+                f"and this is a {self.card.model}."
+            )
+        return self.model
 
     @cached_property
     def data(self) -> Data:
@@ -200,13 +211,11 @@ def open_subject(
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
     model, card = open_run(run, device, classes=None if classes else 1, img_size=img_size)  # an idle head, if none
-    if not isinstance(model, ViT):
-        raise UserError(f"Figures are drawn of what ViTs attend to, but {run} is a {card.model}.")
-    if patch is not None:
-        check_patch(model, *patch)
     subject = Subject(
         run, model, card, bool(images), (), (), patch, batch_size, workers, device, seed, data, chosen, other
     )
+    if patch is not None:
+        check_patch(subject.vit, *patch)
     subject = _with_files(subject, files) if images else _with_own(subject)
     return _with_answers(subject) if classes else subject
 

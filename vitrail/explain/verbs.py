@@ -101,7 +101,8 @@ def explain(
     for drawing in track(_draw(subject, notes), "explaining", unit="figure"):
         files += _write(drawing, folder, format, save_data)
         arrays[drawing.name] = drawing.arrays
-    return Explanation(tuple(files), arrays, tuple(notes), tuple(subject.unreadable))
+    once = tuple(dict.fromkeys(notes))  # what a model lacks may concern several figures
+    return Explanation(tuple(files), arrays, once, tuple(subject.unreadable))
 
 
 def parse_patch(text: str) -> tuple[int, int]:
