@@ -16,7 +16,7 @@ from PIL import Image
 
 import vitrail
 from vitrail import cli
-from vitrail.config import TrainConfig, load_yaml, override, save_yaml
+from vitrail.config import TrainConfig, load_yaml, options, override, save_yaml
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import measure
@@ -24,6 +24,7 @@ from vitrail.models import create
 from vitrail.report.gallery import choose
 from vitrail.report.pictures import Album, overlay, similarities, thumbnail, tiles
 from vitrail.report.tables import Cell, Line, Table
+from vitrail.report.words import settings
 from vitrail.weights import Card, save
 
 
@@ -336,3 +337,8 @@ def test_the_gallery_shows_the_surest_mistakes_first():
     ]
     assert sorted(answer.truth for answer in gallery.best[:3]) == ["a", "b", "c"]
     assert all(answer.right for answer in gallery.best)
+
+
+def test_every_setting_is_on_the_page(trained):
+    listed = [name for _, group in settings(load_yaml(TrainConfig, trained / "config.yaml")) for name, _, _ in group]
+    assert sorted(listed) == sorted(options(TrainConfig))

@@ -26,6 +26,7 @@ _GROUPS = {
     "source": "Data",
     "input": "Input",
     "arch": "Architecture",
+    "transfer": "Trained weights",
     "optim": "Optimisation",
     "augment": "Augmentation",
     "run": "Run",
