@@ -153,6 +153,15 @@ def test_tables_sort_by_mouse_and_keyboard(visit, run):
     assert head.get_attribute("aria-sort") == "none"
 
 
+def until(looked: Visit, condition: str) -> None:
+    """Waits for a condition; playwright's own way needs eval, which the page forbids."""
+    for _ in range(100):
+        if looked.page.evaluate(condition):
+            return
+        looked.page.wait_for_timeout(50)
+    raise AssertionError(f"It never came true: {condition}")
+
+
 def test_dark_is_dark_and_paper_is_light(visit, run):
     day, night = (visit(run / "report.html", color_scheme=scheme) for scheme in ("light", "dark"))
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -174,7 +183,7 @@ def test_dark_is_dark_and_paper_is_light(visit, run):
     night.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert night.page.evaluate(ground) == dark
     day.page.emulate_media(color_scheme="dark")  # the system changes its mind
-    day.page.wait_for_function(f"{ground} === '{dark}'")
+    until(day, f"{ground} === '{dark}'")
 
 
 @pytest.mark.parametrize("width", [420, 768, 1280])
@@ -182,7 +191,7 @@ def test_nothing_sticks_out(visit, run, width):
     looked = visit(run / "report.html", viewport={"width": width, "height": 900})
     assert looked.page.evaluate("document.documentElement.scrollWidth") == width
     looked.page.set_viewport_size({"width": 420, "height": 900})  # charts follow the window
-    looked.page.wait_for_function("document.querySelector('.plot svg').clientWidth < 420")
+    until(looked, "document.querySelector('.plot svg').clientWidth < 420")
     assert looked.page.evaluate("document.documentElement.scrollWidth") == 420
 
 
