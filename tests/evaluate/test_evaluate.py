@@ -22,8 +22,9 @@ from vitrail.config import (
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
+from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import Metrics, measure
-from vitrail.evaluate.verbs import evaluate, predict_split
+from vitrail.evaluate.verbs import evaluate
 from vitrail.models import Model, create
 from vitrail.weights import Card, save
 
@@ -96,7 +97,7 @@ def evaluated(run: Path) -> Metrics:
 def test_logits_are_those_of_the_model_in_the_order_of_the_split(npz: Path):
     model, card = tiny()
     split = open_data(npz).splits["train"]
-    logits, labels = predict_split(model, split, card.preprocess, batch_size=7)
+    logits, labels = run_split(model, split, card.preprocess, batch_size=7)
     with torch.no_grad():
         expected = model(torch.stack([card.preprocess(split.image(i)) for i in range(len(split))]))
     assert logits.dtype == np.float32
@@ -109,8 +110,8 @@ def test_predicting_leaves_the_mode_of_the_model_as_it_was(npz: Path, training: 
     model, card = tiny()
     model.drop.p = 0.5
     split = open_data(npz).splits["val"]
-    expected, _ = predict_split(model.eval(), split, card.preprocess)
-    logits, _ = predict_split(model.train(training), split, card.preprocess)
+    expected, _ = run_split(model.eval(), split, card.preprocess)
+    logits, _ = run_split(model.train(training), split, card.preprocess)
     assert model.training is model.blocks[0].training is training
     assert np.array_equal(logits, expected)  # without dropout, whatever the mode was
 
@@ -120,15 +121,15 @@ def test_mode_is_restored_when_the_data_fails(tmp_path: Path):
     split = open_data(paint(tmp_path / "photos")).splits["train"]
     Path(split.name(5)).unlink()
     with pytest.raises(UserError, match="cannot be read now"):
-        predict_split(model.train(), split, card.preprocess)
+        run_split(model.train(), split, card.preprocess)
     assert model.training
 
 
 def test_bf16_is_near_and_comes_back_as_float32(npz: Path):
     model, card = tiny()
     split = open_data(npz).splits["val"]
-    exact, _ = predict_split(model, split, card.preprocess)
-    near, _ = predict_split(model, split, card.preprocess, amp="bf16")
+    exact, _ = run_split(model, split, card.preprocess)
+    near, _ = run_split(model, split, card.preprocess, amp="bf16")
     assert near.dtype == np.float32
     assert 0 < np.abs(near - exact).max() < 0.1 * np.abs(exact).max()
 
@@ -136,7 +137,7 @@ def test_bf16_is_near_and_comes_back_as_float32(npz: Path):
 def test_a_run_is_evaluated_on_its_own_validation_images(evaluated: Metrics, npz: Path):
     model, card = tiny()
     split = open_data(npz, val_fraction=0.25, seed=3).splits["val"]
-    expected = measure(*predict_split(model, split, card.preprocess), CLASSES)
+    expected = measure(*run_split(model, split, card.preprocess), CLASSES)
     assert evaluated.images == len(split) < 40
     assert evaluated.summary() == expected.summary()
     assert evaluated.confusion.tolist() == expected.confusion.tolist()

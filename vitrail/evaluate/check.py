@@ -14,9 +14,9 @@ from vitrail.data.findings import Audit, Finding, Item, worst_first
 from vitrail.data.images import Pixels
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
+from vitrail.evaluate.features import run_split
 from vitrail.evaluate.figures import save
 from vitrail.evaluate.sheet import contact_sheet, sections
-from vitrail.evaluate.verbs import predict_split
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.weights import Card, open_run
@@ -81,9 +81,7 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
         log.warning("The run does not know %s: the labels of these images are not checked.", some(strange, 5))
     seen = card.preprocess
     split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
-    logits, labels = predict_split(
-        model, split, card.preprocess, workers=workers, device=device, title="checking labels"
-    )
+    logits, labels = run_split(model, split, card.preprocess, workers=workers, device=device, title="checking labels")
     chances = np.exp(logits - logits.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)
     said = chances.argmax(axis=1)

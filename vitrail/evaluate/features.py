@@ -33,17 +33,18 @@ _ROWS = 1024  # images of an array that are hashed at a time
 
 def run_split(
     model: Model,
-    compute: Callable[[Tensor], Tensor],
     split: Split,
     preprocess: Preprocess,
     *,
+    compute: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 256,
     workers: int = 2,
     device: str = "cpu",
     amp: Precision = "off",
     title: str = "evaluating",
 ) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """What `compute`, the model or a method of it, makes of every image of a split, in its order; and the targets."""
+    """What the model, or `compute`, a method of it, makes of every image of a split, in its order; and the targets."""
+    compute = compute or model
     precision = torch.float16 if amp == "fp16" else torch.bfloat16
     autocast = torch.autocast(torch.device(device).type, precision, enabled=amp != "off")
     loader = track(batches(split, preprocess, batch_size, workers), title, math.ceil(len(split) / batch_size), "batch")
@@ -76,7 +77,14 @@ def split_features(
         return kept
     title = f"features of {file.stem}"
     features, _ = run_split(
-        model, model.embed, split, preprocess, batch_size=batch_size, workers=workers, device=device, title=title
+        model,
+        split,
+        preprocess,
+        compute=model.embed,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        title=title,
     )
     if key is not None:
         _keep(file, key, features)

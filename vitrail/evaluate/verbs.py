@@ -10,20 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vitrail.config import TrainConfig, load_yaml
-from vitrail.data import Data, Split, full_name, open_data
-from vitrail.data.preprocess import Preprocess
+from vitrail.data import Data, full_name, open_data
 from vitrail.data.targets import WORDS
-from vitrail.device import Precision, choose_device
+from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.evaluate import figures
 from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
-from vitrail.models import Model
 from vitrail.weights import Card, home, open_body, open_card, open_run
 from vitrail.weights.files import replacing, write_text
 
@@ -38,31 +33,6 @@ _CHOICES: dict[Method, tuple[str, ...]] = {
     "linear": ("seed",),
     "fewshot": ("shots", "draws", "seed"),
 }
-
-
-def predict_split(
-    model: Model,
-    split: Split,
-    preprocess: Preprocess,
-    *,
-    batch_size: int = 256,
-    workers: int = 2,
-    device: str = "cpu",
-    amp: Precision = "off",
-    title: str = "evaluating",
-) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    """Outputs, (N, K) float32, and targets of every image of a split, in its order."""
-    return run_split(
-        model,
-        model,
-        split,
-        preprocess,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        amp=amp,
-        title=title,
-    )
 
 
 def evaluate(
@@ -122,7 +92,7 @@ def evaluate_on(
     device = choose_device(device)
     model, card = open_run(run, device)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
-    logits, labels = predict_split(
+    logits, labels = run_split(
         model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
     )
     metrics = measure_model(card, logits, labels)

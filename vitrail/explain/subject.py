@@ -25,9 +25,9 @@ from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, picture
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError, nearest, some
-from vitrail.evaluate.features import split_features
+from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
-from vitrail.evaluate.verbs import own_data, predict_split, split_name
+from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
 from vitrail.models import Model
 from vitrail.models.vit import ViT
@@ -141,7 +141,7 @@ class Subject:
         """What the model says of every image of the split, (N, K); a UserError if it has no head."""
         if not self.has_head:
             raise UserError("There are no predictions: the model has no head.")
-        outputs, _ = predict_split(
+        outputs, _ = run_split(
             self.model,
             self.split,
             self.card.preprocess,

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
+from vitrail.models.checks import check_counts, check_heads, check_images, check_multiple, check_rates
 from vitrail.models.layers import Activation, AttentionPool, Block, Stage
 from vitrail.models.position import Grid, RelativeBias, sincos2d
 
@@ -54,23 +55,12 @@ class ViTConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads", "mlp", "patch", "channels", "classes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"'{name}' must be at least 1, but it is {getattr(self, name)}.")
+        check_counts(self, "width", "depth", "heads", "mlp", "patch")
         if self.registers < 0:
             raise UserError(f"'registers' must be at least 0, but it is {self.registers}.")
-        for name in ("drop", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"'{name}' must be at least 0 and below 1, but it is {getattr(self, name)}.")
-        h, w = self.img_size
-        if h % self.patch or w % self.patch or min(h, w) < self.patch:
-            fit = [max(round(side / self.patch), 1) * self.patch for side in (h, w)]
-            raise UserError(
-                f"The image size must be a multiple of the patch size, {self.patch}, but it is {h}x{w}. "
-                f"The nearest that fits is {fit[0]}x{fit[1]}."
-            )
-        if self.width % self.heads:
-            raise UserError(f"The width, {self.width}, must be a multiple of the number of heads, {self.heads}.")
+        check_rates(self)
+        check_multiple(self, self.patch, "the patch size")
+        check_heads((self.width,), (self.heads,))
         if self.pos in ("learned2d", "sincos2d") and self.width % 4:
             raise UserError(f"Positions '{self.pos}' need a width that 4 divides, but it is {self.width}.")
 
@@ -206,12 +196,7 @@ class ViT(nn.Module):
     def tokens(self, images: Tensor) -> Tensor:
         """Equation 1: the sequence that the encoder reads, positions added: (B, N, D)."""
         c = self.config
-        if images.shape[1:] != (c.channels, *c.img_size):
-            raise UserError(
-                f"The model reads batches of shape (B, {c.channels}, {c.img_size[0]}, {c.img_size[1]}), "
-                f"but got {tuple(images.shape)}. "
-                "Preprocess them alike, or let vitrail.models.resize(model, img_size) adapt the positions."
-            )
+        check_images(images, c)
         x = self.patch_embed(images)
         batch = x.shape[0]
         positions = self.positions()

@@ -20,6 +20,7 @@ from vitrail.data import Data, open_data
 from vitrail.data.cache import once
 from vitrail.device import choose_device
 from vitrail.errors import UserError
+from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import (
     AnyMetrics,
     Bin,
@@ -31,7 +32,6 @@ from vitrail.evaluate.metrics import (
     ValueScore,
     measure_model,
 )
-from vitrail.evaluate.verbs import predict_split
 from vitrail.models import Model
 from vitrail.report.bootstrap import Samples, sample
 from vitrail.train.run import CONFIG_FILE, split_settings
@@ -94,7 +94,7 @@ def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str
     elif data is not None:
         data = data.read_as(card.preprocess.channels, card.preprocess.bits)
         split = once(data.splits["val"], card.preprocess, False, config.source.cache_gb, workers)
-        outputs, targets = predict_split(
+        outputs, targets = run_split(
             model, split, card.preprocess, batch_size=batch_size, workers=workers, device=device
         )
         metrics = measure_model(card, outputs, targets)

@@ -23,8 +23,9 @@ from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.device import hardware
 from vitrail.errors import UserError, some
+from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
-from vitrail.evaluate.verbs import evaluate_on, predict_split
+from vitrail.evaluate.verbs import evaluate_on
 from vitrail.models import Model, build, head
 from vitrail.models.vit import ViT
 from vitrail.progress import log, speak
@@ -236,7 +237,7 @@ def optimise(
         over = schedule.over(progress)
         if progress.count and (over or not first) and test is None:
             plain = merged(kept)
-            logits, truth = predict_split(
+            logits, truth = run_split(
                 plain,
                 val_split,
                 preprocess,

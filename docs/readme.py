@@ -1,4 +1,4 @@
-"""Makes the README's picture from a run on photographs: `python docs/figures.py runs/PHOTOS-vit_nano8`.
+"""Makes the README's picture from a run on photographs: `python docs/readme.py runs/PHOTOS-vit_nano8`.
 
 The photographs that it shows are scikit-learn's two, whose licence is free.
 """
