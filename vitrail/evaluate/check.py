@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.special import softmax
 
 from vitrail.data.audit import audit
 from vitrail.data.dataset import Numbers, Task
@@ -82,8 +83,7 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
     seen = card.preprocess
     split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
     logits, labels = run_split(model, split, card.preprocess, workers=workers, device=device, title="checking labels")
-    chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-    chances /= chances.sum(axis=1, keepdims=True)
+    chances = softmax(logits, axis=1)
     said = chances.argmax(axis=1)
     own, given = (chances[np.arange(len(known)), which] for which in (said, labels))
     doubted = np.flatnonzero((own >= LIKELY) & (own >= SURE * (own + given)) & (said != labels))

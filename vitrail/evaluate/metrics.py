@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, logsumexp
 
 from vitrail.errors import UserError, some
 from vitrail.weights import Card
@@ -110,20 +111,25 @@ def class_lines(scores: Sequence[ClassScore], most: int) -> list[str]:
     ]
 
 
+def each_image(
+    logits: NDArray[np.floating], labels: NDArray[np.integer]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Of every image how many classes come before the true one, its cross-entropy, and the first one's probability."""
+    own = logits[np.arange(len(labels)), labels]
+    # Ties go to the class that comes first, as with argmax, so that top-1 agrees with the confusion matrix.
+    earlier = np.arange(logits.shape[1]) < labels[:, None]
+    rank = ((logits > own[:, None]) | ((logits == own[:, None]) & earlier)).sum(axis=1)
+    log_sum = logsumexp(logits, axis=1)
+    return rank, log_sum - own, np.exp(logits.max(axis=1) - log_sum)
+
+
 def measure(logits: NDArray[np.floating], labels: NDArray[np.integer], classes: Sequence[str]) -> Metrics:
     """Compares logits, (N, K), with true labels, (N,). Top-5 counts the first min(5, K) classes."""
     _check(logits, labels, classes)
     logits = logits.astype(np.float64)
-    own = logits[np.arange(len(labels)), labels]
-
-    # Ties go to the class that comes first, as with argmax, so that top-1 agrees with the confusion matrix.
-    earlier = np.arange(len(classes)) < labels[:, None]
-    rank = ((logits > own[:, None]) | ((logits == own[:, None]) & earlier)).sum(axis=1)
+    rank, losses, confidence = each_image(logits, labels)
     right = rank == 0
-
-    highest = logits.max(axis=1)
-    log_sum = np.log(np.exp(logits - highest[:, None]).sum(axis=1)) + highest
-    bins = _reliability(np.exp(highest - log_sum), right)
+    bins = _reliability(confidence, right)
 
     # Not by scikit-learn, which warns of "a regression problem" when classes are many and images few.
     confusion = np.zeros((len(classes), len(classes)), np.int64)
@@ -135,7 +141,7 @@ def measure(logits: NDArray[np.floating], labels: NDArray[np.integer], classes: 
         images=len(labels),
         top1=float(right.mean()),
         top5=float((rank < 5).mean()),
-        loss=float((log_sum - own).mean()),
+        loss=float(losses.mean()),
         ece=sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / len(labels),
         per_class=[
             ClassScore(name, float(precision[i]), float(recall[i]), float(f1[i]), int(support[i]))
@@ -249,7 +255,7 @@ def measure_labels(
     """Compares logits, (N, K), with labels of 0 and 1, (N, K); chooses thresholds by F1 if none are given."""
     _check(logits, targets, classes)
     logits = logits.astype(np.float64)
-    chances = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
+    chances = expit(logits)
     true = targets > 0.5
     ap, best = zip(*(_ap_and_threshold(chances[:, k], true[:, k]) for k in range(len(classes))), strict=True)
     chosen = best if thresholds is None else thresholds

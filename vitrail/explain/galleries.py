@@ -11,11 +11,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.special import expit, softmax
 
 from vitrail.data import Split
 from vitrail.data.pixels import picture
 from vitrail.errors import UserError
 from vitrail.evaluate.figures import GREY, INK, ORANGE, STYLE, short
+from vitrail.evaluate.metrics import each_image
 from vitrail.evaluate.sheet import wrap
 from vitrail.weights import Card
 
@@ -102,9 +104,7 @@ def losses(card: Card, outputs: NDArray[np.floating], targets: NDArray[Any]) -> 
     if card.task == "regression":
         true = (targets - np.asarray(card.target_mean)) / np.asarray(card.target_std)
         return np.sqrt(((outputs - true) ** 2).mean(axis=1))
-    highest = outputs.max(axis=1, keepdims=True)
-    logs = np.log(np.exp(outputs - highest).sum(axis=1)) + highest[:, 0]
-    return logs - outputs[np.arange(len(targets)), targets]
+    return each_image(outputs, targets)[1]
 
 
 def margins(card: Card, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -126,10 +126,7 @@ def margins(card: Card, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
 def probabilities(card: Card, outputs: NDArray[np.floating]) -> NDArray[np.float64]:
     """The probabilities of classes, or of labels, (N, K)."""
     outputs = outputs.astype(np.float64)
-    if card.task == "multilabel":
-        return 1 / (1 + np.exp(-np.clip(outputs, -500, 500)))
-    chances = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-    return chances / chances.sum(axis=1, keepdims=True)
+    return expit(outputs) if card.task == "multilabel" else softmax(outputs, axis=1)
 
 
 def most_wrong(card: Card, outputs: NDArray[np.floating], targets: NDArray[Any], count: int = 24) -> Numbers:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.evaluate.metrics import BINS, AnyMetrics, LabelMetrics, Metrics
+from vitrail.evaluate.metrics import BINS, AnyMetrics, LabelMetrics, Metrics, each_image
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -105,14 +105,10 @@ def _sums(weights: Floats, groups: Ints, count: int, values: Floats | None = Non
 
 def _answers(logits: Floats, labels: Ints) -> tuple[Ints, Ints, int, dict[str, Floats], tuple[Floats, Floats]]:
     """Of every image its class, the class that is said, what it adds to each mean, and the confidence."""
-    own = logits[np.arange(len(labels)), labels]
-    earlier = np.arange(logits.shape[1]) < labels[:, None]  # ties go to the class that comes first, as in `measure`
-    rank = ((logits > own[:, None]) | ((logits == own[:, None]) & earlier)).sum(axis=1)
-    highest = logits.max(axis=1)
-    log_sum = np.log(np.exp(logits - highest[:, None]).sum(axis=1)) + highest
+    rank, losses, confidence = each_image(logits, labels)
     right = (rank == 0).astype(np.float64)
-    means = {"top1": right, "top5": (rank < 5).astype(np.float64), "loss": log_sum - own}
-    return labels, logits.argmax(axis=1), logits.shape[1], means, (np.exp(highest - log_sum), right)
+    means = {"top1": right, "top5": (rank < 5).astype(np.float64), "loss": losses}
+    return labels, logits.argmax(axis=1), logits.shape[1], means, (confidence, right)
 
 
 def _sample_classes(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics, ValueMetrics
+from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics, ValueMetrics, each_image
 from vitrail.report.charts import percent
 
 Numbers = NDArray[np.int64]
@@ -66,8 +66,7 @@ def _classes(metrics: Metrics, outputs: NDArray[np.float32], labels: Numbers) ->
     """Wrong and surest; right and surest, of every class in turn; the largest cells beside the diagonal."""
     logits = outputs.astype(np.float64)
     said = logits.argmax(axis=1)
-    highest = logits.max(axis=1)
-    sure = 1 / np.exp(logits - highest[:, None]).sum(axis=1)
+    _, _, sure = each_image(logits, labels)
     order = np.argsort(-sure, kind="stable")
     wrong, right = order[said[order] != labels[order]], order[said[order] == labels[order]]
     names = [score.name for score in metrics.per_class]
