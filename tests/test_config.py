@@ -74,7 +74,7 @@ def test_a_default_may_be_left_out_of_the_file(saved):
         ("  epochs: 3", "  epoch: 3", "There is no setting 'epoch'. Did you mean 'epochs'?"),
         ("optim:", "optimm:", "There is no setting 'optimm'. Did you mean 'optim'?"),
         ("  epochs: 3\n", "", "The setting 'epochs' is missing."),
-        ("  epochs: 3", "  epochs: three", "'epochs' must be a whole number, but it is 'three'."),
+        ("  epochs: 3", "  epochs: three", "'epochs' must be a number, but it is 'three'."),
         ("  epochs: 3", "  epochs: 2.5", "'epochs' must be a whole number, but it is 2.5."),
         ("  epochs: 3", "  epochs: true", "'epochs' must be a whole number, but it is True."),
         ("  lr: 0.001", "  lr: true", "'lr' must be a number, but it is True."),

@@ -110,7 +110,7 @@ class TransferConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    epochs: int = option("passes over the training images")
+    epochs: float = option("passes over the training images; 0.5 is half of them")
     time_budget: Duration | None = option("train for so long instead, as 10m or 1h30m: the decay ends then", None)
     batch_size: int = option("images per forward pass", alias="-b")
     grad_accum_steps: int = option("forward passes per optimiser step", 1)

@@ -23,7 +23,7 @@ from vitrail.models.position import Interpolation, resample_state
 from vitrail.models.pvt import PVT, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.models.swin import Swin, SwinConfig
-from vitrail.models.vit import Pool, ViT, ViTConfig
+from vitrail.models.vit import ViT, ViTConfig
 from vitrail.verb import callable_package
 
 # Every configuration has img_size, channels, classes, drop and drop_path; `width` of the features; `grid`, the rows and
@@ -55,6 +55,16 @@ _VIT_SIZES = {
     "giant": (1408, 40, 16, 6144),
     "gigantic": (1664, 48, 16, 8192),
 }
+_PATCHES = {
+    "nano": (2, 4, 8),
+    "ti": (16,),
+    "s": (32, 16),
+    "b": (32, 16, 8),
+    "l": (32, 16, 14),
+    "h": (14,),
+    "giant": (14,),
+    "gigantic": (14,),
+}
 _LARGEST_PATCH = 32
 
 
@@ -72,33 +82,31 @@ def _dinov2(size: str) -> ViTConfig:
     return ViTConfig(*numbers, 14, (518, 518), act="swiglu" if size == "g" else "gelu", layer_scale=1e-5)
 
 
+def _deit(size: str, patch: int) -> ViTConfig:
+    """DeiT's, which learn from a teacher: a distillation token with a head of its own."""
+    return replace(_vit(size, patch), pool="cls_dist")
+
+
 def _deit3(size: str, patch: int) -> ViTConfig:
     """DeiT III's: LayerScale, and no position for the class token."""
     numbers = (512, 12, 8, 2048) if size == "m" else _VIT_SIZES[size]
     return ViTConfig(*numbers, patch, pos="patches", layer_scale=1e-6)
 
 
+_DEIT = {f"deit_nano{patch}": _deit("nano", patch) for patch in _PATCHES["nano"]} | {
+    f"deit_{size}16": _deit(size, 16) for size in ("ti", "s", "b")
+}
 _DEIT3 = {
     f"deit3_{size}{patch}": _deit3(size, patch) for size, patch in zip("smblh", (16, 16, 16, 16, 14), strict=True)
 }
-_VITS = {
-    f"vit_{size}{patch}": _vit(size, patch)
-    for size, patches in {
-        "nano": (2, 4, 8),
-        "ti": (16,),
-        "s": (32, 16),
-        "b": (32, 16, 8),
-        "l": (32, 16, 14),
-        "h": (14,),
-        "giant": (14,),
-        "gigantic": (14,),
-    }.items()
-    for patch in patches
-} | {f"dinov2_{size}14": _dinov2(size) for size in "sblg"}
+_VITS = {f"vit_{size}{patch}": _vit(size, patch) for size, patches in _PATCHES.items() for patch in patches} | {
+    f"dinov2_{size}14": _dinov2(size) for size in "sblg"
+}
 
 # The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
 CONFIGS: dict[str, ModelConfig] = {
     **_VITS,
+    **_DEIT,
     **_DEIT3,
     **hybrid.CONFIGS,
     **bit.CONFIGS,
@@ -109,25 +117,6 @@ CONFIGS: dict[str, ModelConfig] = {
     **coatnet.CONFIGS,
 }
 
-_WORDS = {"tiny": "ti", "small": "s", "base": "b", "large": "l", "huge": "h", "g": "giant"}
-_TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
-_VIT_NAME = re.compile(
-    r"(?:[\w.-]+/)?"  # the owner of a Hugging Face repository
-    r"(?:(?:vit|deit)[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
-    r"(?P<distilled>[-_]distilled)?[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
-    + _TRAINED_ON
-    + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?"
-    + _TRAINED_ON
-    + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag; the recipe in AugReg's file names
-    re.IGNORECASE,
-)
-_DINOV2_NAME = re.compile(
-    r"(?:[\w.-]+/)?(?:"
-    r"dinov2_(?:vit)?(?P<authors>[sblg])14(?:_reg4?)?"
-    r"|dinov2-(?:with-registers-)?(?P<hf>small|base|large|giant)(?:-imagenet1k-1-layer)?"
-    r"|vit_(?P<timm>small|base|large|giant)_patch14(?:_reg4)?_dinov2(?:\..*)?)"
-)
-
 
 def canonical(name: str) -> tuple[str, ModelConfig]:
     """The short name and the configuration of a model, however the name is spelled.
@@ -135,32 +124,28 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     >>> canonical("google/vit-base-patch16-384")[0]
     'vit_b16'
     """
-    if name in CONFIGS:
-        return name, CONFIGS[name]
-    if (found := names.find(name)) and found[0] in CONFIGS:
-        short, side = found
-        relative = CONFIGS[short]
-        return short, replace(relative, img_size=(side, side)) if side else relative
-    if match := _DINOV2_NAME.fullmatch(name):
-        size = (match["authors"] or match["hf"] or match["timm"])[0]
-        registers = 4 if "reg" in name.rpartition("/")[2] else 0
-        pool: Pool = "cls_gap" if name.endswith("-1-layer") else "cls"
-        return f"dinov2_{size}14", replace(_dinov2(size), registers=registers, pool=pool)
-    match = _VIT_NAME.fullmatch(name)
-    if match and (re.search("vit|deit", name, re.IGNORECASE) or re.match(r"[A-Za-z]+[_/]\d", name)):
-        size = "gigantic" if match["size"] == "G" else match["size"].lower()
-        size, patch = _WORDS.get(size, size), int(match["patch"])
-        if 1 <= patch <= _LARGEST_PATCH:
-            config = _vit(size, patch)
-            if match["distilled"]:
-                config = replace(config, pool="cls_dist")
-            if told := match["img"] or match["res"]:
-                config = replace(config, img_size=(int(told), int(told)))
-            return f"vit_{size}{patch}", config
-    raise UserError(
-        f"There is no model '{name}'.{nearest(name, CONFIGS)} `vitrail models` lists the models; a ViT may have "
-        f"any patch size up to {_LARGEST_PATCH} in its name."
-    )
+    short, changes = (name, {}) if name in CONFIGS else names.find(name) or ("", {})
+    config = CONFIGS.get(short) or _of_any_patch(short)
+    if config is None:
+        raise UserError(
+            f"There is no model '{name}'.{nearest(name, CONFIGS)} `vitrail models` lists the models; a ViT may have "
+            f"any patch size up to {_LARGEST_PATCH} in its name."
+        )
+    return short, replace(config, **changes)
+
+
+def _of_any_patch(short: str) -> ViTConfig | None:
+    match = re.fullmatch(r"(vit|deit)_([a-z]+)(\d+)", short)
+    if match is None or not 1 <= int(match[3]) <= _LARGEST_PATCH:
+        return None
+    return (_vit if match[1] == "vit" else _deit)(match[2], int(match[3]))
+
+
+def is_meant(name: str, asked: str) -> bool:
+    """Whether a model, by its short name, is the one that is asked for by any spelling, or one of the family."""
+    if asked in FAMILIES or asked == "deit":
+        return name.startswith(f"{asked}_") or (name in CONFIGS and family(CONFIGS[name]) == asked)
+    return canonical(asked)[0] == name
 
 
 _ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name
@@ -187,7 +172,7 @@ def name_of(config: ModelConfig) -> str:
             return name
     for size, numbers in _VIT_SIZES.items():
         if numbers == (config.width, config.depth, config.heads, config.mlp) and config.act == "gelu":
-            return f"vit_{size}{config.patch}"
+            return f"{'deit' if config.pool == 'cls_dist' else 'vit'}_{size}{config.patch}"
     return f"vit_w{config.width}d{config.depth}p{config.patch}"
 
 

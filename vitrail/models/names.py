@@ -1,9 +1,10 @@
-"""Other spellings of the names of the ViT's relatives: those of papers, timm, Hugging Face and the files of authors."""
+"""Other spellings of the names of models: those of papers, timm, Hugging Face and the files of authors."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 _OWNER = r"(?:[\w.-]+/)?"  # of a Hugging Face repository
 _TAG = r"(?:[-_.](?:in1k|in21k|in22k|in22k_to_1k|in22ft1k|ms_|fb|goog|augreg|orig|sw_|untrained|npz).*)?"
@@ -87,10 +88,48 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
 ]
 
 
-def find(name: str) -> tuple[str, int | None] | None:
-    """The short name that a spelling stands for, and the side of the images if it tells one; None if it is unknown."""
+_TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
+_VIT = re.compile(
+    _OWNER
+    + r"(?:(?P<family>vit|deit)[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
+    + r"(?P<distilled>[-_]distilled)?[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
+    + _TRAINED_ON
+    + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?"
+    + _TRAINED_ON
+    + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag; the recipe in AugReg's file names
+    re.IGNORECASE,
+)
+_DEIT = re.compile(r"deit_(?:nano|ti|[sblh]|giant|gigantic)\d{1,2}")
+_DINOV2 = re.compile(
+    _OWNER + r"(?:"
+    r"dinov2_(?:vit)?(?P<authors>[sblg])14(?:_reg4?)?"
+    r"|dinov2-(?:with-registers-)?(?P<hf>small|base|large|giant)(?:-imagenet1k-1-layer)?"
+    r"|vit_(?P<timm>small|base|large|giant)_patch14(?:_reg4)?_dinov2(?:\..*)?)"
+)
+
+
+def find(name: str) -> tuple[str, dict[str, Any]] | None:
+    """The short name that a spelling stands for, and what else it says of the model; None if it is unknown.
+
+    >>> find("swin_tiny_patch4_window7_224")
+    ('swin_t', {'img_size': (224, 224)})
+    """
     for pattern, short in _PATTERNS:
         if match := pattern.fullmatch(name):
-            side = match.groupdict().get("side")
-            return short(match).lower(), int(side) if side else None
+            return short(match).lower(), _sized(match.groupdict().get("side"))
+    if match := _DINOV2.fullmatch(name):
+        size = (match["authors"] or match["hf"] or match["timm"])[0]
+        registers = 4 if "reg" in name.rpartition("/")[2] else 0
+        return f"dinov2_{size}14", {"registers": registers, "pool": "cls_gap" if name.endswith("-1-layer") else "cls"}
+    match = _VIT.fullmatch(name)
+    if match and (re.search("vit|deit", name, re.IGNORECASE) or re.match(r"[A-Za-z]+[_/]\d", name)):
+        size = "gigantic" if match["size"] == "G" else match["size"].lower()
+        size = {"g": "giant"}.get(size) or _WORDS.get(size, size)
+        # Others call a DeiT with a distillation token distilled; our own short name means it.
+        family = "deit" if match["distilled"] or _DEIT.fullmatch(name) else "vit"
+        return f"{family}_{size}{int(match['patch'])}", _sized(match["img"] or match["res"])
     return None
+
+
+def _sized(side: str | None) -> dict[str, Any]:
+    return {"img_size": (int(side), int(side))} if side else {}

@@ -157,7 +157,7 @@ def training(facts: Facts) -> list[tuple[str, str]]:
     found = []
     if rows:
         seconds, images = rows[-1]["seconds"], rows[-1]["step"] * optim.batch_size * optim.grad_accum_steps
-        epochs = f"{len(rows)} of {optim.epochs}" if facts.stopped else f"{len(rows)}"
+        epochs = f"{len(rows)} of {optim.epochs:g}" if facts.stopped else f"{len(rows)}"
         found = [
             ("epochs", epochs),
             ("steps", f"{rows[-1]['step']:,.0f} of {optim.batch_size * optim.grad_accum_steps} images"),

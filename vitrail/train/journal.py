@@ -60,7 +60,7 @@ class Journal:
             tqdm(
                 total=per_epoch,
                 initial=done,
-                desc=f"epoch {epoch + 1}/{optim.epochs}",
+                desc=f"epoch {epoch + 1}/{math.ceil(optim.epochs)}",
                 unit="step",
                 leave=False,
                 disable=quiet,
@@ -83,7 +83,7 @@ class Journal:
 
     def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, over: bool) -> None:
         """Writes down all epochs so far; the last one is new, and the end of the run if that is `over`."""
-        epochs = schedule.optim.epochs
+        epochs = math.ceil(schedule.optim.epochs)
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))
         writer.writeheader()

@@ -28,7 +28,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
-from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, step
+from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant, step
 from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
 from vitrail.weights import open_card
 
@@ -139,8 +139,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
     if given.get("weights"):
         card = open_card(given["weights"], given.get("model"))
         name, config = card.model, card.config
-        asked = given.get("model")
-        if asked not in (None, family(config)) and canonical(asked)[0] != name:
+        if "model" in given and not is_meant(name, given["model"]):
             raise UserError(
                 f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}. "
                 "Leave out --model to fine-tune them, or --weights to train from scratch."
@@ -150,11 +149,13 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
     else:
         least = 4 if choose_device(given.get("device")) == "cpu" else 7
         meant = recipe.model if max(given.get("img_size") or data.size) > SMALL_IMAGE else None
-        fitting = f"vit_nano{_patch(given.get('img_size') or typical, least)}"
+        patch = _patch(given.get("img_size") or typical, least)
         asked = given.get("model")
-        if asked in FAMILIES:  # a family's own choice for the images
-            asked = fitting if asked == "vit" else _smallest(asked, given.get("img_size") or data.size)
-        name, config = canonical(asked or meant or fitting)
+        if asked in ("vit", "deit"):  # a family's own choice for the images
+            asked = f"{asked}_nano{patch}"
+        elif asked in FAMILIES:
+            asked = _smallest(asked, given.get("img_size") or data.size)
+        name, config = canonical(asked or meant or f"vit_nano{patch}")
         size = _fit(typical, step(config))
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     for key in sorted(arch.keys() - {field.name for field in fields(config)}):
@@ -197,7 +198,7 @@ def check(config: TrainConfig) -> TrainConfig:
     """Refuses values that no training could use, before anything starts."""
     o, a, r, t = config.optim, config.augment, config.run, config.transfer
     rules = [
-        ("epochs", o.epochs, o.epochs >= 1, "at least 1"),
+        ("epochs", o.epochs, o.epochs > 0, "above 0"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
         ("grad_accum_steps", o.grad_accum_steps, o.grad_accum_steps >= 1, "at least 1"),
         ("lr", o.lr, o.lr > 0, "above 0"),

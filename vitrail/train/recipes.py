@@ -40,7 +40,7 @@ class Facts:
     model: str
     config: ModelConfig
     device: str
-    epochs: int | None
+    epochs: float | None
     weights: str | None
     only_new: bool = False  # of trained weights nothing learns: only a head, or adapters
     batch_size: int | None = None
@@ -400,14 +400,14 @@ def _optim(
     size = facts.batch_size or min(wanted, _PASS)
     passes = facts.grad_accum_steps or max(round(wanted / size), 1)
     share = size * passes / batch
-    epochs = facts.epochs or epochs
+    length = facts.epochs or epochs
     warmup = warmup_epochs or warmup_steps / max(facts.images // (size * passes), 1)
     return OptimConfig(
-        epochs=epochs,
+        epochs=length,
         batch_size=size,
         grad_accum_steps=passes,
         lr=float(f"{lr * (share if scaling == 'linear' else math.sqrt(share)):.4g}"),
-        warmup_epochs=round(min(warmup, epochs / 8), 2),
+        warmup_epochs=round(min(warmup, length / 8), 2),
         body_lr=1.0,
         **rest,
     )

@@ -24,7 +24,7 @@ from vitrail.data.targets import titled
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import AnyMetrics
-from vitrail.models import Model, canonical, parameters
+from vitrail.models import Model, canonical, is_meant, parameters
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
@@ -77,7 +77,7 @@ def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[
     for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():
         value = coerce(TrainConfig, name, value)
         if name == "model":
-            value = canonical(value)[0]
+            value = saved[name] if is_meant(saved[name], value) else canonical(value)[0]
         if name in _FREE_ON_RESUME:
             config = override(config, {name: value})
         elif value != saved[name]:
@@ -107,7 +107,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
-    length = f"{o.epochs} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs} epochs"
+    length = f"{o.epochs:g} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs:g} epochs"
     arch = config.arch
     chosen = (
         f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if isinstance(model.config, ViTConfig) else ""

@@ -32,7 +32,7 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Steps of the whole run; with a time budget as they were planned."""
-        return self.per_epoch * self.optim.epochs
+        return max(round(self.per_epoch * self.optim.epochs), 1)
 
     def lr(self, progress: Progress) -> float:
         """The learning rate of the next step."""

@@ -1,0 +1,277 @@
+"""What every family's small model learns of Fashion-MNIST in five minutes of two cores, from all images and from 5,000.
+
+    python benchmarks/families.py speed                      # on an otherwise idle machine
+    python benchmarks/families.py train                      # every run of the table that has not been made yet
+    python benchmarks/families.py draw                       # the figure and the tables of docs/models.md
+
+`speed` trains every model for a short time, in turns, with the command's own loop, and times its forward pass. `train`
+gives every model the images that it would have seen in five minutes at that speed: so the result does not depend on
+what else the machine does meanwhile, and can be had again to the bit. Everything else is what `vitrail train --model
+FAMILY` chooses, with the recipe `small`, which was made for the ViT: no family has settings of its own.
+
+Of the 60,000 training images 1,000 are held out to choose the best epoch, and 5,000 of the others are the small set;
+the 10,000 test images are met once, at the end. Results go to `benchmarks/results/families.json`. Several processes
+may `train` at a time, with fewer `--threads` each.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command does, before torch is loaded
+
+import argparse
+import csv
+import fcntl
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+import vitrail
+from vitrail.data import open_data
+from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, STYLE, save
+from vitrail.weights import open_run
+from vitrail.weights.files import write_text
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "families.json"
+FIGURE = HERE.parent / "docs" / "images" / "families.png"
+
+BUDGET = 300  # seconds
+FAMILIES = ("vit", "hybrid", "bit", "deit", "swin", "mixer", "coatnet", "pvt", "pvt_v2")
+SETS = (5_000, 59_000)
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: a family's small model on one of the sets; with a teacher that was trained before on the same set."""
+
+    family: str
+    images: int
+    seed: int
+    teacher: str = ""  # the name of its run
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.images}-{self.seed}" + (f"-from-{self.teacher}" if self.teacher else "")
+
+
+# The most telling first: they are made in this order.
+TRIALS = (
+    *(Trial(family, images, 0) for family in FAMILIES for images in SETS),
+    *(Trial(family, images, seed) for seed in (1, 2) for family in ("vit", "hybrid", "bit") for images in SETS),
+)
+DISTILLED = (
+    *(Trial("deit", 5_000, seed) for seed in (1, 2)),
+    *(Trial("deit", 5_000, seed, "bit-5000-0") for seed in (0, 1, 2)),
+)
+
+
+def data(work: Path, images: int) -> Path:
+    """The file with so many of the training images, the held-out ones and the test images."""
+    path = work / f"fashion-{images}.npz"
+    if not path.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        splits = open_data("fashion-mnist").splits
+        train, test = splits["train"], splits["val"]
+        order = np.random.default_rng(0).permutation(len(train))
+        held, chosen = order[:1000], np.sort(order[1000 : 1000 + images])
+        np.savez(
+            path,
+            x_train=train.pixels[chosen],
+            y_train=train.targets[chosen],
+            x_val=train.pixels[held],
+            y_val=train.targets[held],
+            x_test=test.pixels,
+            y_test=test.targets,
+        )
+    return path
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def speed(work: Path, seconds: int) -> None:
+    """Images per second in training and in inference: the median of rounds in which the families take turns."""
+    source = data(work, SETS[1])
+    training: dict[str, list[float]] = {family: [] for family in FAMILIES}
+    inference: dict[str, list[float]] = {family: [] for family in FAMILIES}
+    facts: dict[str, Any] = {}
+    for turn in range(ROUNDS):
+        for family in FAMILIES:
+            run = vitrail.train(
+                source,
+                model=family,
+                time_budget=f"{seconds}s",
+                out=str(work / "speed"),
+                name=family,
+                overwrite=True,
+            )
+            last = rows(run)[-1]
+            training[family].append(int(last["step"]) * 128 / float(last["seconds"]))
+            model, card = open_run(run)
+            inference[family].append(forward_rate(model.eval()))
+            facts[family] = {
+                "model": card.model,
+                "img_size": card.config.img_size,
+                "params": sum(p.numel() for p in model.parameters()),
+            }
+            print(turn, family, f"{training[family][-1]:.0f} {inference[family][-1]:.0f}", flush=True)
+    with results() as found:
+        found["speed"] = {
+            family: facts[family]
+            | {"train": statistics.median(training[family]), "inference": statistics.median(inference[family])}
+            for family in FAMILIES
+        }
+
+
+@torch.inference_mode()
+def forward_rate(model: vitrail.models.Model, batch: int = 128, seconds: float = 3) -> float:
+    """Images per second of forward passes alone."""
+    images = torch.rand(batch, model.config.channels, *model.config.img_size)
+    for _ in range(3):
+        model(images)
+    begun, count = time.monotonic(), 0
+    while time.monotonic() - begun < seconds:
+        model(images)
+        count += 1
+    return count * batch / (time.monotonic() - begun)
+
+
+def train(work: Path, trial: Trial) -> None:
+    """Makes a run and measures it, unless that was done or another process does it."""
+    claim = work / f"{trial.name}.taken"
+    with results() as found:
+        if trial.name in found["runs"] or claim.exists():
+            return
+        claim.touch()
+        rate = found["speed"][trial.family]["train"]
+    begun = time.monotonic()
+    run = vitrail.train(
+        data(work, trial.images),
+        model=trial.family,
+        epochs=BUDGET * rate / trial.images,
+        seed=trial.seed,
+        out=str(work),
+        name=trial.name,
+        overwrite=True,
+        **({"teacher": str(work / trial.teacher)} if trial.teacher else {}),
+    )
+    curve = rows(run)
+    record = {
+        "family": trial.family,
+        "images": trial.images,
+        "seed": trial.seed,
+        "teacher": trial.teacher,
+        "epochs": BUDGET * rate / trial.images,
+        "steps": int(curve[-1]["step"]),
+        "top1": vitrail.evaluate(run, split="test").top1,
+        "curve": [(int(row["step"]), float(row["val_top1"])) for row in curve],
+        "seconds": time.monotonic() - begun,
+    }
+    with results() as found:
+        found["runs"][trial.name] = record
+    claim.unlink()
+
+
+@contextmanager
+def results() -> Iterator[dict[str, Any]]:
+    """What was measured so far, to be changed by one process at a time."""
+    RESULTS.parent.mkdir(exist_ok=True)
+    with (RESULTS.parent / ".families.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"speed": {}, "runs": {}}
+        yield found
+        write_text(RESULTS, json.dumps(found, indent=1) + "\n")
+
+
+def draw() -> None:
+    """The figure, and the tables as Markdown on the screen."""
+    found = json.loads(RESULTS.read_text())
+    runs = list(found["runs"].values())
+    print("| family | model | parameters | training | inference | epochs | of 5,000 | epochs | of 59,000 |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    ends: dict[str, list[list[float]]] = {}
+    for family, facts in found["speed"].items():
+        cells = []
+        for images in SETS:
+            chosen = [run for run in runs if (run["family"], run["images"], run["teacher"]) == (family, images, "")]
+            ends.setdefault(family, []).append([100 * run["top1"] for run in chosen])
+            cells += [f"{BUDGET * facts['train'] / images:.1f}", _spread(ends[family][-1])]
+        speeds = f"{facts['train']:,.0f} | {facts['inference']:,.0f}"
+        print(f"| {family} | `{facts['model']}` | {facts['params']:,} | {speeds} | {' | '.join(cells)} |")
+    print("\n| student | teacher | top-1 of 5,000 images |\n|---|---|---|")
+    for teacher in sorted({run["teacher"] for run in runs if run["family"] == "deit" and run["images"] == SETS[0]}):
+        top1 = [
+            100 * run["top1"]
+            for run in runs
+            if (run["family"], run["images"], run["teacher"]) == ("deit", SETS[0], teacher)
+        ]
+        said = f"{teacher}, {100 * found['runs'][teacher]['top1']:.2f} %" if teacher else "none"
+        print(f"| `{found['speed']['deit']['model']}` | {said} | {_spread(top1)} |")
+    with mpl.rc_context(STYLE):
+        save(_figure(found["speed"], ends), FIGURE)
+
+
+def _spread(top1: list[float]) -> str:
+    """The mean, with the lowest and the highest if there are several."""
+    if not top1:
+        return "not measured"
+    mean = f"{statistics.mean(top1):.2f} %"
+    return mean if len(top1) == 1 else f"{mean} ({min(top1):.2f} to {max(top1):.2f}, {len(top1)} seeds)"
+
+
+def _figure(speeds: dict[str, Any], ends: dict[str, list[list[float]]]) -> Figure:
+    """A line for each family from what it learns of few images to what it learns of many; every seed is a dot."""
+    order = sorted((family for family in speeds if all(ends[family])), key=lambda f: statistics.mean(ends[f][0]))
+    figure = Figure(figsize=(8, 0.42 * len(order) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    for row, family in enumerate(order):
+        means = [statistics.mean(top1) for top1 in ends[family]]
+        axes.plot(means, [row, row], color=GREY, linewidth=1, zorder=1)
+        for images, color, mean, top1 in zip(SETS, (ORANGE, BLUE), means, ends[family], strict=True):
+            axes.plot(mean, row, "o", color=color, markersize=8, label=f"{images:,} images" if row == 0 else None)
+            if len(top1) > 1:
+                axes.plot(top1, [row] * len(top1), "|", color=INK, markersize=9)
+    axes.set_yticks(range(len(order)), [f"{family}  {speeds[family]['params'] / 1e6:.2f} M" for family in order])
+    axes.set_xlabel("test top-1 in %")
+    axes.set_title("Fashion-MNIST in five minutes of two CPU cores")
+    axes.grid(axis="y", visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["speed", "train", "draw"])
+    parser.add_argument("--work", type=Path, default=Path("runs/families"), help="folder for data and runs")
+    parser.add_argument("--seconds", type=int, default=15, help="of training in each round of `speed`")
+    parser.add_argument("--threads", type=int, help="of every process; without, as many as there are cores")
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
+    if asked.threads:
+        torch.set_num_threads(asked.threads)
+    if asked.what == "speed":
+        speed(asked.work, asked.seconds)
+    elif asked.what == "train":
+        for trial in TRIALS + DISTILLED:
+            train(asked.work, trial)
+    else:
+        draw()
+
+
+if __name__ == "__main__":
+    main()
