@@ -54,6 +54,16 @@ def measure(path: Path) -> int:
     return grown
 
 
+_TO: dict[str, To] = {
+    "timm": "timm",
+    "parts": "timm",
+    "hf": "hf",
+    "hf parts": "hf",
+    "npz": "npz",
+    "torchvision": "torchvision",
+}
+
+
 def write(kind: str, own: Path, folder: Path) -> Path:
     """The same weights in another form, alone in a folder; returns the path to load."""
     folder.mkdir()
@@ -62,7 +72,7 @@ def write(kind: str, own: Path, folder: Path) -> Path:
     if kind == "pth":
         torch.save({"model": load_file(own)}, folder / "model.pth")
         return folder / "model.pth"
-    to: To = "timm" if kind == "parts" else "hf" if kind == "hf parts" else kind  # type: ignore[assignment]
+    to = _TO[kind]
     path = convert(own, folder / "model.npz" if to == "npz" else folder if to == "hf" else folder / WEIGHTS_FILE, to=to)
     return cut(path) if "parts" in kind else path
 

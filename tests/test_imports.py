@@ -119,4 +119,4 @@ def test_public_names_resolve():
         assert getattr(vitrail, name) is not None
         assert name in dir(vitrail)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        vitrail.trian  # noqa: B018
+        vitrail.trian  # noqa: B018  # to ask for it is the test

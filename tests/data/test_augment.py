@@ -97,7 +97,7 @@ def test_the_generator_alone_decides() -> None:
     first = run(pixels, EVERYTHING)
     assert torch.equal(torch.get_rng_state(), state), "the global generator was used"
     torch.manual_seed(2)
-    np.random.seed(2)  # noqa: NPY002
+    np.random.seed(2)  # noqa: NPY002  # likewise
     again, other = run(pixels, EVERYTHING), run(pixels, EVERYTHING, seed=1)
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])

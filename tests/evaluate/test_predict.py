@@ -164,7 +164,7 @@ def test_reading_stays_near_what_is_asked_for(model: Model, tmp_path: Path):
     for given in range(1, 50):
         assert next(predictions).labels
         assert given <= taken <= given + 3 * 4
-    predictions.close()  # type: ignore[attr-defined]
+    predictions.close()  # type: ignore[attr-defined]  # an iterator for its users
     assert taken < 50 + 3 * 4
 
 

@@ -34,7 +34,7 @@ def valley(lr):
 
 
 def test_the_rate_grows_by_the_same_factor_from_step_to_step():
-    test = range_test(lambda lr: 1.0)  # noqa: ARG005
+    test = range_test(lambda _: 1.0)
     assert len(test.losses) == STEPS
     assert test.losses == pytest.approx([1.0] * STEPS)
     assert (test.rates()[0], test.rates()[-1]) == pytest.approx((LOWEST, HIGHEST))

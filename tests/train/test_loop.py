@@ -183,6 +183,13 @@ def test_the_learning_rate_of_the_run_is_that_of_the_schedule(train, small):
     assert [row["lr"] / 0.01 for row in rows(run)] == pytest.approx(expected)
 
 
+def test_a_run_may_end_within_an_epoch(train, small):
+    run = train(**{**small, "epochs": 1.5}, warmup_epochs=0.0, sched="linear", lr=0.01)
+    steps = 899 // 64
+    assert [row["step"] for row in rows(run)] == [steps, round(1.5 * steps)]
+    assert rows(run)[-1]["lr"] == pytest.approx(0.01 / round(1.5 * steps))  # the decay ends with the run
+
+
 # When it goes wrong
 
 

@@ -204,7 +204,9 @@ def test_a_run_goes_on_after_it_was_moved(straight, copied, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"epochs": SETTINGS["epochs"], "model": "ViT-nano/4", "img_size": 8, "lr": 0.002}], ids=str
+    "asked",
+    [{}, {"epochs": SETTINGS["epochs"], "model": "ViT-nano/4", "img_size": 8, "lr": 0.002}, {"model": "vit"}],
+    ids=str,
 )
 def test_the_same_settings_may_be_given_again(copied, asked):
     assert vitrail.train("digits", resume=copied, **asked) == copied
@@ -214,6 +216,7 @@ def test_the_same_settings_may_be_given_again(copied, asked):
     ("asked", "message"),
     [
         ({"model": "vit_b16"}, "model vit_b16 instead of vit_nano4"),
+        ({"model": "swin"}, "model swin instead of vit_nano4"),
         ({"lr": 0.5}, "lr 0.5 instead of 0.002"),
         ({"img_size": 16}, "img_size"),
         ({"epochs": 9, "seed": 3}, "epochs 9 instead of 3, seed 3 instead of 0"),

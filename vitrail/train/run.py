@@ -24,7 +24,7 @@ from vitrail.data.targets import titled
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import AnyMetrics
-from vitrail.models import Model, canonical, is_meant, parameters
+from vitrail.models import Model, is_meant, parameters
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
@@ -77,11 +77,12 @@ def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[
     for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():
         value = coerce(TrainConfig, name, value)
         if name == "model":
-            value = saved[name] if is_meant(saved[name], value) else canonical(value)[0]
+            value = saved[name] if is_meant(saved[name], value) else value
         if name in _FREE_ON_RESUME:
             config = override(config, {name: value})
         elif value != saved[name]:
-            changed.append(f"{name} {value} instead of {saved[name]}")
+            new, old = (f"{x:g}" if type(x) is float else x for x in (value, saved[name]))
+            changed.append(f"{name} {new} instead of {old}")
     if changed:
         raise UserError(
             f"A run goes on as it began, but this asks for {', '.join(changed)}. "
