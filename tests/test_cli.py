@@ -146,7 +146,7 @@ def test_models_as_a_table_and_as_json(vitrail_says):
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["model", "vit_nano2", "vit_nano4", "vit_nano8"]
 
-    code, out, _ = vitrail_says("models", "nano4", "--json")
+    code, out, _ = vitrail_says("models", "vit_nano4", "--json")
     (row,) = json.loads(out)
     assert code == 0
     assert row["name"] == "vit_nano4"

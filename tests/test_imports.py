@@ -110,7 +110,7 @@ def test_a_verb_is_a_function_and_the_package_of_its_parts():
         assert inspect.ismodule(package)
         assert callable(package)
         assert inspect.signature(package) == inspect.signature(function)
-    assert [row.name for row in vitrail.models("nano4")] == ["vit_nano4"]
+    assert [row.name for row in vitrail.models("vit_nano4")] == ["vit_nano4"]
 
 
 def test_public_names_resolve():
