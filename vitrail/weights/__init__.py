@@ -227,7 +227,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
     config = foreign.architecture(weights, beside, model)
     preprocess, assumed = foreign.preprocessing(weights, config, beside)
     shapes = weights.shapes()
-    has_head = any(_HEADS.fullmatch(name) for name in shapes)
+    has_head = "head.weight" in shapes or "head.fc.weight" in shapes
     fits = len(beside.classes) == config.classes
     classes = beside.classes if fits else tuple(map(str, range(config.classes)))
     card = Card(model=name_of(config), config=config, classes=classes if has_head else (), preprocess=preprocess)

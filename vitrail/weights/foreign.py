@@ -143,13 +143,13 @@ def _coerced(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
     return {key: coerce(kind, key, value) for key, value in told.items() if key in known and value is not None}
 
 
-def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) -> Any:
+def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) -> ModelConfig:
     """The configuration of the model that tensors are of, by their shapes; `classes` is 1 where there is no head."""
     where, name = weights.where, weights.family
     if model is not None and family(model) != name:
         raise UserError(f"{where} is a {weights.kind}, but `model` asks for {name_of(model)}.")
     try:
-        config = MODULES[name].architecture(where, weights.shapes(), beside, model)
+        config: ModelConfig = MODULES[name].architecture(where, weights.shapes(), beside, model)
     except UserError as error:  # of a configuration that cannot be, or of tensors that are missing
         if str(error).startswith(where):
             raise
