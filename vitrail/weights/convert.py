@@ -62,10 +62,11 @@ def convert(
 def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]]:
     """What writes a model for others, if they have a place for all of it."""
     layouts = foreign.layouts(family(card.config))
-    kinds = [format for format, layout in layouts.items() if layout.write is not None]
     write = layouts[to].write if to in layouts else None
     if write is None:
-        raise UserError(f"A {card.model} is written for {' or '.join(('vitrail', *kinds))}, but not for {to}.")
+        *most, last = ["vitrail", *(format for format, layout in layouts.items() if layout.write is not None)]
+        kinds = f"{', '.join(most)} or {last}" if most else last
+        raise UserError(f"A {card.model} is written for {kinds}, but not for {to}.")
     missing = layouts[to].cannot(card.config)
     if missing is None and card.task != "multiclass" and to == "hf":
         missing = f"the task {card.task}"

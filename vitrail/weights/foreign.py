@@ -94,10 +94,17 @@ def recognise(tensors: Tensors, where: str) -> Weights:
                 held = some(sorted(prefixes), 6)
                 raise UserError(f"{where} holds several models: {held}. Give the state dict of one of them.")
             for prefix in prefixes:
-                names = {name.removeprefix(prefix): old for name, old in plain.items()}
+                names = {_without(prefix, name): old for name, old in plain.items()}
                 return Weights(where, kind, format, _renamed(tensors, names))
     held = some(sorted(plain), 4)
     raise UserError(f"{where} is no ViT, and none of its relatives, of {_FORMATS}: it holds {held}.")
+
+
+def _without(prefix: str, name: str) -> str:
+    """A name without a prefix, or with as much of it gone as it has: `model.head` stands beside `model.vit.norm`."""
+    while not name.startswith(prefix):
+        prefix = re.sub(r"[^./]+[./]$", "", prefix)
+    return name.removeprefix(prefix)
 
 
 def _renamed(tensors: Tensors, names: Mapping[str, str]) -> Tensors:

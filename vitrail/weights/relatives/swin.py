@@ -86,25 +86,24 @@ def _write_hf(state: Mapping[str, Tensor], config: SwinConfig) -> dict[str, Tens
     return {name if name.startswith("classifier.") else f"swin.{name}": value for name, value in named.items()}
 
 
-def _cannot(config: SwinConfig) -> str | None:
-    """Where a map is smaller than a window, others make that window smaller."""
+def _cannot_timm(config: SwinConfig) -> str | None:
+    """Where a map is smaller than a window, theirs makes that window smaller."""
     h, w = config.grid
-    return f"a last map of {h}x{w} in windows of {config.window}" if min(h, w) < config.window else None
+    return f"a map of {h}x{w} in windows of {config.window}" if min(h, w) < config.window else None
 
 
 def _cannot_hf(config: SwinConfig) -> str | None:
-    """Theirs shifts a window along neither side where it is no smaller than one of them."""
+    """Theirs pads a map before it is shifted, not after, and shifts it along both sides or along none."""
     if config.widths != tuple(config.widths[0] * 2**i for i in range(len(config.widths))):
         return f"the widths {config.widths}, which do not double"
-    if any(min(grid) <= config.window < max(grid) for grid in config.grids):
-        return f"images of {config.img_size[0]}x{config.img_size[1]}, whose windows are shifted along one side only"
-    return _cannot(config)
+    n = config.window
+    for h, w in config.grids:
+        if h % n or w % n or min(h, w) <= n < max(h, w):
+            return f"a map of {h}x{w} in windows of {n}"
+    return None
 
 
 LAYOUTS: dict[Format, Layout] = {
-    "original": Layout(
-        r"layers\.0\.downsample\.reduction\.weight", _read_original, habit=replace(IMAGENET, crop=0.875)
-    ),
     "hf": Layout(
         r"encoder\.layers\.0\.blocks\.0\.attention\.(?:self|relative_position_bias)\.relative_position_bias_table",
         _read_hf,
@@ -113,7 +112,10 @@ LAYOUTS: dict[Format, Layout] = {
         replace(IMAGENET, crop=1.0),
         eps=1e-5,
     ),
-    "timm": Layout(re.escape(_TABLE), _read, same, _cannot, IMAGENET),
+    "original": Layout(
+        r"layers\.0\.downsample\.reduction\.weight", _read_original, habit=replace(IMAGENET, crop=0.875)
+    ),
+    "timm": Layout(re.escape(_TABLE), _read, same, _cannot_timm, IMAGENET),
 }
 
 
