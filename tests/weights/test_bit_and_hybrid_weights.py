@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -266,10 +267,10 @@ def test_scales_of_the_authors_hybrids_have_four_dimensions(tmp_path):
 # Which model it is
 
 
-def of_shapes(config: ModelConfig) -> ModelConfig:
+def of_shapes(build: Callable[[], nn.Module]) -> ModelConfig:
     """The architecture that the tensors of a model show by themselves."""
     with torch.device("meta"):
-        state = models.build(config).state_dict()
+        state = build().state_dict()
     weights = foreign.recognise(from_memory(state, "x"), "x")
     found: ModelConfig = foreign.architecture(weights, foreign.settings(weights, None), None)
     return found
@@ -277,11 +278,14 @@ def of_shapes(config: ModelConfig) -> ModelConfig:
 
 @pytest.mark.parametrize("name", [*models.bit.CONFIGS, *models.hybrid.CONFIGS])
 def test_every_listed_model_is_known_by_its_shapes(name):
-    assert of_shapes(models.CONFIGS[name]) == models.CONFIGS[name]
+    assert of_shapes(lambda: models.create(name)) == models.CONFIGS[name]
 
 
-def test_a_hybrids_image_size_is_that_of_its_positions():
-    assert of_shapes(models.configure("r50_vit_b16", img_size=384, classes=7)).img_size == (384, 384)
+@pytest.mark.parametrize(
+    "name", ["resnetv2_101x1_bit", "vit_base_r50_s16_384", "vit_small_r26_s32_224", "vit_tiny_r_s16_p8_224"]
+)
+def test_timms_own_models_are_known_by_their_shapes(name):
+    assert of_shapes(lambda: peers.timm().create_model(name)) == models.canonical(name)[1]
 
 
 # What is refused
