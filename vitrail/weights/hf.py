@@ -185,7 +185,7 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any], fields: 
         crop = part / whole if whole and part and processor.get("do_center_crop") and part <= whole else 1.0
     return Beside(
         fields=fields,
-        img_size=document.get("image_size"),
+        img_size=document.get("image_size") or _made(processor),
         classes=tuple(names),
         mean=processor.get("image_mean"),
         std=processor.get("image_std"),
@@ -210,6 +210,14 @@ def _mlp_ratio(config: ViTConfig) -> int | None:
         return full if config.act == "gelu" else (int(full * 2 / 3) + 7) // 8 * 8
 
     return next((ratio for ratio in range(1, 33) if hidden(ratio) == config.mlp), None)
+
+
+def _made(processor: Mapping[str, Any]) -> Any:
+    """The size of the images that their processor makes: networks that take any have none in their `config.json`."""
+    size = processor.get("crop_size" if processor.get("do_center_crop") else "size")
+    if isinstance(size, Mapping):
+        return size.get("shortest_edge") or [size["height"], size["width"]]
+    return size
 
 
 def _edge(size: Any) -> int | None:

@@ -1,14 +1,187 @@
-"""Hybrids in the formats of others."""
+"""Hybrids in the formats of others: timm, whose names are ours, Hugging Face's `ViTHybridForImageClassification`, and
+the authors' `.npz` files, `R50+ViT-B_16.npz` and AugReg's.
+
+Behind the ResNet stands a ViT, which each of them names as any other. The authors count the ResNet's blocks from 1, and
+store kernels with the output last, and scales with four dimensions.
+"""
 
 from __future__ import annotations
 
-from vitrail.errors import UserError
-from vitrail.models.hybrid import HybridConfig
-from vitrail.weights.relatives import Format, Layout, same
+import re
+from collections.abc import Mapping
+from typing import Any
 
-LAYOUTS: dict[Format, Layout] = {"timm": Layout(r"patch_embed\.backbone\.(?:stem\.)?conv\.weight", same, same)}
+from torch import Tensor
+
+from vitrail.models.hybrid import CONFIGS, HybridConfig
+from vitrail.models.vit import ViTConfig
+from vitrail.weights import hf, npz, vit
+from vitrail.weights.beside import Beside
+from vitrail.weights.names import inverse, new_name
+from vitrail.weights.relatives import Format, Layout, bit, compare, same, sizes
+
+_RESNET = "patch_embed.backbone."
+_BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
+
+_HF_RESNET = "embeddings.patch_embeddings.backbone.bit."
+_HF = {
+    "stem.conv.": "embedder.convolution.",
+    "stem.norm.": "embedder.norm.",
+    "stages.": "encoder.stages.",
+    ".blocks.": ".layers.",
+}
+_HF_KIND = {
+    "layer_type": "bottleneck",
+    "global_padding": "same",
+    "embedding_dynamic_padding": True,
+    "hidden_act": "relu",
+}
+
+_NPZ_STEM = {"conv": "conv_root", "norm": "gn_root"}
+_NPZ_UNIT = {
+    "conv1": "conv1",
+    "norm1": "gn1",
+    "conv2": "conv2",
+    "norm2": "gn2",
+    "conv3": "conv3",
+    "norm3": "gn3",
+    "downsample.conv": "conv_proj",
+    "downsample.norm": "gn_proj",
+}
+_NPZ_BLOCK = re.compile(r"block(\d+)/unit(\d+)/")
 
 
-def architecture(where: str, *_: object) -> HybridConfig:
-    """The architecture that tensors have, by their shapes."""
-    raise UserError(f"{where} needs its model.json beside it.")
+def _read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    state = {}
+    for name, value in hf.read(tensors).items():
+        if name.startswith(_HF_RESNET):
+            name = name.removeprefix(_HF_RESNET)
+            for ours, theirs in _HF.items():
+                name = name.replace(theirs, ours)
+            name = _RESNET + name
+        state[name] = value
+    return state
+
+
+def _write_hf(state: Mapping[str, Tensor], config: HybridConfig) -> dict[str, Tensor]:
+    resnet, rest = _split(state)
+    named = hf.write(rest, _vit(config))
+    for name, value in resnet.items():
+        for ours, theirs in _HF.items():
+            name = name.replace(ours, theirs)
+        named[f"vit.{_HF_RESNET}{name}"] = value
+    return named
+
+
+def _read_npz(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    read = npz.read(tensors)
+    place = f"{_RESNET}stem." if any(_NPZ_BLOCK.match(name) for name in read) else _RESNET
+    stem, unit = {theirs: place + ours for ours, theirs in _NPZ_STEM.items()}, inverse(_NPZ_UNIT)
+    state = {}
+    for name, value in read.items():
+        if block := _NPZ_BLOCK.match(name):
+            place = f"{_RESNET}stages.{int(block[1]) - 1}.blocks.{int(block[2]) - 1}."
+            name = place + new_name(name[block.end() :], unit)
+        else:
+            name = new_name(name, stem)
+        if name.startswith(_RESNET) and value.ndim == 4:
+            value = value.flatten() if "norm" in name else value.permute(3, 2, 0, 1)
+        state[name] = value
+    return state
+
+
+def _write_npz(state: Mapping[str, Tensor], config: HybridConfig) -> dict[str, Tensor]:
+    resnet, rest = _split(state)
+    named = npz.write(rest, _vit(config))
+    for name, value in resnet.items():
+        if block := _BLOCK.match(name):
+            name = f"block{int(block[1]) + 1}/unit{int(block[2]) + 1}/{new_name(name[block.end() :], _NPZ_UNIT)}"
+        else:
+            name = new_name(name.removeprefix("stem."), _NPZ_STEM)
+        scale = value.ndim == 1
+        name = name.replace(".weight", "/scale" if scale else "/kernel").replace(".bias", "/bias")
+        named[name] = value.reshape(1, 1, 1, -1) if scale else value.permute(2, 3, 1, 0).contiguous()
+    return named
+
+
+def _split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of the ResNet, by their names in it, and those of the ViT."""
+    resnet = {name.removeprefix(_RESNET): value for name, value in state.items() if name.startswith(_RESNET)}
+    return resnet, {name: value for name, value in state.items() if not name.startswith(_RESNET)}
+
+
+def _vit(config: HybridConfig) -> ViTConfig:
+    """The ViT that reads the ResNet's map."""
+    h, w = (side * config.patch for side in config.grid)
+    features = config.widths[-1] if config.widths else config.first
+    return ViTConfig(
+        config.width, config.depth, config.heads, config.mlp, config.patch, (h, w), features, config.classes
+    )
+
+
+def _cannot(config: HybridConfig) -> str | None:
+    if config.widths and config.widths[0] == config.first:
+        return "a first stage as wide as its stem"  # where theirs has a shortcut with weights
+    return bit.uneven(config.widths)
+
+
+def _cannot_hf(config: HybridConfig) -> str | None:
+    return _cannot(config) if config.widths else "a ResNet that is a stem alone"
+
+
+LAYOUTS: dict[Format, Layout] = {
+    "timm": Layout(r"patch_embed\.backbone\.(?:stem\.)?conv\.weight", same, same, _cannot),
+    "hf": Layout(re.escape(_HF_RESNET) + r"embedder\.convolution\.weight", _read_hf, _write_hf, _cannot_hf),
+    "npz": Layout(r"conv_root/kernel", _read_npz, _write_npz),
+}
+
+
+def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: HybridConfig | None) -> HybridConfig:
+    """The architecture that tensors have, by their shapes: all but the heads and the groups."""
+    resnet, rest = _split(state)
+    widths, depths = bit.stages(where, "Hybrid", resnet, "stages")
+    first, channels, _, _ = sizes(where, "Hybrid", resnet, "stem.conv.weight" if widths else "conv.weight", 4)
+    width = sizes(where, "Hybrid", rest, "patch_embed.proj.weight", 4)[0]
+    seen = {"width": width, "first": first, "widths": widths, "depths": depths}
+    if model is not None:
+        compare(where, seen, vars(model))
+    listed = [config for config in CONFIGS.values() if vars(config) | seen == vars(config)]
+    alike = listed if model is None else [model]
+    shrinks = 4 * 2 ** max(len(widths) - 1, 0)
+    h, w = (max(side // shrinks, 1) for side in beside.img_size or (1, 1))
+    told = {"heads": next((config.heads for config in alike), None), **beside.fields}
+    inner = Beside(told, (h, w) if beside.img_size else None)
+    behind = vit.architecture(where, rest, inner, None if model is None else _vit(model))
+    return HybridConfig(
+        width=width,
+        depth=behind.depth,
+        heads=behind.heads,
+        mlp=behind.mlp,
+        widths=widths,
+        depths=depths,
+        first=first,
+        groups=bit.groups(where, "Hybrid", (4 * first, *widths), beside, alike),
+        patch=behind.patch,
+        img_size=(behind.img_size[0] * shrinks, behind.img_size[1] * shrinks),
+        channels=channels,
+        classes=behind.classes,
+    )
+
+
+def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The heads and the groups, which the tensors do not show."""
+    resnet = document.get("backbone_config") or _HF_KIND  # which is what they take for one
+    bit.check_hf(resnet, _HF_KIND)
+    return {"groups": resnet.get("num_groups"), **hf.hf_settings(document)}
+
+
+def hf_document(config: HybridConfig) -> dict[str, Any]:
+    """What `config.json` must say of the architecture."""
+    behind = _vit(config)
+    return {
+        **hf.hf_document(behind),
+        "architectures": ["ViTHybridForImageClassification"],
+        "model_type": "vit-hybrid",
+        "backbone_config": {**bit.hf_resnet(config, _HF_KIND), "out_features": [f"stage{len(config.widths)}"]},
+        "backbone_featmap_shape": [1, behind.channels, *behind.img_size],
+    }
