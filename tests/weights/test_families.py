@@ -14,7 +14,6 @@ from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.weights import Card, load, open_run, save, start_from
-from vitrail.weights.convert import convert
 
 FAMILIES = [name for name in models.FAMILIES if name != "vit"]
 
@@ -76,11 +75,3 @@ def test_weights_of_another_family_are_refused(saved):
     model = models.create("vit_nano8", classes=4, img_size=32)
     with pytest.raises(UserError, match=r"are a \w+_nano, but the model to train is a vit_nano8"):
         start_from(path, model, tuple("abcd"))
-
-
-def test_formats_of_others_are_for_vits(saved, tmp_path):
-    path, _ = saved
-    with pytest.raises(UserError, match="Only ViTs are written for hf"):
-        convert(path, tmp_path / "theirs", to="hf")
-    with pytest.raises(UserError, match="are read if they are a ViT's, but `model` is swin_t"):
-        load({"x": torch.zeros(1)}, model="swin_t")

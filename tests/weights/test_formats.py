@@ -17,7 +17,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical, configure
 from vitrail.models.vit import ViTConfig
-from vitrail.weights import foreign, load, open_card, open_run, start_from
+from vitrail.weights import foreign, load, open_card, open_run, start_from, vit
 from vitrail.weights.tensors import from_memory
 
 CONFIG = ViTConfig(width=32, depth=2, heads=4, mlp=128, patch=4, img_size=(24, 24), classes=5)
@@ -242,7 +242,7 @@ def test_another_epsilon_is_said(tmp_path, caplog):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": 1e-12}))
     with caplog.at_level("INFO", "vitrail"):
         assert distance(load(tmp_path)(images(CONFIG)), theirs(images(CONFIG)).logits) < TOLERANCE
-    assert "LayerNorm's epsilon is 1e-06 in all models here, not 1e-12." in caplog.text
+    assert "LayerNorm's epsilon is 1e-06 in every ViT here, not 1e-12." in caplog.text
 
 
 # JAX and torchvision, laid out by hand
@@ -316,12 +316,12 @@ def test_timms_models_are_known_by_their_shapes_as_by_their_names(name):
     assert {n: s for n, s in shapes.items() if n in found or not n.startswith("head.")} == found
 
 
-@pytest.mark.parametrize("format", foreign.FORMATS)
+@pytest.mark.parametrize("format", vit.LAYOUTS)
 def test_a_b16_of_full_size_is_known_in_every_format(format):
     config = configure("vit_b16")
     with torch.device("meta"):
         state = build(config).state_dict()
-    weights = foreign.recognise(from_memory(foreign.FORMATS[format].write(state, config), "it"), "it")
+    weights = foreign.recognise(from_memory(vit.LAYOUTS[format].write(state, config), "it"), "it")
     assert weights.format == format
     assert foreign.architecture(weights, foreign.Beside(), None) == config
     assert {n: v.shape for n, v in weights.shapes(config).items()} == {n: v.shape for n, v in state.items()}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import Model, build, configure, parameters
-from vitrail.weights import Card, foreign, load, save
+from vitrail.weights import Card, foreign, load, save, vit
 from vitrail.weights.convert import convert
 from vitrail.weights.tensors import from_memory
 
@@ -100,7 +100,7 @@ def agree(whole: Whole, logits: Tensor, features: Tensor, path: Path) -> None:
 def test_the_jax_file_has_the_names_and_shapes_of_the_release():
     with torch.device("meta"):
         state = build(configure("vit_b16", head="tanh")).state_dict()
-    written = foreign.FORMATS["npz"].write(state, configure("vit_b16", head="tanh"))
+    written = vit.LAYOUTS["npz"].write(state, configure("vit_b16", head="tanh"))
     small = configure("vit_b16", head="tanh", width=24, mlp=8, img_size=16, classes=2)
     assert written.keys() == jax_arrays(small).keys()
     assert written["Transformer/encoderblock_11/MultiHeadDotProductAttention_1/out/kernel"].shape == (12, 64, 768)

@@ -23,7 +23,7 @@ from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import load, open_card, start_from
-from vitrail.weights.foreign import FORMATS
+from vitrail.weights.vit import LAYOUTS
 
 CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
 
@@ -36,7 +36,7 @@ def state():
 def write(path, state):
     """A good file of the kind that the suffix says."""
     if path.suffix == ".npz":
-        np.savez(path, **{name: value.numpy() for name, value in FORMATS["npz"].write(state, CONFIG).items()})
+        np.savez(path, **{name: value.numpy() for name, value in LAYOUTS["npz"].write(state, CONFIG).items()})
     elif path.suffix == ".safetensors":
         save_file(state, path)
     else:
@@ -216,7 +216,7 @@ def test_wrong_shapes(state, shape):
         with suppress(UserError):
             other = build(replace(CONFIG, img_size=(16, 16), channels=1))
             start_from(state | {name: torch.zeros(shape)}, other, ("a", "b", "c"), partial=True)
-    arrays = FORMATS["npz"].write(state, CONFIG)
+    arrays = LAYOUTS["npz"].write(state, CONFIG)
     for name in ("embedding/kernel", "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"):
         with pytest.raises(UserError):
             load(arrays | {name: torch.zeros(shape)}, CONFIG)
@@ -258,7 +258,7 @@ def test_what_holds_no_model(tmp_path, state):
     }.items():
         with pytest.raises(UserError, match=message):
             load(source)
-    with pytest.raises(UserError, match="is no ViT of timm, hf, npz, torchvision or vitrail: it holds conv1"):
+    with pytest.raises(UserError, match=r"is no ViT, and none of its relatives, of .* or vitrail: it holds conv1"):
         load({"conv1.weight": torch.zeros(3)})
     both = {f"{side}.{name}": value for side in ("student", "teacher") for name, value in state.items()}
     with pytest.raises(UserError, match=r"holds several models: student\., teacher\.\. Give the state dict of one"):

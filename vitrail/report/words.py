@@ -13,12 +13,12 @@ from vitrail.config import Duration, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
 from vitrail.errors import some
 from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics
-from vitrail.models import parameters
+from vitrail.models import family, parameters
 from vitrail.models.vit import ViTConfig
 from vitrail.report.bootstrap import Interval
 from vitrail.report.charts import percent, shown
 from vitrail.report.facts import Facts
-from vitrail.weights.foreign import FORMATS
+from vitrail.weights.foreign import layouts
 
 _FAMILIES = {"vit": "ViT"}
 _GROUPS = {
@@ -202,10 +202,9 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     if facts.card is None:
         return go_on
     config = facts.card.config
-    fits, pictures = False, ""  # of other families there are figures of data only
-    if isinstance(config, ViTConfig):
-        pictures = " IMAGES"
-        fits = config.pos == "learned" and config.stem == "patch" and FORMATS["timm"].cannot(config) is None
+    pictures = " IMAGES" if isinstance(config, ViTConfig) else ""  # of other families there are figures of data only
+    layout = layouts(family(config)).get("timm")
+    fits = layout is not None and layout.cannot(config) is None
     timm = shlex.quote(f"{facts.name}-timm.safetensors")
     return [
         *go_on,

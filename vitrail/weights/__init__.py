@@ -27,7 +27,7 @@ from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, famil
 from vitrail.models.position import Interpolation
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, speak
-from vitrail.weights import foreign, hub
+from vitrail.weights import foreign, hub, vit
 from vitrail.weights.card import Card as Card
 from vitrail.weights.card import read_card
 from vitrail.weights.files import replacing, write_text
@@ -40,7 +40,6 @@ _IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # wha
 # Distilled DeiT has a second head, on its distillation token; some families keep the layer in a module with others.
 _HEADS = re.compile(r"head(_dist)?(\.fc)?\.(weight|bias)")
 
-_UNSEEN = ("heads", "groups")  # numbers of an architecture that no tensor shows
 _NAMELESS = "vit_w"  # how cards call models of a size that has no name
 _PARTIAL = "Take what fits with partial=True, or --partial of train and convert."
 
@@ -171,7 +170,7 @@ def start_from(
     Returns one sentence for everything that was adapted. Another body is a UserError, unless `partial` asks for
     whatever fits: nothing is left out silently.
     """
-    opened = _open(source, heads=model.config.heads if isinstance(model.config, ViTConfig) else None)
+    opened = _open(source, like=model.config)
     wanted = dataclasses.replace(opened.card, config=model.config, classes=classes, task=task)
     state, notes = _adapt(opened, wanted, model, resample, partial)
     model.load_state_dict(state, strict=not partial)
@@ -181,11 +180,11 @@ def start_from(
 def open_card(source: str | Path, model: str | None = None) -> Card:
     """The card of a run or weights file, without reading a tensor. Without a head, no classes are named.
 
-    `model` is the name of a model, or what a card calls one: it tells the number of heads if nothing else does.
+    `model` is the name of a model, or what a card calls one: it tells the numbers that nothing else does.
     """
     named = model is not None and not model.startswith(_NAMELESS) and model not in FAMILIES
     config = canonical(model)[1] if model and named else None
-    return _open(source, heads=config.heads if isinstance(config, ViTConfig) else None).card
+    return _open(source, like=config).card
 
 
 @dataclass(frozen=True)
@@ -199,10 +198,10 @@ class _Opened:
     notes: tuple[str, ...] = ()
 
 
-def _open(source: Source, expected: str | ModelConfig | None = None, heads: int | None = None) -> _Opened:
+def _open(source: Source, expected: str | ModelConfig | None = None, like: ModelConfig | None = None) -> _Opened:
     """What a source is: by its card, or by what its tensors and the files beside it show.
 
-    Another architecture than the `expected` one is a UserError; `heads` counts where nothing tells their number.
+    Another architecture than the `expected` one is a UserError; `like` tells heads where nothing else does.
     """
     if isinstance(source, Mapping):
         where, path, tensors = "The state dict", None, from_memory(source, "The state dict")
@@ -216,25 +215,28 @@ def _open(source: Source, expected: str | ModelConfig | None = None, heads: int 
         if isinstance(expected, ModelConfig) and expected != card.config:
             raise UserError(f"The weights in {where} are a {card.config}, but `model` asks for {expected}.")
         try:
-            known = isinstance(card.config, ViTConfig)
-            weights = foreign.recognise(tensors, where) if known else foreign.Weights(where, "timm", tensors)
+            weights = foreign.recognise(tensors, where)
+            if weights.family != family(card.config):
+                raise UserError(f"it is a {weights.kind}.")
             return _Opened(where, card, weights, own=True)
         except UserError as error:
             raise UserError(f"{where} does not fit the architecture in its {path.stem}.json: {error}") from error
     model = foreign.expected(expected)
     weights = foreign.recognise(tensors, where)
-    beside = foreign.settings(weights.format, path.parent if path is not None else None)
-    beside = dataclasses.replace(beside, heads=beside.heads or heads)
+    beside = foreign.settings(weights, path.parent if path is not None else None, like)
     config = foreign.architecture(weights, beside, model)
     preprocess, assumed = foreign.preprocessing(weights, config, beside)
-    has_head = "head.weight" in weights.shapes()
+    shapes = weights.shapes()
+    has_head = any(_HEADS.fullmatch(name) for name in shapes)
     fits = len(beside.classes) == config.classes
     classes = beside.classes if fits else tuple(map(str, range(config.classes)))
     card = Card(model=name_of(config), config=config, classes=classes if has_head else (), preprocess=preprocess)
     notes = [f"{weights.format} weights of a {card.model} at {config.img_size[0]}x{config.img_size[1]}"]
-    notes += foreign.turned(weights, config)
-    if beside.eps not in (None, 1e-6):
-        notes.append(f"LayerNorm's epsilon is 1e-06 in all models here, not {beside.eps:g}")
+    if isinstance(config, ViTConfig):
+        notes += vit.turned(shapes, config)
+    eps = weights.layout.eps
+    if beside.eps not in (None, eps):
+        notes.append(f"LayerNorm's epsilon is {eps:g} in every {weights.kind} here, not {beside.eps:g}")
     if len(tensors.wrapped) > 1:
         notes.append(f"taken from '{tensors.wrapped[0]}', not from {', '.join(map(repr, tensors.wrapped[1:]))}")
     return _Opened(where, card, weights, False, (*notes, assumed) if assumed else tuple(notes))
@@ -320,7 +322,7 @@ def _adapt(
         heads = {name: value for name, value in model.named_parameters() if _HEADS.fullmatch(name)}
         state |= {name: torch.zeros(value.shape) for name, value in heads.items()}
     wrong = _mismatch(state, model.state_dict())
-    for name in [f.name for f in dataclasses.fields(old) if f.name in _UNSEEN]:
+    for name in [f.name for f in dataclasses.fields(old) if f.name in foreign.UNSEEN]:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             wrong[name] = f"reshaped    {name}: {before}, not {after}"

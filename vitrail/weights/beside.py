@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from vitrail.models.vit import ViTConfig
 class Beside:
     """What tensors do not show; None where nothing says it."""
 
-    heads: int | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the configuration: heads, groups
     img_size: Size | None = None
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None
@@ -29,7 +30,6 @@ class Beside:
     def __post_init__(self) -> None:
         """Values as they stand in JSON become those of the configuration, or a UserError."""
         checked: dict[str, Any] = {
-            "heads": None if self.heads is None else coerce(ViTConfig, "heads", self.heads),
             "img_size": None if self.img_size is None else coerce(ViTConfig, "img_size", self.img_size),
             "classes": tuple(map(str, self.classes)),
             "mean": None if self.mean is None else coerce(Preprocess, "mean", self.mean),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,11 +12,10 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitrail.errors import UserError, nearest
-from vitrail.models import ModelConfig
-from vitrail.models.vit import ViTConfig
-from vitrail.weights import WEIGHTS_FILE, Card, Source, hf, open_run, save
+from vitrail.models import ModelConfig, family
+from vitrail.weights import WEIGHTS_FILE, Card, Source, foreign, hf, open_run, save
 from vitrail.weights.files import replacing, write_text
-from vitrail.weights.foreign import FORMATS
+from vitrail.weights.relatives import Format
 
 To = Literal["vitrail", "timm", "hf", "npz", "torchvision"]
 
@@ -45,39 +44,34 @@ def convert(
     if path.exists() and not overwrite:
         raise UserError(f"{path} is there already. Choose another name, or give --overwrite to replace it.")
     whole, card = open_run(source, model=model, classes=classes, partial=partial)
-    config = _refuse(card, to)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if to == "vitrail" or config is None:
+    if to == "vitrail":
+        path.parent.mkdir(parents=True, exist_ok=True)
         save(path, whole, card)
         return path
-    state = FORMATS[to].write(whole.state_dict(), config)
+    state = _writer(card, to)(whole.state_dict(), card.config)
+    path.parent.mkdir(parents=True, exist_ok=True)
     if to == "hf":
-        for name, document in hf.documents(config, card.classes, card.preprocess).items():
+        about = foreign.MODULES[family(card.config)].hf_document(card.config)
+        for name, document in hf.documents(about, card.classes, card.preprocess).items():
             write_text(path.with_name(name), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     _write(path, state)
     write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
     return path
 
 
-def _refuse(card: Card, to: To) -> ViTConfig | None:
-    """Refuses what the other format has no place for; returns the ViT to translate, if there is one."""
-    config = card.config
-    if to == "vitrail":
-        return None
-    if not isinstance(config, ViTConfig):
-        raise UserError(
-            f"Only ViTs are written for {to}, but the model is {card.model}. It can be kept as vitrail's own."
-        )
-    missing = FORMATS[to].cannot(config)
-    if config.pos != "learned" and (to, config.pos) != ("timm", "patches"):
-        missing = f"positions '{config.pos}'"
-    elif config.stem != "patch":
-        missing = "a convolutional stem"
-    elif missing is None and card.task != "multiclass" and to == "hf":
+def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]]:
+    """What writes a model for others, if they have a place for all of it."""
+    layouts = foreign.layouts(family(card.config))
+    kinds = [format for format, layout in layouts.items() if layout.write is not None]
+    write = layouts[to].write if to in layouts else None
+    if write is None:
+        raise UserError(f"A {card.model} is written for {' or '.join(('vitrail', *kinds))}, but not for {to}.")
+    missing = layouts[to].cannot(card.config)
+    if missing is None and card.task != "multiclass" and to == "hf":
         missing = f"the task {card.task}"
     if missing:
         raise UserError(f"The model has {missing}, for which {to} has no place. It can be kept as vitrail's own.")
-    return config
+    return write
 
 
 def _write(path: Path, state: Mapping[str, Tensor]) -> None:

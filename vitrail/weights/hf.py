@@ -109,8 +109,14 @@ def cannot(config: ViTConfig) -> str | None:
     return next((what for what, there in parts.items() if there), None)
 
 
-def documents(config: ViTConfig, classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
-    """The files that stand beside the tensors: `config.json` and `preprocessor_config.json`."""
+def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.json` says of a ViT and tensors do not show."""
+    check_act(document, "gelu")
+    return {"heads": document.get("num_attention_heads")}
+
+
+def hf_document(config: ViTConfig) -> dict[str, Any]:
+    """What `config.json` must say of a ViT."""
     kind = _model_type(config)
     architecture = {
         "vit": "ViTForImageClassification",
@@ -118,27 +124,37 @@ def documents(config: ViTConfig, classes: tuple[str, ...], preprocess: Preproces
         "dinov2": "Dinov2ForImageClassification",
         "dinov2_with_registers": "Dinov2WithRegistersForImageClassification",
     }[kind]
-    h, w = config.img_size
     about: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": kind,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "image_size": h if h == w else [h, w],
         "patch_size": config.patch,
-        "num_channels": config.channels,
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
         "qkv_bias": True,
-        "id2label": {str(i): name for i, name in enumerate(classes)},
-        "label2id": {name: i for i, name in enumerate(classes)},
     }
     if config.layer_scale:
         about |= {"mlp_ratio": _mlp_ratio(config), "use_swiglu_ffn": config.act == "swiglu", "use_mask_token": False}
         about |= {"num_register_tokens": config.registers} if config.registers else {}
     else:
         about |= {"intermediate_size": config.mlp}
+    return about
+
+
+def documents(about: Mapping[str, Any], classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
+    """The files that stand beside the tensors: `config.json`, with what it says of the architecture, and
+    `preprocessor_config.json`."""
+    h, w = preprocess.img_size
+    channels = preprocess.channels
+    document = {
+        **about,
+        "image_size": h if h == w else [h, w],
+        "num_channels": channels,
+        "id2label": {str(i): name for i, name in enumerate(classes)},
+        "label2id": {name: i for i, name in enumerate(classes)},
+    }
     resized = {"height": int(h / preprocess.crop), "width": int(w / preprocess.crop)}
     # Ours keeps the shape of a picture and crops it. Theirs has no words for that but for squares, the usual case.
     processor = {
@@ -151,16 +167,14 @@ def documents(config: ViTConfig, classes: tuple[str, ...], preprocess: Preproces
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(preprocess.mean) * (config.channels if len(preprocess.mean) == 1 else 1),
-        "image_std": list(preprocess.std) * (config.channels if len(preprocess.std) == 1 else 1),
+        "image_mean": list(preprocess.mean) * (channels if len(preprocess.mean) == 1 else 1),
+        "image_std": list(preprocess.std) * (channels if len(preprocess.std) == 1 else 1),
     }
-    return {"config.json": about, "preprocessor_config.json": processor}
+    return {"config.json": document, "preprocessor_config.json": processor}
 
 
-def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Beside:
-    """What `config.json` and `preprocessor_config.json` say."""
-    if document.get("hidden_act", "gelu") != "gelu":
-        raise UserError(f"Its activation is {document['hidden_act']!r}, but vitrail's models have GELU.")
+def settings(document: Mapping[str, Any], processor: Mapping[str, Any], fields: Mapping[str, Any]) -> Beside:
+    """What `config.json` and `preprocessor_config.json` say; `fields` is what the first says of the architecture."""
     labels = document.get("id2label") or {}
     names = [str(labels[str(i)]) for i in range(len(labels)) if str(i) in labels]
     if names == [f"LABEL_{i}" for i in range(len(names))]:  # what transformers writes where there are none
@@ -170,7 +184,7 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Besid
         whole, part = _edge(processor.get("size")), _edge(processor.get("crop_size"))
         crop = part / whole if whole and part and processor.get("do_center_crop") and part <= whole else 1.0
     return Beside(
-        heads=document.get("num_attention_heads"),
+        fields=fields,
         img_size=document.get("image_size"),
         classes=tuple(names),
         mean=processor.get("image_mean"),
@@ -179,6 +193,13 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any]) -> Besid
         interpolation=next((name for name, number in _RESAMPLE.items() if number == processor.get("resample")), None),
         eps=document.get("layer_norm_eps"),
     )
+
+
+def check_act(document: Mapping[str, Any], act: str) -> None:
+    """Refuses another activation than that of our models of a family."""
+    if document.get("hidden_act", act) != act:
+        ours = {"gelu": "GELU", "relu": "ReLU"}[act]
+        raise UserError(f"Its activation is {document['hidden_act']!r}, but vitrail's models have {ours}.")
 
 
 def _mlp_ratio(config: ViTConfig) -> int | None:

@@ -62,7 +62,7 @@ def settings(document: Mapping[str, Any]) -> Beside:
     arguments = document.get("model_args") or {}
     size = arguments.get("img_size") or about["input_size"][1:]
     return Beside(
-        heads=arguments.get("num_heads"),
+        fields={"heads": arguments.get("num_heads")},
         img_size=size,
         classes=tuple(about.get("label_names") or document.get("label_names") or ()),
         mean=about.get("mean"),

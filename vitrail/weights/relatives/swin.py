@@ -1,0 +1,181 @@
+"""Swin in the formats of others: timm, Hugging Face's `SwinForImageClassification`, and the files of its authors.
+
+timm merges tokens before a stage, as we do. The authors and Hugging Face do it at the end of the stage before.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.config import Size
+from vitrail.errors import UserError
+from vitrail.models.swin import SwinConfig
+from vitrail.weights.beside import Beside
+from vitrail.weights.hf import check_act
+from vitrail.weights.names import count_blocks, inverse, join, rename, split_qkv
+from vitrail.weights.relatives import IMAGENET, Format, Layout, same, sizes
+
+_BUFFERS = re.compile(r".*\.(relative_position_index|attn_mask)")  # made anew by every model
+_BLOCK = "layers.0.blocks.0.attn.relative_position_bias_table"
+
+_HF_TOP = {
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "patch_embed.norm": "embeddings.norm",
+    "mask_token": "embeddings.mask_token",
+    "norm": "layernorm",
+    "head.fc": "classifier",
+}
+_HF_BLOCK = {
+    "norm1": "layernorm_before",
+    "attn.relative_position_bias_table": "attention.self.relative_position_bias_table",
+    "attn.q": "attention.self.query",
+    "attn.k": "attention.self.key",
+    "attn.v": "attention.self.value",
+    "attn.proj": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+_HF_MODULES = {  # how transformers 5 calls the modules that it reads from such files
+    "attn.relative_position_bias_table": "attention.relative_position_bias.relative_position_bias_table",
+    "attn.q": "attention.q_proj",
+    "attn.k": "attention.k_proj",
+    "attn.v": "attention.v_proj",
+    "attn.proj": "attention.o_proj",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+}
+
+
+def _read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[name] for name in tensors if not _BUFFERS.fullmatch(name)}
+
+
+def _read_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    merges = {f"layers.{i}.downsample.{part}": f"layers.{i + 1}.downsample.{part}" for i, part in _merges(tensors)}
+    return rename(_read(tensors), merges | {"head": "head.fc"})
+
+
+def _merges(names: Mapping[str, Tensor]) -> list[tuple[int, str]]:
+    """The number of every stage, by the authors' count of its merge, and the parts of it."""
+    stages = count_blocks(names, r"(?:encoder\.)?layers\.(\d+)\.")
+    return [(i, part) for i in range(stages) for part in ("norm", "reduction")]
+
+
+def _hf_table(names: Mapping[str, Tensor], depths: list[int], block: Mapping[str, str]) -> dict[str, str]:
+    table = dict(_HF_TOP)
+    for i, part in _merges(names):
+        table[f"layers.{i + 1}.downsample.{part}"] = f"encoder.layers.{i}.downsample.{part}"
+    for i, depth in enumerate(depths):
+        for j in range(depth):
+            place = f"layers.{i}.blocks.{j}."
+            table |= {place + ours: f"encoder.{place}{theirs}" for ours, theirs in block.items()}
+    return table
+
+
+def _read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    depths = _depths(tensors, r"encoder\.")
+    table = inverse(_hf_table(tensors, depths, _HF_BLOCK)) | inverse(_hf_table(tensors, depths, _HF_MODULES))
+    return join(rename(_read(tensors), table))
+
+
+def _write_hf(state: Mapping[str, Tensor], config: SwinConfig) -> dict[str, Tensor]:
+    named = rename(split_qkv(state), _hf_table(state, list(config.depths), _HF_BLOCK))
+    return {name if name.startswith("classifier.") else f"swin.{name}": value for name, value in named.items()}
+
+
+def _cannot(config: SwinConfig) -> str | None:
+    """Where a map is smaller than a window, others make that window smaller."""
+    h, w = config.grid
+    return f"a last map of {h}x{w} in windows of {config.window}" if min(h, w) < config.window else None
+
+
+def _cannot_hf(config: SwinConfig) -> str | None:
+    """Theirs shifts a window along neither side where it is no smaller than one of them."""
+    if config.widths != tuple(config.widths[0] * 2**i for i in range(len(config.widths))):
+        return f"the widths {config.widths}, which do not double"
+    if any(min(grid) <= config.window < max(grid) for grid in config.grids):
+        return f"images of {config.img_size[0]}x{config.img_size[1]}, whose windows are shifted along one side only"
+    return _cannot(config)
+
+
+LAYOUTS: dict[Format, Layout] = {
+    "original": Layout(
+        r"layers\.0\.downsample\.reduction\.weight", _read_original, habit=replace(IMAGENET, crop=0.875)
+    ),
+    "hf": Layout(
+        r"encoder\.layers\.0\.blocks\.0\.attention\.(?:self|relative_position_bias)\.relative_position_bias_table",
+        _read_hf,
+        _write_hf,
+        _cannot_hf,
+        replace(IMAGENET, crop=1.0),
+        eps=1e-5,
+    ),
+    "timm": Layout(re.escape(_BLOCK), _read, same, _cannot, IMAGENET),
+}
+
+
+def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: SwinConfig | None) -> SwinConfig:
+    """The architecture that tensors have, by their shapes: all but the image size, which fits any."""
+    _, channels, patch, other = sizes(where, "Swin", state, "patch_embed.proj.weight", 4)
+    if patch != other:
+        raise UserError(f"{where} has patches of {patch}x{other} pixels; vitrail's are squares.")
+    depths = _depths(state, "")
+    widths, heads = [], []
+    for i in range(len(depths)):
+        widths.append(sizes(where, "Swin", state, f"layers.{i}.blocks.0.attn.proj.weight", 2)[0])
+        rows, count = sizes(where, "Swin", state, f"layers.{i}.blocks.0.attn.relative_position_bias_table", 2)
+        heads.append(count)
+        if rows != math.isqrt(rows) ** 2 or rows % 2 == 0:
+            raise UserError(f"{where} has {rows} biases in stage {i + 1}, which are those of no square window.")
+    rows = state[_BLOCK].shape[0]
+    window = (math.isqrt(rows) + 1) // 2
+    return SwinConfig(
+        widths=tuple(widths),
+        depths=tuple(depths),
+        heads=tuple(heads),
+        window=window,
+        patch=patch,
+        img_size=beside.img_size or (model.img_size if model is not None else _img_size(window)),
+        channels=channels,
+        classes=sizes(where, "Swin", state, "head.fc.weight", 2)[0] if "head.fc.weight" in state else 1,
+    )
+
+
+def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing that the tensors do not show; what our Swins do not have is refused."""
+    check_act(document, "gelu")
+    return {}
+
+
+def hf_document(config: SwinConfig) -> dict[str, Any]:
+    """What `config.json` must say of the architecture."""
+    return {
+        "architectures": ["SwinForImageClassification"],
+        "model_type": "swin",
+        "embed_dim": config.widths[0],
+        "depths": list(config.depths),
+        "num_heads": list(config.heads),
+        "window_size": config.window,
+        "patch_size": config.patch,
+        "mlp_ratio": 4.0,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "qkv_bias": True,
+    }
+
+
+def _depths(names: Mapping[str, Tensor], prefix: str) -> list[int]:
+    stages = count_blocks(names, rf"{prefix}layers\.(\d+)\.blocks\.")
+    return [count_blocks(names, rf"{prefix}layers\.{i}\.blocks\.(\d+)\.") for i in range(stages)]
+
+
+def _img_size(window: int) -> Size:
+    """The size for which models with such windows were published: 224 with windows of 7, 384 with 12."""
+    return (32 * window, 32 * window)
