@@ -15,7 +15,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.weights import Card, foreign, hf, load, save
+from vitrail.weights import Card, foreign, hf, load, save, start_from
 from vitrail.weights.beside import Beside
 from vitrail.weights.convert import convert
 from vitrail.weights.relatives import pvt, pvt_v2
@@ -143,6 +143,20 @@ def test_files_of_pvts_authors_are_read(tmp_path):
     assert distance(ours(x), theirs(x).logits) < TOLERANCE
 
 
+@ALL
+@torch.no_grad()
+def test_bodies_without_a_head_and_with_a_prefix_get_what_is_asked_for(config):
+    theirs = hugging_face(config)
+    body = {f"module.{name}": value for name, value in theirs.base_model.state_dict().items()}
+    ours = load(body, model=config, classes=3)
+    assert ours.config == replace(config, classes=3)
+    whole = load(theirs.state_dict(), model=config)
+    x = images(config)
+    assert torch.equal(ours.embed(x), whole.embed(x))
+    other = load(theirs.state_dict(), model=config, img_size=64, channels=3)
+    assert other(images(other.config)).shape == (2, 5)
+
+
 # Ours
 
 
@@ -228,10 +242,41 @@ def seen(state):
 
 
 def test_what_no_tensor_shows_must_be_told():
-    own = models.build(PVT).state_dict()
+    model = models.build(PVT)
+    own = model.state_dict()
     with pytest.raises(UserError, match=r"PVT of widths \(32, 64, 96\), whose numbers of heads .* give `model`"):
         load(own)
+    assert start_from(own, model, tuple("01234"))  # the model to train tells them
     wide = models.build(replace(PVT, img_size=(32, 64))).state_dict()
     with pytest.raises(UserError, match="128 positions in its first stage, which are no square of patches"):
         load(wide, model=PVT)
     assert load(wide, model=replace(PVT, img_size=(64, 32))).config.img_size == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "changes", "message"),
+    [
+        (PVT, PVT_V2, {}, "is a PVT, but `model` asks for"),
+        (PVT, replace(PVT, depths=(1, 1, 1)), {}, r"has depths \(1, 2, 1\), but `model` asks for \(1, 1, 1\)"),
+        (PVT_V2, LINEAR, {}, "has linear False, but `model` asks for True"),
+        (PVT, PVT, {"block1.0.mlp.fc1.weight": (100, 32)}, "has an MLP of 100 for a width of 32"),
+        (PVT, PVT, {"patch_embed1.proj.weight": (32, 1, 4, 2)}, "patches of 4x2 pixels"),
+        (PVT, PVT, {"block2.0.mlp.fc1.weight": None}, "is no whole PVT: block2.0.mlp.fc1.weight is missing"),
+        (PVT_V2, PVT_V2, {"patch_embed.proj.weight": (32, 1, 6, 6)}, "first filters of 6x6 pixels"),
+        (PVT_V2, PVT_V2, {"layers.1.blocks.1.norm1.bias": None}, "missing     layers.1.blocks.1.norm1.bias"),
+    ],
+)
+def test_what_does_not_fit_is_refused(config, model, changes, message):
+    state = models.build(config).state_dict()
+    for name, shape in changes.items():
+        old = state.pop(name)
+        if shape is not None:
+            state[name] = old.new_zeros(shape)
+    with pytest.raises(UserError, match=message):
+        load(state, model=model)
+
+
+def test_a_part_is_taken_if_asked_for():
+    state = models.build(LINEAR).state_dict()
+    del state["layers.1.blocks.1.norm1.bias"]
+    assert load(state, model=LINEAR, partial=True).config == LINEAR

@@ -140,7 +140,7 @@ def count_depths(names: Mapping[str, Tensor], stage: str, first: int = 0) -> Int
     return tuple(count_blocks(names, re.escape(stage.format(first + i)) + r"(\d+)\.") for i in range(stages))
 
 
-def pyramid(where: str, state: Mapping[str, Tensor], stage: str, first: int = 0) -> dict[str, Ints]:
+def pyramid(where: str, state: Mapping[str, Tensor], stage: str, first: int = 0) -> dict[str, Any]:
     """What the blocks show of a configuration. Of a stage, the first shows all but how many there are."""
     depths = count_depths(state, stage, first) or (0,)
     blocks = [f"{stage.format(first + i)}0" for i in range(len(depths))]
