@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,12 @@ from vitrail.errors import UserError
 from vitrail.models.swin import SwinConfig
 from vitrail.weights.beside import Beside
 from vitrail.weights.hf import check_act
-from vitrail.weights.names import count_blocks, inverse, join, rename, split_qkv
+from vitrail.weights.names import Table, count_blocks, inverse, join, rename, split_qkv
 from vitrail.weights.relatives import IMAGENET, Format, Layout, same, sizes
 
 _BUFFERS = re.compile(r".*\.(relative_position_index|attn_mask)")  # made anew by every model
-_BLOCK = "layers.0.blocks.0.attn.relative_position_bias_table"
+_TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
+_MERGE = ("norm", "reduction")  # the parts of a merge of tokens
 
 _HF_TOP = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
@@ -58,35 +59,30 @@ def _read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _read_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    merges = {f"layers.{i}.downsample.{part}": f"layers.{i + 1}.downsample.{part}" for i, part in _merges(tensors)}
-    return rename(_read(tensors), merges | {"head": "head.fc"})
+    table = {"head": "head.fc"}
+    for i in range(len(_depths(tensors, ""))):
+        table |= {f"layers.{i}.downsample.{part}": f"layers.{i + 1}.downsample.{part}" for part in _MERGE}
+    return rename(_read(tensors), table)
 
 
-def _merges(names: Mapping[str, Tensor]) -> list[tuple[int, str]]:
-    """The number of every stage, by the authors' count of its merge, and the parts of it."""
-    stages = count_blocks(names, r"(?:encoder\.)?layers\.(\d+)\.")
-    return [(i, part) for i in range(stages) for part in ("norm", "reduction")]
-
-
-def _hf_table(names: Mapping[str, Tensor], depths: list[int], block: Mapping[str, str]) -> dict[str, str]:
+def _hf_table(depths: Sequence[int], block: Table) -> dict[str, str]:
     table = dict(_HF_TOP)
-    for i, part in _merges(names):
-        table[f"layers.{i + 1}.downsample.{part}"] = f"encoder.layers.{i}.downsample.{part}"
     for i, depth in enumerate(depths):
+        where = f"encoder.layers.{i}."
+        table |= {f"layers.{i + 1}.downsample.{part}": f"{where}downsample.{part}" for part in _MERGE}
         for j in range(depth):
-            place = f"layers.{i}.blocks.{j}."
-            table |= {place + ours: f"encoder.{place}{theirs}" for ours, theirs in block.items()}
+            table |= {f"layers.{i}.blocks.{j}.{ours}": f"{where}blocks.{j}.{name}" for ours, name in block.items()}
     return table
 
 
 def _read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     depths = _depths(tensors, r"encoder\.")
-    table = inverse(_hf_table(tensors, depths, _HF_BLOCK)) | inverse(_hf_table(tensors, depths, _HF_MODULES))
+    table = inverse(_hf_table(depths, _HF_BLOCK)) | inverse(_hf_table(depths, _HF_MODULES))
     return join(rename(_read(tensors), table))
 
 
 def _write_hf(state: Mapping[str, Tensor], config: SwinConfig) -> dict[str, Tensor]:
-    named = rename(split_qkv(state), _hf_table(state, list(config.depths), _HF_BLOCK))
+    named = rename(split_qkv(state), _hf_table(config.depths, _HF_BLOCK))
     return {name if name.startswith("classifier.") else f"swin.{name}": value for name, value in named.items()}
 
 
@@ -117,7 +113,7 @@ LAYOUTS: dict[Format, Layout] = {
         replace(IMAGENET, crop=1.0),
         eps=1e-5,
     ),
-    "timm": Layout(re.escape(_BLOCK), _read, same, _cannot, IMAGENET),
+    "timm": Layout(re.escape(_TABLE), _read, same, _cannot, IMAGENET),
 }
 
 
@@ -134,7 +130,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         heads.append(count)
         if rows != math.isqrt(rows) ** 2 or rows % 2 == 0:
             raise UserError(f"{where} has {rows} biases in stage {i + 1}, which are those of no square window.")
-    rows = state[_BLOCK].shape[0]
+    rows = state[_TABLE].shape[0]
     window = (math.isqrt(rows) + 1) // 2
     return SwinConfig(
         widths=tuple(widths),

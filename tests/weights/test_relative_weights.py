@@ -1,0 +1,429 @@
+"""Weights of the ViT's relatives come from their peers and go to them, and give the same numbers on both sides."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import peers
+import pytest
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from peers import TOLERANCE, distance, identical, randomise
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vitrail import models
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models.coatnet import CoAtNetConfig
+from vitrail.models.mixer import MixerConfig
+from vitrail.models.swin import SwinConfig
+from vitrail.weights import Card, foreign, load, open_card, open_run, save, start_from
+from vitrail.weights.convert import convert
+from vitrail.weights.tensors import from_memory
+
+SWIN = SwinConfig((32, 64), (2, 2), (2, 4), 4, 2, (32, 48), channels=1, classes=5)
+MIXER = MixerConfig(32, 2, 16, 128, 8, (32, 48), channels=1, classes=5)
+COATNET = CoAtNetConfig((32, 64, 96), (1, 2, 1), 16, 1, True, (32, 48), channels=1, classes=5)
+NAMES = tuple(f"class {i}" for i in range(5))
+
+
+def timm_peer(config: models.ModelConfig) -> nn.Module:
+    """timm's model of the same shape with random weights and averages."""
+    common: dict[str, Any] = {"img_size": config.img_size, "in_chans": config.channels, "num_classes": config.classes}
+    theirs: nn.Module
+    if isinstance(config, SwinConfig):
+        shape = {"patch_size": config.patch, "embed_dim": config.widths[0], "window_size": config.window}
+        lists = {"depths": config.depths, "num_heads": config.heads}
+        theirs = peers.timm("timm.models.swin_transformer").SwinTransformer(**common, **shape, **lists)
+    elif isinstance(config, MixerConfig):
+        shape = {"patch_size": config.patch, "embed_dim": config.width, "num_blocks": config.depth}
+        theirs = peers.timm("timm.models.mlp_mixer").MlpMixer(**common, **shape)
+    elif isinstance(config, CoAtNetConfig):
+        module = peers.timm("timm.models.maxxvit")
+        kinds = tuple("C" if i < config.convs else "T" for i in range(len(config.widths)))
+        shape = {"embed_dim": config.widths, "depths": config.depths, "block_type": kinds, "stem_width": config.first}
+        theirs = module.MaxxVit(module.MaxxVitCfg(**shape, head_hidden_size=config.width), **common)
+    else:
+        raise AssertionError(config)
+    theirs = randomise(theirs)
+    with torch.no_grad():
+        theirs.train()(images(config))  # for running averages
+    return theirs.eval()
+
+
+def images(config: models.ModelConfig) -> Tensor:
+    return torch.randn(2, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
+
+
+def keep(model, path):
+    """Our model as a file with its card."""
+    config = model.config
+    seen = Preprocess(config.img_size, config.channels, 0.9, (0.4,), (0.2,))
+    save(path, model, Card(model=models.name_of(config), config=config, classes=NAMES, preprocess=seen))
+    return path
+
+
+OURS = pytest.mark.parametrize("config", [SWIN, MIXER, COATNET], ids=["swin", "mixer", "coatnet"])
+
+# timm
+
+
+@torch.no_grad()
+@OURS
+def test_timms_weights_give_its_logits(config):
+    theirs = timm_peer(config)
+    model = load(theirs.state_dict(), model=config)
+    assert model.config == config
+    assert distance(model(images(config)), theirs(images(config))) < TOLERANCE
+
+
+@torch.no_grad()
+@OURS
+def test_timm_takes_ours_and_gives_them_back(tmp_path, config):
+    model = randomise(models.build(config))
+    path = convert(keep(model, tmp_path / "own.safetensors"), tmp_path / "timm.safetensors", to="timm")
+    theirs = timm_peer(config)
+    theirs.load_state_dict(load_file(path), strict=True)
+    assert distance(theirs(images(config)), model(images(config))) < TOLERANCE
+    again, card = open_run(path)
+    assert card.classes == NAMES
+    path.with_suffix(".json").unlink()
+    for back in (again, load(path, model=config)):
+        assert back.config == config
+        floats = {name: value for name, value in back.state_dict().items() if value.is_floating_point()}
+        assert identical(floats, {name: model.state_dict()[name] for name in floats})
+
+
+TIMM = [
+    "swin_tiny_patch4_window7_224",
+    "swin_base_patch4_window12_384",
+    "mixer_b16_224",
+    "mixer_s32_224",
+    "coatnet_0_224",
+    "coatnet_3_224",
+]
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timms_models_are_known_by_their_shapes_as_by_their_names(name):
+    with torch.device("meta"):
+        theirs = peers.timm().create_model(name).state_dict()
+    weights = foreign.recognise(from_memory(theirs, "it"), "it")
+    config = foreign.architecture(weights, foreign.Beside(), None)
+    assert config == models.canonical(name)[1]
+    with torch.device("meta"):
+        ours = models.build(config).state_dict()
+    assert {n: v.shape for n, v in weights.shapes(config).items()} == {n: v.shape for n, v in ours.items()}
+
+
+def test_timms_own_coatnets_are_other_networks():
+    with torch.device("meta"):
+        theirs = peers.timm().create_model("coatnet_nano_rw_224").state_dict()
+    with pytest.raises(UserError, match=r"a stem of 32 and 64 channels: it is one of timm's coatnet_\*_rw_\*"):
+        load(theirs)
+
+
+# Hugging Face
+
+
+def hf_swin(**options: Any) -> Any:
+    about = peers.transformers().SwinConfig(
+        image_size=SWIN.img_size,
+        patch_size=SWIN.patch,
+        num_channels=SWIN.channels,
+        embed_dim=SWIN.widths[0],
+        depths=list(SWIN.depths),
+        num_heads=list(SWIN.heads),
+        window_size=SWIN.window,
+        num_labels=SWIN.classes,
+        **options,
+    )
+    return randomise(peers.transformers().SwinForImageClassification(about))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("img_size", [(32, 48), (28, 44)], ids=["whole", "padded"])
+def test_hugging_faces_swin_gives_its_logits(tmp_path, img_size):
+    config = replace(SWIN, img_size=img_size)
+    theirs = hf_swin()
+    theirs.save_pretrained(tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(about | {"image_size": img_size}))
+    for source, told in ((tmp_path, None), (theirs.state_dict(), config)):  # names of its files, and of its modules
+        model = load(source, model=told)
+        assert model.config == config
+        assert distance(model(images(config)), theirs(images(config), interpolate_pos_encoding=True).logits) < TOLERANCE
+
+
+@torch.no_grad()
+def test_hugging_face_takes_our_swin(tmp_path):
+    model = randomise(models.build(SWIN))
+    convert(keep(model, tmp_path / "own.safetensors"), tmp_path / "hf", to="hf")
+    kind = peers.transformers().SwinForImageClassification
+    theirs, info = kind.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert distance(theirs.eval()(images(SWIN)).logits, model(images(SWIN))) < TOLERANCE
+    assert theirs.config.id2label == dict(enumerate(NAMES))
+    (tmp_path / "hf" / "model.json").unlink()
+    again, card = open_run(tmp_path / "hf")
+    assert (again.config, card.classes, card.preprocess.mean) == (SWIN, NAMES, (0.4,))
+    assert identical(again.state_dict(), model.state_dict())
+
+
+# The files of the authors
+
+
+def microsofts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """timm's Swin as Microsoft's files have it: merges at the end of a stage, and the buffers of the modules."""
+    theirs = {}
+    for name, value in state.items():
+        name = re.sub(r"layers\.(\d)\.downsample", lambda m: f"layers.{int(m[1]) - 1}.downsample", name)
+        theirs[name.replace("head.fc.", "head.")] = value
+    index = torch.zeros(16, 16, dtype=torch.int64)
+    return theirs | {
+        "layers.0.blocks.0.attn.relative_position_index": index,
+        "layers.0.blocks.1.attn_mask": torch.zeros(24, 16, 16),
+    }
+
+
+@torch.no_grad()
+def test_microsofts_swin_gives_timms_logits(tmp_path):
+    theirs = timm_peer(SWIN)
+    files = microsofts(theirs.state_dict())
+    known = peers.timm("timm.models.swin_transformer").checkpoint_filter_fn({"model": files}, theirs)
+    assert identical(known, theirs.state_dict())  # so they are what timm takes for Microsoft's
+    torch.save({"model": files, "epoch": 299}, tmp_path / "swin.pth")
+    model, card = open_run(tmp_path / "swin.pth", model=SWIN)
+    assert model.config == SWIN
+    assert distance(model(images(SWIN)), theirs(images(SWIN))) < TOLERANCE
+    assert card.preprocess.crop == 0.875
+    with pytest.raises(UserError, match="A swin is written for vitrail or hf or timm, but not for npz"):
+        convert(tmp_path / "swin.pth", tmp_path / "x.npz", to="npz", model=SWIN)
+
+
+def mixer_arrays(config: MixerConfig) -> dict[str, NDArray[np.float32]]:
+    """Random arrays with the names and shapes of the authors' files."""
+    width, patch = config.width, config.patch
+    shapes: dict[str, tuple[int, ...]] = {
+        "stem/kernel": (patch, patch, config.channels, width),
+        "stem/bias": (width,),
+        "head/kernel": (width, config.classes),
+        "head/bias": (config.classes,),
+    }
+    norms = ["pre_head_layer_norm"]
+    for i in range(config.depth):
+        block = f"MixerBlock_{i}"
+        norms += [f"{block}/LayerNorm_0", f"{block}/LayerNorm_1"]
+        mixed = {"token_mixing": (config.length, config.mlp_tokens), "channel_mixing": (width, config.mlp_channels)}
+        for mixing, (tokens, hidden) in mixed.items():
+            shapes |= {
+                f"{block}/{mixing}/Dense_0/kernel": (tokens, hidden),
+                f"{block}/{mixing}/Dense_0/bias": (hidden,),
+            }
+            shapes |= {
+                f"{block}/{mixing}/Dense_1/kernel": (hidden, tokens),
+                f"{block}/{mixing}/Dense_1/bias": (tokens,),
+            }
+    for norm in norms:
+        shapes |= {f"{norm}/scale": (width,), f"{norm}/bias": (width,)}
+    generator = np.random.default_rng(0)
+    return {name: generator.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def mixer_forward(arrays: Mapping[str, NDArray[np.float32]], x: Tensor) -> Tensor:
+    """The authors' model, written with their names: logits of images (B, C, H, W)."""
+    a = {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], a[f"{name}/scale"], a[f"{name}/bias"], 1e-6)
+
+    def dense(x: Tensor, name: str) -> Tensor:
+        return x @ a[f"{name}/kernel"] + a[f"{name}/bias"]
+
+    def mlp(x: Tensor, name: str) -> Tensor:
+        return dense(F.gelu(dense(x, f"{name}/Dense_0")), f"{name}/Dense_1")
+
+    p = a["stem/kernel"].shape[0]
+    b, c, h, w = x.shape
+    x = x.reshape(b, c, h // p, p, w // p, p).permute(0, 2, 4, 3, 5, 1)
+    x = torch.einsum("bhwpqc,pqcd->bhwd", x, a["stem/kernel"]).flatten(1, 2) + a["stem/bias"]
+    for i in range(len([name for name in a if name.endswith("LayerNorm_0/scale")])):
+        x = x + mlp(norm(x, f"MixerBlock_{i}/LayerNorm_0").mT, f"MixerBlock_{i}/token_mixing").mT
+        x = x + mlp(norm(x, f"MixerBlock_{i}/LayerNorm_1"), f"MixerBlock_{i}/channel_mixing")
+    return dense(norm(x, "pre_head_layer_norm").mean(1), "head")
+
+
+@torch.no_grad()
+def test_the_mixer_of_its_authors(tmp_path):
+    arrays = mixer_arrays(MIXER)
+    np.savez(tmp_path / "Mixer-B_16.npz", **arrays)
+    model = load(tmp_path / "Mixer-B_16.npz", model=MIXER)
+    assert model.config == MIXER
+    assert distance(model(images(MIXER)), mixer_forward(arrays, images(MIXER))) < TOLERANCE
+    back = convert(keep(model, tmp_path / "own.safetensors"), tmp_path / "back.npz", to="npz")
+    with np.load(back) as file:
+        written = dict(file)
+    assert written.keys() == arrays.keys()
+    assert all(np.array_equal(written[name], arrays[name]) for name in arrays)
+
+
+# All families are told apart
+
+
+@pytest.mark.parametrize("name", foreign.MODULES)
+def test_every_family_is_known_in_every_format(name):
+    config = models.configure("vit_ti16" if name == "vit" else f"{name}_nano")
+    with torch.device("meta"):
+        state = models.build(config).state_dict()
+    own = foreign.recognise(from_memory(state, "it"), "it")
+    assert (own.family, own.shapes().keys()) == (name, state.keys())
+    for format, layout in foreign.layouts(name).items():
+        if layout.write is not None:
+            theirs = {f"module.model.{key}": value for key, value in layout.write(state, config).items()}
+            found = foreign.recognise(from_memory(theirs, "it"), "it")
+            assert (found.family, found.format) == (name, format)
+            assert {n: v.shape for n, v in found.shapes().items()} == {n: v.shape for n, v in state.items()}
+
+
+@OURS
+def test_our_own_tensors_need_no_card(config):
+    small = models.build(models.configure(f"{models.family(config)}_nano", classes=3))
+    again = load(small.state_dict(), model=small.config)
+    assert again.config == small.config
+
+
+# Others than those that are asked for
+
+
+@torch.no_grad()
+@OURS
+def test_classes_channels_and_size_are_adapted(config):
+    theirs = timm_peer(config).state_dict()
+    size = config.img_size if isinstance(config, MixerConfig) else (48, 64)
+    model = load(theirs, model=config, classes=3, channels=3, img_size=size)
+    assert model.config == replace(config, classes=3, channels=3, img_size=size)
+    grey = torch.randn(2, 1, *size, generator=torch.Generator().manual_seed(1))
+    plain = models.resize(load(theirs, model=config), size)
+    assert distance(model.embed(grey.expand(-1, 3, -1, -1)), plain.embed(grey)) < 1e-4
+
+
+@OURS
+def test_weights_without_a_head_begin_a_training(config):
+    theirs = timm_peer(config).state_dict()
+    body = {name: value for name, value in theirs.items() if not re.fullmatch(r"head(\.fc)?\.(weight|bias)", name)}
+    with pytest.raises(UserError, match="has no head that tells classes apart"):
+        load(body, model=config)
+    model = models.build(replace(config, classes=2))
+    notes = start_from({"model": body}, model, ("a", "b"))
+    assert "new head for 2 classes" in notes
+    first = next(name for name in theirs if name.startswith(("stem", "patch_embed")))
+    assert torch.equal(model.state_dict()[first], theirs[first])
+
+
+@OURS
+def test_what_is_missing_is_named_and_left_out_if_asked(config):
+    theirs = timm_peer(config).state_dict()
+    lost = next(name for name in reversed(theirs) if name.endswith("norm2.weight"))
+    del theirs[lost]
+    name = lost.replace("stages.", "layers.")
+    with pytest.raises(UserError, match=rf"that vitrail can build:\n  missing     {re.escape(name)}"):
+        load(theirs, model=config)
+    assert load(theirs, model=config, partial=True).state_dict()[name].eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "message"),
+    [
+        (SWIN, "vit_b16", "The state dict is a Swin, but `model` asks for vit_b16"),
+        (SWIN, "swin_t", r"has widths \(32, 64\), but `model` asks for \(96, 192, 384, 768\)"),
+        (SWIN, replace(SWIN, window=8), "has window 4, but `model` asks for 8"),
+        (MIXER, "mixer_b16", "has width 32, but `model` asks for 768"),
+        (MIXER, None, "mixes 24 tokens, which are no square of patches. Give the model with its image size"),
+        (COATNET, "coatnet_0", r"has widths \(32, 64, 96\), but `model` asks for"),
+        (COATNET, None, "has biases for 77 offsets, which are those of no square map"),
+    ],
+    ids=str,
+)
+def test_another_model_than_the_one_that_is_asked_for(config, model, message):
+    with torch.device("meta"):
+        state = models.build(config).state_dict()
+    with pytest.raises(UserError, match=message):
+        load(state, model=model)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "shape", "message"),
+    [
+        (SWIN, "patch_embed.proj.weight", (32, 1, 2, 3), "patches of 2x3 pixels; vitrail's are squares"),
+        (SWIN, "patch_embed.proj.weight", (32, 2), r"is no Swin: patch_embed.proj.weight is \(32, 2\), but it must"),
+        (SWIN, "layers.1.blocks.0.attn.relative_position_bias_table", (48, 4), "48 biases in stage 2"),
+        (
+            SWIN,
+            "layers.1.blocks.0.attn.relative_position_bias_table",
+            (49, 3),
+            "is no Swin that vitrail can build: The",
+        ),
+        (MIXER, "stem.proj.weight", (32, 1, 8, 4), "patches of 8x4 pixels"),
+        (MIXER, "blocks.0.mlp_channels.fc1.weight", (7,), "is no Mixer: blocks.0.mlp_channels.fc1.weight"),
+        (COATNET, "layers.2.blocks.0.attn.proj.weight", (90, 96, 1, 1), "must be a multiple of 32, but one is 90"),
+        (COATNET, "stem.conv2.weight", (0, 1, 1, 1), "is no CoAtNet: stem.conv2.weight"),
+    ],
+)
+def test_shapes_of_no_model(config, name, shape, message):
+    with torch.device("meta"):
+        state = models.build(config).state_dict() | {name: torch.empty(shape)}
+    with pytest.raises(UserError, match=message):
+        load(state, model=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "to", "message"),
+    [
+        (SWIN, "torchvision", "A swin is written for vitrail or hf or timm, but not for torchvision"),
+        (replace(SWIN, img_size=(8, 8)), "timm", "a last map of 2x2 in windows of 4, for which timm has no place"),
+        (replace(SWIN, img_size=(16, 48)), "hf", "images of 16x48, whose windows are shifted along one side only"),
+        (replace(SWIN, widths=(32, 48)), "hf", r"the widths \(32, 48\), which do not double"),
+        (MIXER, "hf", "A mixer is written for vitrail or timm or npz, but not for hf"),
+        (replace(COATNET, shrink=False), "timm", "a stem that does not shrink the image"),
+        (replace(COATNET, img_size=(40, 40)), "timm", "images of 40x40, which are no multiples of 16"),
+    ],
+    ids=str,
+)
+def test_what_a_format_has_no_place_for_is_refused(tmp_path, config, to, message):
+    path = keep(models.build(config), tmp_path / "own.safetensors")
+    with pytest.raises(UserError, match=message):
+        convert(path, tmp_path / ("there" if to == "hf" else "there.safetensors"), to=to)
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_card_of_another_family_is_refused(tmp_path):
+    path = keep(models.build(SWIN), tmp_path / "own.safetensors")
+    save_file(models.build(MIXER).state_dict(), path)
+    with pytest.raises(UserError, match=r"does not fit the architecture in its own\.json: it is a Mixer"):
+        open_run(path)
+
+
+def test_the_image_size_and_preprocessing_are_as_usual_where_nothing_says_them(tmp_path):
+    with torch.device("meta"):
+        state = models.create("swin_b_w12").state_dict()
+    weights = foreign.recognise(from_memory(state, "it"), "it")
+    config = foreign.architecture(weights, foreign.Beside(), None)
+    assert (config.img_size, config.window) == ((384, 384), 12)
+    seen, note = foreign.preprocessing(weights, config, foreign.Beside())
+    assert (seen.crop, seen.mean[0]) == (1.0, 0.485)
+    assert (
+        note
+        == "mean 0.485, std 0.229, crop 1, bicubic resizing: as usual for such weights, nothing beside them says it"
+    )
+    save_file(models.build(MIXER).state_dict(), tmp_path / "model.safetensors")
+    about = {"pretrained_cfg": {"input_size": [1, 32, 48], "mean": [0.1], "std": [0.3], "crop_pct": 0.7}}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    card = open_card(tmp_path)
+    assert (card.config, card.preprocess.mean, card.preprocess.crop) == (MIXER, (0.1,), 0.7)
