@@ -19,7 +19,7 @@ from vitrail.models.pvt import CONFIGS, PVTConfig
 from vitrail.weights.beside import Beside
 from vitrail.weights.hf import check_act
 from vitrail.weights.names import count_blocks, inverse, join, rename, split_qkv
-from vitrail.weights.relatives import IMAGENET, Format, Layout, same, sizes
+from vitrail.weights.relatives import IMAGENET, Format, Layout, compare, same, sizes
 
 _BLOCK = {
     "norm1": "layer_norm_1",
@@ -159,6 +159,8 @@ def pyramid(where: str, state: Mapping[str, Tensor], stage: str, first: int = 0)
 
 def count_heads(where: str, widths: Ints, usual: Mapping[Ints, Ints], beside: Beside, model: Any) -> Ints:
     """The number of heads of each stage: as a `config.json` says, or `model`, or as usual for the widths."""
+    if model is not None:
+        compare(where, {"widths": widths}, {"widths": model.widths})
     told: Ints | None = beside.fields.get("heads") or (usual.get(widths) if model is None else model.heads)
     if told is None:
         raise UserError(

@@ -89,19 +89,20 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
     if kernel != other or kernel % 2 == 0:
         raise UserError(f"{where} has first filters of {kernel}x{other} pixels; those of a PVT v2 are odd squares.")
     seen = pyramid(where, state, "layers.{}.blocks.")
+    known = {config.widths: config for config in CONFIGS.values()}
+    usual = {widths: config.heads for widths, config in known.items()}
+    heads = count_heads(where, seen["widths"], usual, beside, model)
     linear = seen["reductions"][0] == 1 and "layers.0.blocks.0.attn.sr.weight" in state
-    if linear:  # its filters are of 1x1: what `reductions` says is not used
+    if linear:  # its filters are of 1x1, and what `reductions` says is not used
         halved = tuple(2**i for i in reversed(range(len(seen["widths"]))))
         seen["reductions"] = halved if model is None else model.reductions
-    known = {config.widths: config for config in CONFIGS.values()}
-    usual = known[seen["widths"]].img_size if seen["widths"] in known else (224, 224)
-    heads = {widths: config.heads for widths, config in known.items()}
+    size = known[seen["widths"]].img_size if seen["widths"] in known else (224, 224)
     return PVTv2Config(
         **seen,
-        heads=count_heads(where, seen["widths"], heads, beside, model),
+        heads=heads,
         linear=linear,
         patch=(kernel + 1) // 2,
-        img_size=beside.img_size or (usual if model is None else model.img_size),
+        img_size=beside.img_size or (size if model is None else model.img_size),
         channels=channels,
         classes=sizes(where, "PVT v2", state, "head.weight", 2)[0] if "head.weight" in state else 1,
     )
