@@ -151,6 +151,47 @@ def hf_modules(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+_PVT = {
+    r"pvt\.encoder\.patch_embeddings\.(\d)\.projection": "patch_embed{}.proj",
+    r"pvt\.encoder\.patch_embeddings\.(\d)\.layer_norm": "patch_embed{}.norm",
+    r"pvt\.encoder\.patch_embeddings\.(\d)\.position_embeddings": "pos_embed{}",
+    r"pvt\.encoder\.patch_embeddings\.\d\.cls_token": "cls_token",
+    r"pvt\.encoder\.layer_norm": "norm",
+    r"pvt\.encoder\.block\.(\d)": "block{}",
+    r"layer_norm_(\d)": "norm{}",
+    r"attention\.self\.query": "attn.q",
+    r"attention\.self\.key": "attn.kv",
+    r"attention\.self\.sequence_reduction": "attn.sr",
+    r"attention\.self\.layer_norm": "attn.norm",
+    r"attention\.output\.dense": "attn.proj",
+    r"mlp\.dense(\d)": "mlp.fc{}",
+    r"^classifier": "head",
+}
+
+
+def pvt_by_authors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """transformers' PVT as its authors name it: keys and values are one matrix, and stages are counted from 1."""
+    found = {}
+    for name, value in state.items():
+        if ".self.key." in name:
+            value = torch.cat([value, state[name.replace(".key.", ".value.")]])
+        for theirs, new in _PVT.items():
+            if match := re.search(theirs, name):
+                stage = [int(number) + ("encoder" in theirs) for number in match.groups()]
+                name = name.replace(match[0], new.format(*stage))
+        if ".self.value." not in name:
+            found[name] = value
+    return found
+
+
+def set_authors_epsilon(pvt: nn.Module) -> None:
+    """Gives one of transformers' PVTs 1e-5 in the norms of patches and keys, as the authors have it: it has 1e-6."""
+    for name, module in pvt.named_modules():
+        if re.search(r"(patch_embeddings\.\d|patch_embedding|self|attention)\.layer_norm$", name):
+            assert isinstance(module, nn.LayerNorm)
+            module.eps = 1e-5
+
+
 # torchvision: its VisionTransformer with the names and the operations of its own file
 
 

@@ -147,41 +147,6 @@ def test_coatnet_is_timms(img_size):
     agree(config, module.MaxxVit(shape, img_size=img_size, in_chans=1, num_classes=10))
 
 
-HF_PVT = {
-    r"pvt\.encoder\.patch_embeddings\.(\d)\.projection": "patch_embed{}.proj",
-    r"pvt\.encoder\.patch_embeddings\.(\d)\.layer_norm": "patch_embed{}.norm",
-    r"pvt\.encoder\.patch_embeddings\.(\d)\.position_embeddings": "pos_embed{}",
-    r"pvt\.encoder\.patch_embeddings\.\d\.cls_token": "cls_token",
-    r"pvt\.encoder\.layer_norm": "norm",
-    r"pvt\.encoder\.block\.(\d)": "block{}",
-    r"layer_norm_(\d)": "norm{}",
-    r"attention\.self\.query": "attn.q",
-    r"attention\.self\.sequence_reduction": "attn.sr",
-    r"attention\.self\.layer_norm": "attn.norm",
-    r"attention\.output\.dense": "attn.proj",
-    r"mlp\.dense(\d)": "mlp.fc{}",
-    r"^classifier": "head",
-}
-
-
-def from_hugging_face(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face's PVT under our names: keys and values are one matrix here, and stages are counted from 1."""
-    ours = {}
-    for name, value in state.items():
-        if ".attention.self.key." in name:
-            value = torch.cat([value, state[name.replace(".key.", ".value.")]])
-            name = name.replace("attention.self.key", "attn.kv")
-        elif ".attention.self.value." in name:
-            continue
-        for theirs, new in HF_PVT.items():
-            first = "encoder" in theirs
-            name = re.sub(
-                theirs, lambda m, new=new, first=first: new.format(*(int(g) + first for g in m.groups())), name
-            )
-        ours[name] = value
-    return ours
-
-
 @torch.no_grad()
 def test_pvt_is_hugging_faces():
     config = PVTConfig((32, 64, 96), (1, 2, 1), (1, 2, 3), (4, 2, 2), (4, 2, 1), 4, (32, 32), channels=1, classes=10)
@@ -201,11 +166,9 @@ def test_pvt_is_hugging_faces():
         )
     )
     theirs = randomise(theirs)
-    for name, module in theirs.named_modules():  # the authors' epsilon there, which is not the one of the blocks
-        if re.search(r"patch_embeddings\.\d\.layer_norm|self\.layer_norm", name):
-            module.eps = 1e-5
+    peers.set_authors_epsilon(theirs)
     ours = models.build(config).eval()
-    ours.load_state_dict(from_hugging_face(theirs.state_dict()), strict=True)
+    ours.load_state_dict(peers.pvt_by_authors(theirs.state_dict()), strict=True)
     x = noise(2, 1, 32, 32)
     assert distance(ours(x), theirs(x).logits) < TOLERANCE
 

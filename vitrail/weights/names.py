@@ -39,11 +39,14 @@ def count_blocks(names: Mapping[str, Tensor], pattern: str) -> int:
     return len({match[1] for name in names if (match := re.match(pattern, name))})
 
 
-def join(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What is kept apart as the one matrix that it is here. Empties `state`, so that each part is freed."""
+def join(state: dict[str, Tensor], letters: str = "qkv") -> dict[str, Tensor]:
+    """What is kept apart as the one matrix that it is here. Empties `state`, so that each part is freed.
+
+    `letters` says which of queries, keys and values are one matrix.
+    """
     joined = {}
     for name in list(state):
-        whole, parts = _whole(name)
+        whole, parts = _whole(name, letters)
         if parts and all(part in state for part in parts):
             joined[whole] = torch.cat([state.pop(part) for part in parts])
         elif name in state:  # else it was joined already
@@ -51,22 +54,23 @@ def join(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return joined
 
 
-def split_qkv(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def split_qkv(state: Mapping[str, Tensor], letters: str = "qkv") -> dict[str, Tensor]:
     """Queries, keys and values apart: the inverse of `join` for formats that keep them so."""
     split: dict[str, Tensor] = {}
     for name, value in state.items():
-        match = re.fullmatch(r"(.*\.attn)\.qkv\.(weight|bias)", name)
+        match = re.fullmatch(rf"(.*\.attn)\.{letters}\.(weight|bias)", name)
         if match:
-            parts = zip("qkv", value.chunk(3), strict=True)
+            parts = zip(letters, value.chunk(len(letters)), strict=True)
             split |= {f"{match[1]}.{x}.{match[2]}": part.contiguous() for x, part in parts}
         else:
             split[name] = value
     return split
 
 
-def _whole(name: str) -> tuple[str, list[str]]:
+def _whole(name: str, letters: str) -> tuple[str, list[str]]:
     """The tensor that one of a table's parts belongs to, and all its parts in order; none of any other tensor."""
-    for whole, parts in {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.fc1": ("mlp.gate", "mlp.up")}.items():
+    wholes = {f"attn.{letters}": [f"attn.{x}" for x in letters], "mlp.fc1": ["mlp.gate", "mlp.up"]}
+    for whole, parts in wholes.items():
         for part in parts:
             block, found, kind = name.partition(f".{part}.")
             if found:

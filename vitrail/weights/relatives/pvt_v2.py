@@ -1,16 +1,135 @@
-"""PVT v2 in the formats of others."""
+"""PVT v2: timm's `PyramidVisionTransformerV2`, transformers' `PvtV2ForImageClassification`, and the authors' files.
+
+transformers has one epsilon for all norms; the authors, timm and we have 1e-5 in the norms of patches and of keys.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
 from vitrail.errors import UserError
-from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.weights.relatives import Format, Layout, from_stages, to_stages
+from vitrail.models.pvt_v2 import CONFIGS, PVTv2Config
+from vitrail.weights.beside import Beside
+from vitrail.weights.hf import check_act
+from vitrail.weights.names import inverse, join, rename, split_qkv
+from vitrail.weights.relatives import IMAGENET, Format, Layout, from_stages, sizes, to_stages
+from vitrail.weights.relatives.pvt import HABIT, count_depths, count_heads, pyramid
+
+_HF_BLOCK = {
+    "norm1": "layer_norm_1",
+    "attn.q": "attention.query",
+    "attn.k": "attention.key",
+    "attn.v": "attention.value",
+    "attn.sr": "attention.spatial_reduction",
+    "attn.norm": "attention.layer_norm",
+    "attn.proj": "attention.proj",
+    "norm2": "layer_norm_2",
+    "mlp.fc1": "mlp.dense1",
+    "mlp.dwconv": "mlp.dwconv.dwconv",
+    "mlp.fc2": "mlp.dense2",
+}
+_ORIGINAL = {"patch_embed": "downsample", "block": "blocks", "norm": "norm"}
+
+
+def _table(depths: Sequence[int]) -> dict[str, str]:
+    """What each of our modules is called by transformers."""
+    table = {"head": "classifier"}
+    for i, depth in enumerate(depths):
+        layer = f"encoder.layers.{i}"
+        patches = f"layers.{i}.downsample" if i else "patch_embed"
+        table[f"{patches}.proj"] = f"{layer}.patch_embedding.proj"
+        table[f"{patches}.norm"] = f"{layer}.patch_embedding.layer_norm"
+        table[f"layers.{i}.norm"] = f"{layer}.layer_norm"
+        for j in range(depth):
+            table |= {f"layers.{i}.blocks.{j}.{ours}": f"{layer}.blocks.{j}.{it}" for ours, it in _HF_BLOCK.items()}
+    return table
+
+
+def _read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return join(rename(tensors, inverse(_table(count_depths(tensors, "encoder.layers.{}.blocks.")))), "kv")
+
+
+def _write_hf(state: Mapping[str, Tensor], config: PVTv2Config) -> dict[str, Tensor]:
+    named = rename(split_qkv(state, "kv"), _table(config.depths))
+    return {name if name.startswith("classifier.") else f"pvt_v2.{name}": value for name, value in named.items()}
+
+
+def _read_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The authors count stages from 1, and have the patches, blocks and norms of all of them side by side."""
+
+    def ours(name: str) -> str:
+        name = re.sub(r"^patch_embed1\.", "patch_embed.", name).replace(".mlp.dwconv.dwconv.", ".mlp.dwconv.")
+        return re.sub(
+            r"^(patch_embed|block|norm)(\d+)\.", lambda it: f"layers.{int(it[2]) - 1}.{_ORIGINAL[it[1]]}.", name
+        )
+
+    return {ours(name): tensors[name] for name in tensors}
+
+
+def _cannot_timm(config: PVTv2Config) -> str | None:
+    return None if config.patch == 4 else f"first patches of {config.patch} pixels"
+
 
 LAYOUTS: dict[Format, Layout] = {
-    "timm": Layout(r"(?:stages|layers)\.0\.blocks\.0\.mlp\.dwconv\.weight", from_stages, to_stages)
+    "timm": Layout(
+        r"(?:stages|layers)\.0\.blocks\.0\.mlp\.dwconv\.weight", from_stages, to_stages, _cannot_timm, IMAGENET
+    ),
+    "hf": Layout(r"encoder\.layers\.0\.patch_embedding\.proj\.weight", _read_hf, _write_hf, habit=HABIT),
+    "original": Layout(r"block1\.0\.mlp\.dwconv\.dwconv\.weight", _read_original, habit=HABIT),
 }
 
 
-def architecture(where: str, *_: object) -> PVTv2Config:
-    """The architecture that tensors have, by their shapes."""
-    raise UserError(f"{where} needs its model.json beside it.")
+def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: PVTv2Config | None) -> PVTv2Config:
+    """The architecture that tensors have, by their shapes. Of image sizes, which all fit, the usual one is 224."""
+    _, channels, kernel, other = sizes(where, "PVT v2", state, "patch_embed.proj.weight", 4)
+    if kernel != other or kernel % 2 == 0:
+        raise UserError(f"{where} has first filters of {kernel}x{other} pixels; those of a PVT v2 are odd squares.")
+    seen = pyramid(where, state, "layers.{}.blocks.")
+    known = {config.widths: config for config in CONFIGS.values()}
+    usual = {widths: config.heads for widths, config in known.items()}
+    heads = count_heads(where, seen["widths"], usual, beside, model)
+    linear = seen["reductions"][0] == 1 and "layers.0.blocks.0.attn.sr.weight" in state
+    if linear:  # its filters are of 1x1, and what `reductions` says is not used
+        halved = tuple(2**i for i in reversed(range(len(seen["widths"]))))
+        seen["reductions"] = halved if model is None else model.reductions
+    size = known[seen["widths"]].img_size if seen["widths"] in known else (224, 224)
+    return PVTv2Config(
+        **seen,
+        heads=heads,
+        linear=linear,
+        patch=(kernel + 1) // 2,
+        img_size=beside.img_size or (size if model is None else model.img_size),
+        channels=channels,
+        classes=sizes(where, "PVT v2", state, "head.weight", 2)[0] if "head.weight" in state else 1,
+    )
+
+
+def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers' `config.json` says and tensors do not show."""
+    check_act(document, "gelu")
+    return {"heads": document.get("num_attention_heads")}
+
+
+def hf_document(config: PVTv2Config) -> dict[str, Any]:
+    """What transformers' `config.json` must say."""
+    strides = [config.patch, *(2 for _ in config.widths[1:])]
+    return {
+        "architectures": ["PvtV2ForImageClassification"],
+        "model_type": "pvt_v2",
+        "num_encoder_blocks": len(config.widths),
+        "depths": list(config.depths),
+        "sr_ratios": list(config.reductions),
+        "hidden_sizes": list(config.widths),
+        "patch_sizes": [2 * stride - 1 for stride in strides],
+        "strides": strides,
+        "num_attention_heads": list(config.heads),
+        "mlp_ratios": list(config.ratios),
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": True,
+        "linear_attention": config.linear,
+    }
