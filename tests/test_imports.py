@@ -87,6 +87,7 @@ def test_imports_point_one_way(own):
         "from vitrail.cli import main; main(['embed', '--help'])",
         "from vitrail.cli import main; main(['explain', '--help'])",
         "from vitrail.cli import main; main(['report', '--help'])",
+        "from vitrail.cli import main; main(['export', '--help'])",
         "from vitrail.cli import main; main(['recipes', '--help'])",
         "from vitrail.cli import main; main(['convert', '--help'])",
     ],
