@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Card]] = {
         "pvt_v2, linear": card(
             PVTv2Config((8, 16), (1, 1), (1, 2), (4, 2), (2, 1), True, img_size=(17, 23), classes=3)
         ),
-        "coatnet": card(CoAtNetConfig((16, 16, 32), (1, 1, 1), 8, convs=1, img_size=(25, 32), classes=3)),
+        "coatnet": card(CoAtNetConfig((16, 32, 32), (1, 1, 1), 8, convs=1, img_size=(25, 32), classes=3)),
     }.items()
 }
 CASES["vits"] = (lambda: Together(vits()), card(VIT, classes=3 * len(vits())))
@@ -211,7 +211,7 @@ def test_another_model_is_not_proven(change, tampered, exported, trained):
 
 def test_a_file_that_fails_is_not_kept(tampered, trained, tmp_path, monkeypatch):
     wrong, out = tampered(np.negative), tmp_path / "out"
-    monkeypatch.setattr(verbs, "write", lambda path, model, card: shutil.copy(wrong, path))
+    monkeypatch.setattr(verbs, "write", lambda path, *_: shutil.copy(wrong, path))
     with pytest.raises(UserError, match="No file was kept"):
         vitrail.export(trained, out=out / "model.onnx")
     assert not list(out.iterdir())
@@ -270,9 +270,9 @@ def test_deep_images_are_rounded(tmp_path):
 
 def test_preprocessing_in_words():
     assert in_words(Preprocess((224, 192), 3, crop=0.875)) == (
-        "Resize the image (bicubic, antialiased, its shape kept) so that it just covers 256 x 219 (height x width), crop "
-        "the centre 224 x 192, and give its pixels (batch, height, width, channels), RGB, as uint8, 0 to 255: the graph "
-        "normalises them."
+        "Resize the image (bicubic, antialiased, its shape kept) so that it just covers 256 x 219 (height x width), "
+        "crop the centre 224 x 192, and give its pixels (batch, height, width, channels), RGB, as uint8, 0 to 255: "
+        "the graph normalises them."
     )
     assert "grey, as uint16, 0 to 65535:" in in_words(Preprocess((8, 8), 1, bits=16))
     assert "5 channels, as float32, as they are:" in in_words(Preprocess((8, 8), 5, bits=32))

@@ -1,4 +1,4 @@
-"""`export`: a trained model as a file that runs without PyTorch and vitrail, and the proof that it is the same model."""
+"""`export`: a trained model as a file that needs neither PyTorch nor vitrail, and the proof that it is the same."""
 
 from __future__ import annotations
 
