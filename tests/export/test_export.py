@@ -262,7 +262,7 @@ def test_deep_images_are_rounded(tmp_path):
     about = replace(CASES["mixer, labels, 16 bits"][1], task="multiclass", classes=("0", "1", "2"))
     save(tmp_path / "model.safetensors", models.build(about.config), about)
     read, source = images_to_check(tmp_path, about, tmp_path / "deep.npz", 1)
-    assert source == "20 images of deep, split test"
+    assert source == "20 images of deep, split val"
     assert (read.dtype, read.shape) == (np.uint16, (20, 8, 12, 1))
     expected = np.stack([about.preprocess.pixels(image) for image in pixels]).transpose(0, 2, 3, 1)
     assert 0 < np.abs(read - expected).max() <= 0.5

@@ -63,7 +63,8 @@ def write(path: Path, model: Model, card: Card) -> None:
 
     h, w = card.preprocess.img_size
     example = np.zeros((2, h, w, card.preprocess.channels), PIXELS[card.preprocess.bits])
-    with warnings.catch_warnings():
+    # With gradients, torch traces attention with a learned bias for one kernel, and translates it for another.
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, about torch
         warnings.simplefilter("ignore", DeprecationWarning)
         program = torch.onnx.export(
