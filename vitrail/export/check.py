@@ -165,7 +165,12 @@ def _onnxruntime(file: Path) -> Program:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()  # as PyTorch, so that their speeds compare
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return lambda pixels: tuple(session.run(None, {"pixels": pixels}))
+
+    def run(pixels: Array) -> Answers:
+        logits, meant = session.run(None, {"pixels": pixels})
+        return logits, meant
+
+    return run
 
 
 def _pytorch(model: Model, card: Card) -> Program:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 OPSET = 18  # the one that torch translates to, which runtimes read since 2023, those in browsers too
-PIXELS = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.float32)}  # by bits: what a file reads
+# By bits: what the pixels that a file reads are made of.
+PIXELS: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.float32)}
 
 _ONE_FILE = 2**31 - 2**24  # bytes of weights: a file of this format ends at 2 GB, of which the graph needs some
 
