@@ -203,10 +203,11 @@ def _same(given: Array, expected: Array, card: Card) -> int:
 
 def _speeds(program: Program, pixels: Array) -> dict[int, float]:
     """Milliseconds per image by batch size: the shortest of some runs."""
-    speeds = {}
+    speeds: dict[int, float] = {}
     for size in (1, _BATCH):
         batch = np.resize(pixels, (size, *pixels.shape[1:]))
-        times, begin = [], time.perf_counter()
+        times: list[float] = []
+        begin = time.perf_counter()
         while not times or time.perf_counter() - begin < _SECONDS:
             start = time.perf_counter()
             program(batch)
