@@ -87,6 +87,7 @@ def test_imports_point_one_way(own):
         "from vitrail.cli import main; main(['embed', '--help'])",
         "from vitrail.cli import main; main(['explain', '--help'])",
         "from vitrail.cli import main; main(['report', '--help'])",
+        "from vitrail.cli import main; main(['export', '--help'])",
         "from vitrail.cli import main; main(['recipes', '--help'])",
         "from vitrail.cli import main; main(['convert', '--help'])",
     ],
@@ -102,10 +103,12 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code):
 def test_a_verb_is_a_function_and_the_package_of_its_parts():
     from vitrail.evaluate.verbs import evaluate
     from vitrail.explain.verbs import explain
+    from vitrail.export.verbs import export
     from vitrail.models import table
     from vitrail.train import train
 
-    for name, function in {"train": train, "evaluate": evaluate, "explain": explain, "models": table}.items():
+    verbs = {"train": train, "evaluate": evaluate, "explain": explain, "export": export, "models": table}
+    for name, function in verbs.items():
         package = getattr(vitrail, name)
         assert inspect.ismodule(package)
         assert callable(package)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitrail.evaluate.predict import predict
     from vitrail.evaluate.verbs import evaluate
     from vitrail.explain.verbs import explain
+    from vitrail.export.verbs import export
     from vitrail.models import create
     from vitrail.report import report
     from vitrail.train import train
@@ -34,6 +35,7 @@ __all__ = [
     "embed",
     "evaluate",
     "explain",
+    "export",
     "load",
     "predict",
     "recipes",
@@ -50,7 +52,7 @@ _HOME = {
     "predict": "vitrail.evaluate.predict",
     "recipes": "vitrail.train.verbs",
 }
-_PACKAGES = ("data", "evaluate", "explain", "models", "report", "train", "weights")
+_PACKAGES = ("data", "evaluate", "explain", "export", "models", "report", "train", "weights")
 
 
 def __getattr__(name: str) -> Any:

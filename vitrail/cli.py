@@ -364,6 +364,29 @@ def report(
     return 0
 
 
+def export(
+    run: Positional[Run],
+    *,
+    out: Annotated[str | None, arg(metavar="FILE")] = None,
+    data: str | None = None,
+    overwrite: bool = False,
+    workers: int = 2,
+) -> int:
+    """Write a model to an ONNX file that needs neither PyTorch nor vitrail, and prove that it gives the same answers.
+
+    Args:
+        run: run folder or .safetensors file
+        out: .onnx file to write (default: model.onnx in the run)
+        data: data set whose images it is checked on (default: the run's own)
+        overwrite: replace what is there
+        workers: threads that read images
+    """
+    from vitrail.export import export
+
+    print(export(run, out=out, data=data, overwrite=overwrite, workers=workers).table())
+    return 0
+
+
 def recipes(
     name: Positional[Annotated[str | None, arg(metavar="[NAME]", help_behavior_hint="")]] = None,
     data: Positional[Annotated[str | None, arg(metavar="[DATA]", help_behavior_hint="")]] = None,
@@ -443,6 +466,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "embed": embed,
     "explain": explain,
     "report": report,
+    "export": export,
     "recipes": recipes,
     "convert": convert,
 }

@@ -170,8 +170,9 @@ class Stem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.conv(images)
-        # The authors pad with zeros, which may be the largest value.
-        return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2) if self.shrink else x
+        # The authors pad with zeros, which may be the largest value. Here they are 1e-30: zeros before a maximum are
+        # taken by ONNX Runtime (https://github.com/microsoft/onnxruntime/pull/18136) for its own padding, of -inf.
+        return F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=1e-30), 3, 2) if self.shrink else x
 
 
 class Head(nn.Module):

@@ -108,7 +108,10 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """From a map to a map: (B, h, w, D)."""
         q, k, v = self._split(x)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q))
+        bias = self._bias(q).expand(q.shape[1], -1, -1, -1)
+        # Windows and heads as one dimension: fused kernels and ONNX know attention with four dimensions only.
+        q4, k4, v4, bias = q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias.flatten(0, 1)
+        y = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=bias).reshape(q.shape)  # B W H n D/H
         y = self.proj(y.transpose(2, 3).flatten(3))  # B W n D
         return self.drop(self._join(y))
 

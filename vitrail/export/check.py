@@ -1,0 +1,233 @@
+"""The proof that an exported file is the model: both get the same pixels and must give the same answers."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitrail.data import loader
+from vitrail.data.pixels import WHITE
+from vitrail.data.targets import titled
+from vitrail.errors import UserError
+from vitrail.evaluate.predict import say
+from vitrail.evaluate.verbs import own_data, split_name
+from vitrail.export.onnx import OPSET, PIXELS, meaning, outputs
+from vitrail.models import Model
+from vitrail.weights import Card
+from vitrail.weights.card import versions
+
+Array = NDArray[Any]
+Answers = tuple[Array, Array]  # logits, and probabilities or values: (B, K) each
+Program = Callable[[Array], Answers]
+
+TOLERANCE = 1e-3  # the largest difference that is allowed, relative to the largest value; usual are 1e-6
+
+_IMAGES = 64  # that are compared at most
+_BATCH = 32
+_SECONDS = 0.25  # for which a speed is measured
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far an output of the file is from PyTorch's."""
+
+    largest: float
+    relative: float  # to the largest value
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file that was written."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared, and what came out."""
+
+    file: Path
+    card: Card
+    images: int
+    source: str  # of the images
+    differences: Mapping[str, Difference]  # by output
+    same: int  # images with the same answer
+    milliseconds: Mapping[str, Mapping[int, float]]  # per image, by program and batch size
+    parts: Mapping[str, Part]  # by name: the file, and the weights beside it if it is large
+
+    def to_json(self) -> dict[str, Any]:
+        """What stands beside the file."""
+        return {
+            "model": self.card.model,
+            "task": self.card.task,
+            "opset": OPSET,
+            "files": {name: vars(part) for name, part in self.parts.items()},
+            "images": self.images,
+            "source": self.source,
+            "differences": {name: vars(difference) for name, difference in self.differences.items()},
+            "same_answers": self.same / self.images,
+            "milliseconds_per_image": {name: dict(speeds) for name, speeds in self.milliseconds.items()},
+            "threads": torch.get_num_threads(),
+            "versions": versions() | {name: version(name) for name in ("onnx", "onnxscript", "onnxruntime")},
+        }
+
+    def table(self) -> str:
+        """For people."""
+        (_, first), *others = self.parts.items()
+        rows = [
+            ("model", f"{self.card.model}, {titled(self.card.task, self.card.classes)}"),
+            ("file", f"{self.file}, {first.bytes / 1e6:,.1f} MB, ONNX opset {OPSET}"),
+            *(("weights", f"{name}, {part.bytes / 1e6:,.1f} MB, must lie beside it") for name, part in others),
+            ("checked on", self.source),
+            *(
+                (name, f"differ by {difference.largest:.1e} at most, {difference.relative:.1e} of the largest")
+                for name, difference in self.differences.items()
+            ),
+            ("answers", f"{self.same:,} of {self.images:,} the same"),
+            *(
+                (name, ", ".join(f"{ms:,.2f} ms an image at batch size {batch}" for batch, ms in speeds.items()))
+                for name, speeds in self.milliseconds.items()
+            ),
+        ]
+        return "\n".join(f"{name:<15}{text}" for name, text in rows)
+
+
+def images_to_check(run: str | Path, card: Card, data: str | Path | None, workers: int) -> tuple[Array, str]:
+    """Pixels (N, H, W, C) as an exported file reads them, and where they are from.
+
+    They are validation images, spread evenly over the run's own data or `data`. If the run's own cannot be opened,
+    they are random.
+    """
+    try:
+        opened = own_data(run, card, data)
+        name = split_name(opened)
+        split = opened.splits[name]
+        chosen = np.unique(np.linspace(0, len(split) - 1, _IMAGES).round().astype(int)).tolist()
+        read = [images.numpy() for images, _ in loader.batches(split, card.preprocess, _BATCH, workers, chosen)]
+    except UserError as error:
+        if data is not None:
+            raise
+        return _random(card), f"random pixels, for there are no images of the run: {error}"
+    pixels = np.concatenate(read).transpose(0, 2, 3, 1)
+    if card.preprocess.bits != 32:
+        pixels = np.rint(pixels)  # 16-bit ones have fractions once they were resized
+    source = f"{len(chosen)} images of {opened.name}, split {name}"
+    return np.ascontiguousarray(pixels.astype(PIXELS[card.preprocess.bits])), source
+
+
+def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> Proof:
+    """Runs an ONNX file and the model on the same pixels; a UserError if the answers are not the same."""
+    run, reference = _onnxruntime(file), _pytorch(model, card)
+    # The first image alone, so that more than one batch size is tried.
+    batches = [part for part in np.split(pixels, [1, *range(_BATCH, len(pixels), _BATCH)]) if len(part)]
+    theirs, ours = _run(run, batches), _run(reference, batches)
+    named = zip(outputs(card), theirs, ours, strict=True)
+    differences = {name: _difference(given, expected) for name, given, expected in named}
+    same = _same(theirs[0], ours[0], card)
+    # Written so that what is no number fails too.
+    if same < len(pixels) or not all(difference.relative <= TOLERANCE for difference in differences.values()):
+        told = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differences.items())
+        raise UserError(
+            f"The exported file is not the model: on {source} its outputs differ from PyTorch's ({told}), and "
+            f"{len(pixels) - same} of {len(pixels)} answers are others. No file was kept; try other versions of "
+            f"onnxscript ({version('onnxscript')}) and onnxruntime ({version('onnxruntime')})."
+        )
+    return Proof(
+        file=file,
+        card=card,
+        images=len(pixels),
+        source=source,
+        differences=differences,
+        same=same,
+        milliseconds={"PyTorch": _speeds(reference, pixels), "onnxruntime": _speeds(run, pixels)},
+        parts={part.name: _part(part) for part in (file, file.with_name(f"{file.name}.data")) if part.exists()},
+    )
+
+
+def _run(program: Program, batches: Sequence[Array]) -> Answers:
+    logits, meanings = zip(*map(program, batches), strict=True)
+    return np.concatenate(logits), np.concatenate(meanings)
+
+
+def _onnxruntime(file: Path) -> Program:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()  # as PyTorch, so that their speeds compare
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    def run(pixels: Array) -> Answers:
+        logits, meant = session.run(None, {"pixels": pixels})
+        return logits, meant
+
+    return run
+
+
+def _pytorch(model: Model, card: Card) -> Program:
+    """The model as `predict` runs it."""
+
+    def run(pixels: Array) -> Answers:
+        with torch.inference_mode():
+            # As float32, which holds 16 bits exactly: torch can do little with uint16.
+            images = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype))
+            logits = model(card.preprocess.normalise(images))
+            return logits.numpy(), meaning(logits, card).numpy()
+
+    return run
+
+
+def _difference(given: Array, expected: Array) -> Difference:
+    largest = float(np.abs(given - expected).max())
+    scale = float(np.abs(expected).max())
+    return Difference(largest, largest / scale if scale else largest)
+
+
+def _same(given: Array, expected: Array, card: Card) -> int:
+    """How many images get the same answer: the likeliest class, the labels, or numbers that are close."""
+    if card.task == "regression":  # whose logits are in standard deviations of the data
+        return int((np.abs(given - expected) <= TOLERANCE).all(axis=1).sum())
+    top = 1 if card.task == "multiclass" else None
+    answers = ([say("", row, card, top).labels for row in torch.from_numpy(logits)] for logits in (given, expected))
+    return sum(a == b for a, b in zip(*answers, strict=True))
+
+
+def _speeds(program: Program, pixels: Array) -> dict[int, float]:
+    """Milliseconds per image by batch size: the shortest of some runs."""
+    speeds: dict[int, float] = {}
+    for size in (1, _BATCH):
+        batch = np.resize(pixels, (size, *pixels.shape[1:]))
+        times: list[float] = []
+        begin = time.perf_counter()
+        while not times or time.perf_counter() - begin < _SECONDS:
+            start = time.perf_counter()
+            program(batch)
+            times.append(time.perf_counter() - start)
+        speeds[size] = 1000 * min(times) / size
+    return speeds
+
+
+def _part(file: Path) -> Part:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(2**20):
+            digest.update(block)
+    return Part(file.stat().st_size, digest.hexdigest())
+
+
+def _random(card: Card) -> Array:
+    """Pixels of every value that there can be; of floats, values that the model's normalisation expects."""
+    p = card.preprocess
+    random, shape = np.random.default_rng(0), (_IMAGES, *p.img_size, p.channels)
+    if p.bits == 32:
+        return (random.standard_normal(shape) * p.std + p.mean).astype(PIXELS[p.bits])
+    return random.integers(0, WHITE[p.bits], shape, PIXELS[p.bits], endpoint=True)
