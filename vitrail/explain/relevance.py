@@ -16,7 +16,7 @@ Legend: B batch, N tokens, D width, H heads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,25 +24,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.errors import UserError
 from vitrail.explain.attention import shares
+from vitrail.explain.gradients import Classes, class_maps, numbers
+from vitrail.models import Model
 from vitrail.models.layers import Attention, AttentionPool, Block
 from vitrail.models.vit import ViT
-
-Classes = int | Sequence[int] | NDArray[np.integer]  # numbers of classes: one for all images, or one for each
 
 _ROOM = 2**27  # numbers that may be in memory at a time: half a GiB
 
 
-def relevance(model: ViT, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
-    """How much each patch of preprocessed images, (B, C, H, W), speaks for a class: (B, h, w), 0 and above.
+def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
+    """How much each patch of preprocessed images, (B, C, H, W), speaks for a class: (B, h, w).
 
     With `instead`, how much it speaks for the class rather than for that other one: the difference of the two logits is
-    explained. A patch that speaks against the class has 0.
+    explained. In a ViT a patch that speaks against the class has 0. In the families whose answer is read from a map it
+    is below 0, and the patches are the places of that map: see `gradients.py`.
     """
     vit = next((part for part in model.modules() if isinstance(part, ViT)), None)  # the model within torch.compile's
     if vit is None:
-        raise UserError("Relevance follows attention from token to token, and this model has none.")
+        return class_maps(model, images, classes, instead)
     chosen = numbers(classes, len(images), vit.config.classes)
     other = None if instead is None else numbers(instead, len(images), vit.config.classes)
     step = max(_ROOM // _cost(vit), 1)
@@ -64,16 +64,6 @@ def relevance(model: ViT, images: Tensor, classes: Classes, instead: Classes | N
         vit.train(training)
     h, w = vit.config.grid
     return np.concatenate(rows).reshape(-1, h, w) if rows else np.zeros((0, h, w), np.float32)
-
-
-def numbers(classes: Classes, images: int, known: int) -> NDArray[np.int64]:
-    """The number of a class for every image; a UserError if there are more or fewer, or if one does not exist."""
-    given = np.asarray(classes)
-    if given.shape not in ((), (images,)):
-        raise UserError(f"Give one class for all images or one for each of {images}, not {given.shape}.")
-    if given.size and not (given.min() >= 0 and given.max() < known):
-        raise UserError(f"Classes have numbers from 0 to {known - 1}, but {given.min()} to {given.max()} were given.")
-    return np.broadcast_to(given.astype(np.int64), (images,))
 
 
 def _cost(vit: ViT) -> int:
