@@ -1,4 +1,4 @@
-"""What is explained of the families beside the ViT: their first filters, places, mixing, and what speaks for a class."""
+"""What is explained of the families beside the ViT: first filters, places, mixing, and what speaks for a class."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.explain import conv_filters, faithfulness, mixing_maps, patch_filters, relevance
-from vitrail.explain import stage_biases, stage_similarities
+from vitrail.explain import (
+    conv_filters,
+    faithfulness,
+    mixing_maps,
+    patch_filters,
+    relevance,
+    stage_biases,
+    stage_similarities,
+)
 from vitrail.explain.faithfulness import plain
 from vitrail.explain.mixing import in_pairs
 from vitrail.models import Model, build, family, head

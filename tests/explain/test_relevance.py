@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peers import distance, randomise
-from torch import Tensor, nn
+from torch import Tensor
 from watcher import watcher
 
 from vitrail.errors import UserError

@@ -35,7 +35,7 @@ class Inside:
 
 
 def inside(facts: Facts, album: Album, workers: int) -> Inside:
-    """The filters of the first layer; of a ViT also attention distance and similarity of positions: the paper's figure 7."""
+    """The filters of the first layer; of a ViT also how far heads look and its positions, as in figure 7 of the paper."""
     model, card = facts.model, facts.card
     if model is None or card is None:
         return Inside()

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from vitrail.data.balance import class_counts
 from vitrail.data.dataset import Data, FileSplit, Numbers, Split, StoredSplit
-from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
