@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.explain.attention import shares
+from vitrail.explain.layout import shares
 from vitrail.models.layers import Attention, AttentionPool, Block
 from vitrail.models.vit import ViT
 
