@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.errors import UserError
 from vitrail.evaluate.figures import short
-from vitrail.explain import figures
+from vitrail.explain import figures, relative_drawings
 from vitrail.explain.attention import (
     Array,
     attention_distance,
@@ -25,7 +25,7 @@ from vitrail.explain.attention import (
     window_attention,
 )
 from vitrail.explain.faithfulness import faithfulness
-from vitrail.explain.filters import patch_filters
+from vitrail.explain.filters import first_filters
 from vitrail.explain.layout import Attentive, window_layouts
 from vitrail.explain.positions import position_similarity, relative_bias
 from vitrail.explain.relevance import relevance
@@ -70,23 +70,24 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         pictures = shown.pictures[page * ROWS : (page + 1) * ROWS]
         first, other = _compared(shown, images)
         against = shown.instead is not None
-        maps = relevance(shown.attentive, images, first, other if against else None)
-        others = relevance(shown.attentive, images, other, first if against else None)
-        flow = rollout(shown.attentive, images)
+        maps = relevance(shown.model, images, first, other if against else None)
+        others = relevance(shown.model, images, other, first if against else None)
+        flow = rollout(shown.model, images) if isinstance(shown.model, Attentive) else None
         settings = {"seed": shown.seed, "batch_size": shown.batch_size}
-        measured = faithfulness(shown.attentive, images, maps, first, task=shown.card.task, **settings)
+        measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
         names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
         panes = [
             [
-                Pane("rollout, any class", flow[i]),
+                *([] if flow is None else [Pane("rollout, any class", flow[i])]),
                 Pane(f"{names[a]} over {names[b]}" if against else f"for {names[a]}", maps[i]),
                 Pane(f"{names[b]} over {names[a]}" if against else f"for {names[b]}", others[i]),
-            ][: 3 if len(names) > 1 else 2]
+            ][: None if len(names) > 1 else -1]
             for i, (a, b) in enumerate(zip(first, other, strict=True))
         ]
         views, captions = [picture.view for picture in pictures], [picture.caption for picture in pictures]
         wrong = [picture.wrong for picture in pictures]
-        drawn = draw_relevances(views, panes, captions, measured, shown.card.task, wrong)
+        signed = not isinstance(shown.model, ViT | Hybrid)
+        drawn = draw_relevances(views, panes, captions, measured, shown.card.task, wrong, signed)
         arrays = {"relevance": maps, "other": others, "classes": first, "others": other, **vars(measured)}
         arrays["files"] = np.array([picture.name for picture in pictures])
         yield Drawing("relevance" if page == 0 else f"relevance-{1 + page}", drawn, arrays)
@@ -177,15 +178,18 @@ def windows(subject: Subject) -> Iterator[Drawing]:
 
 def positions(subject: Subject) -> Iterator[Drawing]:
     """What the model knows about places: similarities of position embeddings, or tables of relative biases."""
-    if subject.vit.config.pos == "relative":
-        bias = relative_bias(subject.vit)
+    model = subject.model
+    if not isinstance(model, ViT | Hybrid):
+        yield from relative_drawings.positions(subject)
+    elif isinstance(model, ViT) and model.config.pos == "relative":
+        bias = relative_bias(model)
         yield Drawing("bias", figures.bias(bias), {"bias": bias})
     else:
-        similarity = position_similarity(subject.vit)
+        similarity = position_similarity(model)
         yield Drawing("positions", figures.similarity(similarity), {"similarity": similarity})
 
 
 def filters(subject: Subject) -> Iterator[Drawing]:
     """What the first layer looks for."""
-    components = patch_filters(subject.vit)
-    yield Drawing("filters", figures.filters(components), {"filters": components})
+    found = first_filters(subject.model)
+    yield Drawing("filters", figures.filters(found.values, found.title, found.kind), {"filters": found.values})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -191,7 +191,7 @@ def distance(
 
 
 @styled
-def similarity(alike: Array) -> Figure:
+def similarity(alike: Array, where: str = "") -> Figure:
     """A tile for every patch: how alike its position embedding is to those of all patches, (h, w, h, w)."""
     h, w = alike.shape[:2]
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, _PLACES)).round().astype(int)) for n in (h, w))
@@ -200,7 +200,9 @@ def similarity(alike: Array) -> Figure:
         figsize=(max(tile * len(columns) + 1.6, _LEAST), tile * len(rows) * h / w + 1.2), layout="constrained"
     )
     axes = figure.add_subplot()
-    heading(axes, "Similarity of position embeddings", f"a tile for each patch, with its likeness to all {h} × {w}")
+    heading(
+        axes, f"Similarity of position embeddings{where}", f"a tile for each patch, with its likeness to all {h} × {w}"
+    )
     others = alike.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
     low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 1.0)
     image = _tiles(axes, alike[np.ix_(rows, columns)], cmap=LIKE, vmin=low, vmax=high)
@@ -210,13 +212,13 @@ def similarity(alike: Array) -> Figure:
 
 
 @styled
-def bias(tables: Array) -> Figure:
+def bias(tables: Array, where: str = "") -> Figure:
     """What relative positions add for a patch at each place around the one that looks: (L, H, 2h-1, 2w-1)."""
     layers, count, h, w = tables.shape
     tile = min(max(6.4 / count, 0.45), 1.1)
     figure = Figure(figsize=(max(tile * count + 1.7, _LEAST), tile * layers * h / w + 1.2), layout="constrained")
     axes = figure.add_subplot()
-    heading(axes, "Relative position biases", "the patch that looks is in the middle of a tile")
+    heading(axes, f"Relative position biases{where}", "the patch that looks is in the middle of a tile")
     most = max(float(np.abs(tables).max()), 1e-12)
     image = _tiles(axes, tables, cmap=SIGNED, vmin=-most, vmax=most)
     _number(axes, layers, count, "layer", "head", first=1)
@@ -225,10 +227,10 @@ def bias(tables: Array) -> Figure:
 
 
 @styled
-def filters(components: Array) -> Figure:
-    """Principal components of the patch filters, (count, p, p, C), each by itself from its least to its most.
+def filters(components: Array, title: str = "Patch filters", kind: str = "principal components") -> Figure:
+    """Filters or their principal components, (count, p, p, C), each by itself from its least to its most.
 
-    Those of three channels are in colour; of any other number there is a row for each component, a tile for each band.
+    Those of three channels are in colour; of any other number there is a row for each one, a tile for each band.
     """
     count, _, _, channels = components.shape
     scaled = components / np.abs(components).max(axis=(1, 2, 3), keepdims=True) / 2 + 0.5
@@ -238,8 +240,7 @@ def filters(components: Array) -> Figure:
     tile = 0.8 if plain else 0.45
     figure = Figure(figsize=(max(tile * columns + 0.6, _LEAST), tile * rows + 1), layout="constrained")
     axes = figure.add_subplot()
-    note = f"first {count} principal components, " + ("each by itself" if plain else "a row each")
-    heading(axes, "Patch filters", note)
+    heading(axes, title, f"first {count} {kind}, " + ("each by itself" if plain else "a row each"))
     if plain:
         blank = np.ones((rows * columns - count, *scaled.shape[1:]), np.float32)
         tiles = np.concatenate([scaled, blank]).reshape(rows, columns, *scaled.shape[1:])
@@ -247,8 +248,30 @@ def filters(components: Array) -> Figure:
         axes.set_axis_off()
     else:
         _tiles(axes, scaled.transpose(0, 3, 1, 2), cmap="gray", vmin=0, vmax=1)
-        _number(axes, rows, columns, "component", "band", first=1)
+        _number(axes, rows, columns, "component" if "component" in kind else "filter", "band", first=1)
     axes.set_anchor("NW")
+    return figure
+
+
+@styled
+def mixing(layers: Mapping[int, Array], units: int) -> Figure:
+    """Hidden units of a Mixer's token-mixing MLPs, (count, h, w), by the numbers of their layers; eight in a row."""
+    count, h, w = next(iter(layers.values())).shape
+    across, down = 8, -(-count // 8)
+    wide, head, foot, apart = 2.3, 0.6, 0.3, 0.2  # inches; `wide` is a layer
+    tall = wide * down * h / (across * w)
+    width, height = max(len(layers) * (wide + apart) - apart, _LEAST), head + tall + foot
+    figure = Figure(figsize=(width, height))
+    figure.text(0, 1 - 0.1 / height, "Token mixing", fontsize=11, fontweight="bold", va="center")
+    which = f"all {units} hidden units" if count == units else f"the {count} strongest of {units} hidden units"
+    note = f"what {which} take of each patch; opposites in pairs, from low to high frequency"
+    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
+    blank = np.full((across * down - count, h, w), np.nan, np.float32)
+    for i, (number, maps) in enumerate(layers.items()):
+        axes = figure.add_axes((i * (wide + apart) / width, foot / height, wide / width, tall / height))
+        scaled = maps / np.maximum(np.abs(maps).max(axis=(1, 2), keepdims=True), 1e-12)
+        _tiles(axes, np.concatenate([scaled, blank]).reshape(down, across, h, w), cmap=SIGNED, vmin=-1, vmax=1)
+        axes.set(xticks=[], yticks=[], xlabel=f"layer {number}")
     return figure
 
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 from vitrail.config import Task
 from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, short, styled
 from vitrail.explain.faithfulness import Faithfulness
-from vitrail.explain.figures import HEAT, Array, View, enlarge
+from vitrail.explain.figures import HEAT, SIGNED, Array, View, enlarge
 
 _SIDE, _GAP, _TITLE = 1.55, 0.12, 0.3  # inches of a picture, between two, and above a row
 _CURVES, _WORDS = 2.3, 1.75  # inches of the curves, and of the areas beside them
@@ -29,13 +29,19 @@ class Pane:
     weights: Array
 
 
-def blend(view: View, weights: Array) -> View:
-    """A picture in grey under the colours of a map (h, w), from its least (dark) to its most (light)."""
+def blend(view: View, weights: Array, signed: bool = False) -> View:
+    """A picture in grey under the colours of a map (h, w), from its least (dark) to its most (light).
+
+    A signed map is blue where it is above 0 and orange where it is below.
+    """
     picture = enlarge(view)
     h, w = weights.shape
     y, x = (np.arange(size) * n // size for size, n in zip(picture.shape[:2], (h, w), strict=True))
-    span = weights - weights.min()
-    colours = colormaps[HEAT](span / max(float(span.max()), 1e-12))[:, :, :3]
+    if signed:
+        colours = SIGNED(0.5 + weights / max(float(np.abs(weights).max()), 1e-12) / 2)[:, :, :3]
+    else:
+        span = weights - weights.min()
+        colours = colormaps[HEAT](span / max(float(span.max()), 1e-12))[:, :, :3]
     grey = picture.mean(axis=2, keepdims=True) / 255
     return (255 * (0.4 * grey + 0.6 * colours[y][:, x])).astype(np.uint8)
 
@@ -48,8 +54,9 @@ def relevances(
     measured: Faithfulness,
     task: Task = "multiclass",
     wrong: Sequence[bool] = (),
+    signed: bool = False,
 ) -> Figure:
-    """A row for every picture: the picture, its maps, and the curves of the second one, which are measured."""
+    """A row for every picture: the picture, its maps, and the curves of the first one that is of a class."""
     aspect = views[0].shape[0] / views[0].shape[1]
     across, down = _SIDE / max(aspect, 1), _SIDE * min(aspect, 1)
     count = 1 + len(panes[0])
@@ -57,11 +64,14 @@ def relevances(
     height = _HEAD + len(views) * (down + _TITLE) + _FOOT
     figure = Figure(figsize=(width, height))
     figure.text(_GAP / width, 1 - 0.25 / height, "What speaks for an answer", fontsize=12, weight="bold")
-    note = "maps from their least (dark) to their most (light); curves follow the second map, dashed a random order"
+    colours = (
+        "blue speaks for it, orange against it" if signed else "maps from their least (dark) to their most (light)"
+    )
+    note = f"{colours}; curves follow the first map of a class, dashed a random order"
     figure.text(_GAP / width, 1 - 0.47 / height, note, color=GREY)
     for row, view in enumerate(views):
         bottom = (height - _HEAD - row * (down + _TITLE) - down) / height
-        pictures = [enlarge(view), *(blend(view, pane.weights) for pane in panes[row])]
+        pictures = [enlarge(view), *(blend(view, pane.weights, signed) for pane in panes[row])]
         titles = [captions[row], *(pane.title for pane in panes[row])]
         for column, (image, title) in enumerate(zip(pictures, titles, strict=True)):
             left = (_GAP + column * (across + _GAP)) / width

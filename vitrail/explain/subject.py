@@ -31,7 +31,6 @@ from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
 from vitrail.explain.layout import Attentive
 from vitrail.models import Model
-from vitrail.models.vit import ViT
 from vitrail.weights import Card, home, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
@@ -103,13 +102,6 @@ class Subject:
         """The model, for figures of its attention; a UserError if it has none."""
         if not isinstance(self.model, Attentive):
             raise UserError(f"What a model attends to cannot be drawn of a {self.card.model}: it has no attention.")
-        return self.model
-
-    @property
-    def vit(self) -> ViT:
-        """The model, for figures of its weights; a UserError if it is of another family."""
-        if not isinstance(self.model, ViT):
-            raise UserError(f"Positions and patch filters are drawn of ViTs, and this is a {self.card.model}.")
         return self.model
 
     @cached_property

@@ -58,7 +58,7 @@ def windows(
 
 
 def _lit(view: View, weights: Array, layout: Windows) -> NDArray[np.floating]:
-    """A map over a picture, (h, w, 3): every window in colours from its least to its most, with a hint of the picture."""
+    """A map over a picture, (h, w, 3): every window from its least to its most, with a hint of the picture."""
     scaled = np.zeros_like(weights)
     down, across = layout.edges()
     for top, bottom in pairwise(down):

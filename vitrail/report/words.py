@@ -202,16 +202,18 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     if facts.card is None:
         return go_on
     config = facts.card.config
-    fits, pictures = False, ""  # of other families there are figures of data only
-    if isinstance(config, ViTConfig):
-        pictures = " IMAGES"
-        fits = config.pos == "learned" and config.stem == "patch" and FORMATS["timm"].cannot(config) is None
+    fits = (
+        isinstance(config, ViTConfig)
+        and config.pos == "learned"
+        and config.stem == "patch"
+        and FORMATS["timm"].cannot(config) is None
+    )
     timm = shlex.quote(f"{facts.name}-timm.safetensors")
     return [
         *go_on,
         ("Predict", f"vitrail predict {run} IMAGES"),
         ("Measure it again" if facts.data else "Measure it", f"vitrail evaluate {run}{'' if facts.data else ' DATA'}"),
-        ("See what it sees", f"vitrail explain {run}{pictures}"),
+        ("See what it sees", f"vitrail explain {run} IMAGES"),
         ("Feature vectors", f"vitrail embed {run} IMAGES --out features.npz"),
         ("As one file to give away", f"vitrail convert {run} {name}"),
         *([("As weights for timm", f"vitrail convert {run} {timm} --to timm")] if fits else []),
