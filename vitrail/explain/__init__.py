@@ -5,7 +5,14 @@ Its parts take a model and a normalised batch (B, C, H, W) on the model's device
 
 from __future__ import annotations
 
-from vitrail.explain.attention import attention_distance, attention_maps, patch_attention, rollout, watch
+from vitrail.explain.attention import (
+    attention_distance,
+    attention_maps,
+    patch_attention,
+    rollout,
+    watch,
+    window_attention,
+)
 from vitrail.explain.embedding_map import embedding_map
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.filters import conv_filters, patch_filters
@@ -37,6 +44,7 @@ __all__ = [
     "stage_biases",
     "stage_similarities",
     "watch",
+    "window_attention",
 ]
 
 callable_package(__name__, explain)

@@ -29,6 +29,7 @@ FIGURES: tuple[Callable[[Subject], Iterator[Drawing]], ...] = (
     drawings.relevances,
     drawings.heads,
     drawings.patches,
+    drawings.windows,
     drawings.distance,
     drawings.positions,
     relative_drawings.mixing,
