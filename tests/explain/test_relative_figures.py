@@ -1,4 +1,4 @@
-"""What is explained of the families beside the ViT: their first filters, places, mixing, and what speaks for a class."""
+"""What is explained of the families beside the ViT: first filters, places, mixing, and what speaks for a class."""
 
 from __future__ import annotations
 

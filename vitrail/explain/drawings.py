@@ -76,18 +76,18 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         settings = {"seed": shown.seed, "batch_size": shown.batch_size}
         measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
         names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
+        signed = not isinstance(shown.model, ViT | Hybrid)
         panes = [
             [
                 *([] if flow is None else [Pane("rollout, any class", flow[i])]),
-                Pane(f"{names[a]} over {names[b]}" if against else f"for {names[a]}", maps[i]),
-                Pane(f"{names[b]} over {names[a]}" if against else f"for {names[b]}", others[i]),
+                Pane(f"{names[a]} over {names[b]}" if against else f"for {names[a]}", maps[i], signed),
+                Pane(f"{names[b]} over {names[a]}" if against else f"for {names[b]}", others[i], signed),
             ][: None if len(names) > 1 else -1]
             for i, (a, b) in enumerate(zip(first, other, strict=True))
         ]
         views, captions = [picture.view for picture in pictures], [picture.caption for picture in pictures]
         wrong = [picture.wrong for picture in pictures]
-        signed = not isinstance(shown.model, ViT | Hybrid)
-        drawn = draw_relevances(views, panes, captions, measured, shown.card.task, wrong, signed)
+        drawn = draw_relevances(views, panes, captions, measured, shown.card.task, wrong)
         arrays = {"relevance": maps, "other": others, "classes": first, "others": other, **vars(measured)}
         arrays["files"] = np.array([picture.name for picture in pictures])
         yield Drawing("relevance" if page == 0 else f"relevance-{1 + page}", drawn, arrays)

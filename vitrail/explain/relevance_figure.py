@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from vitrail.config import Task
 from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, short, styled
 from vitrail.explain.faithfulness import Faithfulness
-from vitrail.explain.figures import HEAT, SIGNED, Array, View, enlarge
+from vitrail.explain.figures import HEAT, Array, View, enlarge
 
 _SIDE, _GAP, _TITLE = 1.55, 0.12, 0.3  # inches of a picture, between two, and above a row
 _CURVES, _WORDS = 2.3, 1.75  # inches of the curves, and of the areas beside them
@@ -23,27 +24,31 @@ _HEAD, _FOOT = 0.75, 0.4
 
 @dataclass(frozen=True, eq=False)
 class Pane:
-    """A map (h, w) over the picture, and what stands above it."""
+    """A map (h, w) over the picture, and what stands above it. A signed map speaks against a class below 0."""
 
     title: str
     weights: Array
+    signed: bool = False
 
 
-def blend(view: View, weights: Array, signed: bool = False) -> View:
+def blend(view: View, pane: Pane) -> View:
     """A picture in grey under the colours of a map (h, w), from its least (dark) to its most (light).
 
-    A signed map is blue where it is above 0 and orange where it is below.
+    Over a signed map it is blue where it is above 0, orange where it is below, and bare where it is 0.
     """
-    picture = enlarge(view)
+    weights, picture = pane.weights, enlarge(view)
     h, w = weights.shape
     y, x = (np.arange(size) * n // size for size, n in zip(picture.shape[:2], (h, w), strict=True))
-    if signed:
-        colours = SIGNED(0.5 + weights / max(float(np.abs(weights).max()), 1e-12) / 2)[:, :, :3]
+    if pane.signed:
+        colours = np.where(weights[:, :, None] < 0, to_rgb(ORANGE), to_rgb(BLUE))
+        cover = 0.85 * np.abs(weights) / max(float(np.abs(weights).max()), 1e-12)
     else:
         span = weights - weights.min()
         colours = colormaps[HEAT](span / max(float(span.max()), 1e-12))[:, :, :3]
+        cover = np.full((h, w), 0.6)
     grey = picture.mean(axis=2, keepdims=True) / 255
-    return (255 * (0.4 * grey + 0.6 * colours[y][:, x])).astype(np.uint8)
+    share = cover[y][:, x, None]
+    return (255 * ((1 - share) * grey + share * colours[y][:, x])).astype(np.uint8)
 
 
 @styled
@@ -54,7 +59,6 @@ def relevances(
     measured: Faithfulness,
     task: Task = "multiclass",
     wrong: Sequence[bool] = (),
-    signed: bool = False,
 ) -> Figure:
     """A row for every picture: the picture, its maps, and the curves of the first one that is of a class."""
     aspect = views[0].shape[0] / views[0].shape[1]
@@ -64,14 +68,13 @@ def relevances(
     height = _HEAD + len(views) * (down + _TITLE) + _FOOT
     figure = Figure(figsize=(width, height))
     figure.text(_GAP / width, 1 - 0.25 / height, "What speaks for an answer", fontsize=12, weight="bold")
-    colours = (
-        "blue speaks for it, orange against it" if signed else "maps from their least (dark) to their most (light)"
-    )
+    plain = "maps from their least (dark) to their most (light)"
+    colours = "blue speaks for a class, orange against it" if panes[0][-1].signed else plain
     note = f"{colours}; curves follow the first map of a class, dashed a random order"
     figure.text(_GAP / width, 1 - 0.47 / height, note, color=GREY)
     for row, view in enumerate(views):
         bottom = (height - _HEAD - row * (down + _TITLE) - down) / height
-        pictures = [enlarge(view), *(blend(view, pane.weights, signed) for pane in panes[row])]
+        pictures = [enlarge(view), *(blend(view, pane) for pane in panes[row])]
         titles = [captions[row], *(pane.title for pane in panes[row])]
         for column, (image, title) in enumerate(zip(pictures, titles, strict=True)):
             left = (_GAP + column * (across + _GAP)) / width

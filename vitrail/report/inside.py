@@ -1,4 +1,4 @@
-"""The section of a run's page that shows what is inside the model: its first layer, how far heads look, positions."""
+"""The section of a run's page that shows what is inside the model: how far heads look, positions, the first filters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from vitrail.data.loader import batches
 from vitrail.errors import UserError
 from vitrail.explain import attention_distance, position_similarity, relative_bias
 from vitrail.explain.filters import Filters, first_filters
+from vitrail.explain.layout import Attentive
+from vitrail.models.hybrid import Hybrid
 from vitrail.models.vit import ViT
 from vitrail.report import charts
 from vitrail.report.charts import Chart
@@ -35,28 +37,28 @@ class Inside:
 
 
 def inside(facts: Facts, album: Album, workers: int) -> Inside:
-    """The filters of the first layer; of a ViT also attention distance and similarity of positions: the paper's figure 7."""
+    """How far heads look, what positions are like, and the first filters, as in figure 7 of the paper."""
     model, card = facts.model, facts.card
     if model is None or card is None:
         return Inside()
     which = first_filters(model)
     found = Inside(filters=album.add(tiles(which.values, 7), exact=True), which=which)
-    if not isinstance(model, ViT):
-        return found
-    if facts.data is not None:
+    if facts.data is not None and isinstance(model, Attentive):
         split = reads(facts.data.splits["val"], facts)
         images = min(_DISTANCE_IMAGES, len(split))
         read_ahead = batches(split, card.preprocess, 32, workers, range(images))
         normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
         values = attention_distance(model, normalised)
         found = replace(found, distance=charts.distance(values, card.config.img_size, images))
+    if not isinstance(model, ViT | Hybrid):
+        return found
     try:
         similar = position_similarity(model)
         found = replace(
             found, similarity=album.add(similarities(similar), exact=True), spread=_rows_and_columns(similar)
         )
     except UserError as error:
-        if model.config.pos == "relative":
+        if isinstance(model, ViT) and model.config.pos == "relative":
             bias = relative_bias(model)
             found = replace(found, bias=album.add(similarities(bias / max(np.abs(bias).max(), 1e-12)), exact=True))
         else:
