@@ -3,7 +3,7 @@
     python benchmarks/families.py train
     python docs/explain_families.py runs/families/bit-59000-0 runs/families/mixer-59000-0
 
-Of a Mixer its token mixing is drawn; of a BiT what speaks for its answers, which is measured beside the same of the
+Of a Mixer its token mixing is drawn; of a Swin its windows and how far its heads look; of a PVT where they look; of a BiT what speaks for its answers, which is measured beside the same of the
 stage before its last.
 """
 
@@ -27,6 +27,8 @@ from vitrail.explain.subject import Drawing, Subject, open_subject
 from vitrail.models import family
 from vitrail.models.bit import BiT
 from vitrail.models.mixer import Mixer
+from vitrail.models.pvt import PVT
+from vitrail.models.swin import Swin
 
 IMAGES = Path(__file__).parent / "images"
 EVERY = 16  # of the 256 images that averages are taken over, those that are scored
@@ -35,6 +37,11 @@ EVERY = 16  # of the 256 images that averages are taken over, those that are sco
 def draw(subject: Subject) -> Iterator[Drawing]:
     if isinstance(subject.model, Mixer):
         yield from relative_drawings.mixing(subject)
+    elif isinstance(subject.model, Swin):
+        yield from drawings.windows(replace(subject, pictures=subject.pictures[4:10:2]))  # of three classes
+        yield from drawings.distance(subject)
+    elif isinstance(subject.model, PVT):
+        yield from drawings.heads(replace(subject, pictures=subject.pictures[6:7]))
     else:
         yield from drawings.relevances(replace(subject, pictures=subject.pictures[1::4]))  # of every second class
 
@@ -72,7 +79,7 @@ def main(*runs: str) -> None:
         name = family(subject.model.config)
         print(f"{name}: {subject.card.metrics}", flush=True)
         for drawing in draw(subject):
-            save(drawing.figure, IMAGES / f"explain-{name}-{drawing.name}.png")
+            save(drawing.figure, IMAGES / f"explain-{name}-{drawing.name.split('-')[0]}.png")
         if isinstance(subject.model, BiT):
             scores(subject, subject.model)
 

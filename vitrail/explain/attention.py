@@ -32,9 +32,7 @@ from vitrail.models.swin import Swin
 Array = NDArray[np.float32]
 See = Callable[[int, Tensor], None]  # the number of a layer, from 0, and its attention weights
 
-_MOST = (
-    64 * 2**20
-)  # bytes of one layer's maps that are held at a time; what is computed of them takes several times that
+_MOST = 64 * 2**20  # bytes of one layer's maps that are held at a time; what is made of them takes several times that
 
 
 def watch(model: Attentive, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:

@@ -42,10 +42,10 @@ class Windows:
 
     @property
     def even(self) -> float:
-        """The attention distance, in pixels, of a head that looks at all of a whole window alike."""
-        y, x = (torch.arange(min(side, self.window)) * float(self.pixels) for side in self.grid)
-        y, x = y.repeat_interleave(len(x)), x.repeat(len(y))
-        return torch.hypot(y[:, None] - y, x[:, None] - x).mean().item()
+        """The attention distance, in pixels, of a head that looks at all of each window alike."""
+        down, across = ([end - begin for begin, end in pairwise(edges)] for edges in self.edges())
+        far = sum(h * w * _mean_distance(h, w) for h in down for w in across)
+        return far * self.pixels / (self.grid[0] * self.grid[1])
 
     def follow(self, rows: Tensor, weights: Tensor) -> Tensor:
         """What is reached from tokens that count as `rows` say, (B or 1, N), in each head: (B, H, N)."""
@@ -98,3 +98,9 @@ class Windows:
         """Pixels between the tokens of each window, for all heads alike: (W, 1, n, n)."""
         y, x = (self._tokens // self.grid[1]) * float(self.pixels), (self._tokens % self.grid[1]) * float(self.pixels)
         return torch.hypot(y[:, :, None] - y[:, None], x[:, :, None] - x[:, None])[:, None]
+
+
+def _mean_distance(h: int, w: int) -> float:
+    """Between the centres of all pairs of h·w tokens."""
+    y, x = torch.arange(h, dtype=torch.float32).repeat_interleave(w), torch.arange(w, dtype=torch.float32).repeat(h)
+    return torch.hypot(y[:, None] - y, x[:, None] - x).mean().item()
