@@ -3,8 +3,8 @@
     python benchmarks/families.py train
     python docs/explain_families.py runs/families/bit-59000-0 runs/families/mixer-59000-0
 
-Of a Mixer its token mixing is drawn; of a Swin its windows and how far its heads look; of a PVT where they look; of a BiT what speaks for its answers, which is measured beside the same of the
-stage before its last.
+Of a Mixer its token mixing is drawn; of a Swin its windows and how far its heads look; of a PVT where they look; of a
+BiT what speaks for its answers, which is measured beside the same of the stage before its last.
 """
 
 from __future__ import annotations
