@@ -157,7 +157,7 @@ def distance(subject: Subject) -> Iterator[Drawing]:
     """How far heads look."""
     model = subject.attentive
     far, even = attention_distance(model, subject.sample()), even_distance(model)
-    alike = f"a head that looks at all of {'a window' if isinstance(model, Swin) else 'the picture'} alike"
+    alike = f"a head that looks {'at all of its windows' if isinstance(model, Swin) else 'everywhere'} alike"
     drawn = figures.distance(far, even, model.config.img_size[1], subject.sampled, alike)
     yield Drawing("distance", drawn, {"distance": far, "even": even, "images": np.array(subject.sampled)})
 
