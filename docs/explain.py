@@ -49,7 +49,7 @@ def numbers(run: str, subject: Subject) -> None:
     for title, model in (("trained", subject.model), ("untrained", fresh)):
         far = attention_distance(model, subject.sample())
         print(f"  {title}")
-        print(f"    distance over {subject.sampled} images, even attention {even_distance(model):.1f} px:")
+        print(f"    distance over {subject.sampled} images, even attention {even_distance(model)[0]:.1f} px:")
         for layer, heads in enumerate(far, start=1):
             mean = heads.mean()
             spread = f"heads {heads.min():.1f} to {heads.max():.1f}"

@@ -173,7 +173,8 @@ def test_maps_are_the_rows_of_the_weights(model):
     images = batch(model)
     prefix = model.config.prefix
     maps, patch = attention_maps(model, images), patch_attention(model, images, 1, 2)
-    assert maps.shape == patch.shape == (2, 3, 2, 2, 3)
+    assert {of_layer.shape for of_layer in [*maps, *patch]} == {(2, 2, 2, 3)}
+    assert len(maps) == len(patch) == 3
     for layer, weights in enumerate(seen(model, images)):
         patches = weights[:, :, prefix:].mean(axis=2)
         rows = {
@@ -181,8 +182,8 @@ def test_maps_are_the_rows_of_the_weights(model):
             "cls_dist": (weights[:, :, 0] + weights[:, :, 1]) / 2,
             "cls_gap": (weights[:, :, 0] + patches) / 2,
         }.get(model.config.pool, patches)
-        np.testing.assert_allclose(maps[:, layer].reshape(2, 2, 6), rows[..., prefix:], atol=1e-6)
-        np.testing.assert_allclose(patch[:, layer].reshape(2, 2, 6), weights[:, :, prefix + 5, prefix:], atol=1e-6)
+        np.testing.assert_allclose(maps[layer].reshape(2, 2, 6), rows[..., prefix:], atol=1e-6)
+        np.testing.assert_allclose(patch[layer].reshape(2, 2, 6), weights[:, :, prefix + 5, prefix:], atol=1e-6)
 
 
 @pytest.mark.parametrize("place", [(2, 0), (0, 3), (-1, 0)])

@@ -54,7 +54,7 @@ def test_every_picture_of_a_rollout_has_its_caption(count, across):
 
 def test_distances_are_the_dots():
     far = RNG.random((3, 4), dtype=np.float32) * 20
-    axes = figures.distance(far, 10.0, 28, 5).axes[0]
+    axes = figures.distance(far, np.full(3, 10, np.float32), 28, 5).axes[0]
     dots = np.array(axes.collections[0].get_offsets())
     np.testing.assert_allclose(sorted(dots[dots[:, 0] == 2, 1]), sorted(far[1]), rtol=1e-6)
 

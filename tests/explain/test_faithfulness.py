@@ -100,6 +100,6 @@ def test_a_blurred_picture_keeps_its_brightness_and_no_detail():
 def test_refuses_what_does_not_fit():
     model = watcher(5, 10)
     with pytest.raises(UserError, match="do not lie over"):
-        faithfulness(model, bright(5), np.ones((1, 3, 3)), 0)
+        faithfulness(model, bright(5), np.ones((2, 4, 4)), 0)
     with pytest.raises(UserError, match="at least 1"):
         faithfulness(model, bright(5), np.ones((1, 4, 4)), 0, steps=0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peers import distance, randomise
-from torch import Tensor, nn
+from torch import Tensor
 from watcher import watcher
 
 from vitrail.errors import UserError
@@ -206,8 +206,3 @@ def test_refuses_classes_that_do_not_exist(classes, message):
     model = tiny()
     with pytest.raises(UserError, match=message):
         relevance(model, pictures(model), classes)
-
-
-def test_a_model_without_attention_has_none():
-    with pytest.raises(UserError, match="has none"):
-        relevance(nn.Linear(2, 2), torch.zeros(1, 2), 0)

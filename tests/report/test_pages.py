@@ -201,7 +201,7 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
     for changes, present, absent in (
         ({"pos": "relative"}, "Relative positions", "Position similarity"),
         ({"pos": "none"}, "without positions", "Relative positions"),
-        ({"stem": "conv"}, "There are no patch filters", "first principal components"),
+        ({"stem": "conv"}, "Filters of the first convolution", "principal components"),
     ):
         model = create("vit_nano4", img_size=8, channels=1, classes=10, depth=2, **({"stem": "patch"} | changes))
         card = Card(

@@ -66,13 +66,12 @@ def test_it_trains_and_is_known_afterwards(model, tmp_path):
     assert models.family(card.config) == model
     assert vitrail.evaluate(run).top1 == pytest.approx(card.metrics["top1"], abs=1e-5)
     page = vitrail.report(run).read_text(encoding="utf-8")
-    assert "What a model attends to is shown of ViTs" in page
+    assert "what speaks for the likeliest answer" in page
+    assert ("Patch filters" if model == "swin" else "Filters of the first convolution") in page
     assert "vitrail explain" in page
     explained = vitrail.explain(run)
-    assert {file.stem for file in explained.files} == {"map", "neighbours", "wrong", "uncertain"}
-    assert explained.notes == (
-        f"What a model attends to, its positions and its patch filters are drawn of ViTs, and this is a {model}_nano.",
-    )
+    drawn = {file.stem for file in explained.files}
+    assert {"relevance", "filters", "bias-stage2", "map", "neighbours", "wrong", "uncertain"} <= drawn
 
 
 @pytest.mark.parametrize("family", FAMILIES)

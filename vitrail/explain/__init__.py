@@ -5,13 +5,21 @@ Its parts take a model and a normalised batch (B, C, H, W) on the model's device
 
 from __future__ import annotations
 
-from vitrail.explain.attention import attention_distance, attention_maps, patch_attention, rollout, watch
+from vitrail.explain.attention import (
+    attention_distance,
+    attention_maps,
+    patch_attention,
+    rollout,
+    watch,
+    window_attention,
+)
 from vitrail.explain.embedding_map import embedding_map
 from vitrail.explain.faithfulness import faithfulness
-from vitrail.explain.filters import patch_filters
+from vitrail.explain.filters import conv_filters, patch_filters
 from vitrail.explain.galleries import least_certain, most_wrong
+from vitrail.explain.mixing import mixing_maps
 from vitrail.explain.neighbours import neighbours
-from vitrail.explain.positions import position_similarity, relative_bias
+from vitrail.explain.positions import position_similarity, relative_bias, stage_biases, stage_similarities
 from vitrail.explain.relevance import relevance
 from vitrail.explain.verbs import explain
 from vitrail.verb import callable_package
@@ -19,10 +27,12 @@ from vitrail.verb import callable_package
 __all__ = [
     "attention_distance",
     "attention_maps",
+    "conv_filters",
     "embedding_map",
     "explain",
     "faithfulness",
     "least_certain",
+    "mixing_maps",
     "most_wrong",
     "neighbours",
     "patch_attention",
@@ -31,7 +41,10 @@ __all__ = [
     "relative_bias",
     "relevance",
     "rollout",
+    "stage_biases",
+    "stage_similarities",
     "watch",
+    "window_attention",
 ]
 
 callable_package(__name__, explain)

@@ -1,9 +1,11 @@
 """What a model attends to: the maps of every layer, their rollout, and how far heads look.
 
 A layer's maps are looked at while the model runs and then forgotten, so however deep a model is, the memory of one
-layer suffices; and a batch is cut so that this is small (`parts`).
+layer suffices; and a batch is cut so that this is small (`parts`). Where in the picture the tokens of a layer lie, in
+each family, is told by `layout.py`; a family whose maps shrink from stage to stage has layers of different grids.
 
-Legend: B batch, L layers, H heads, N tokens, (h, w) the grid of patches; prefix tokens (class, registers) come first.
+Legend: B batch, L layers that attend, H heads, N tokens, (h, w) the grid of patches; prefix tokens (class, registers)
+come first.
 """
 
 from __future__ import annotations
@@ -16,37 +18,38 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.layers import Attention, AttentionPool
-from vitrail.models.vit import ViT
+from vitrail.explain.layout import AnyAttention, Attentive, Layout, attentions, layouts, original, refine
+from vitrail.explain.windows import Windows
+from vitrail.models.layers import AttentionPool
+from vitrail.models.position import Grid
+from vitrail.models.swin import Swin
 
 Array = NDArray[np.float32]
-See = Callable[[int, Tensor], None]  # the number of a layer, from 0, and its attention weights (B, H, N, N)
+See = Callable[[int, Tensor], None]  # the number of a layer, from 0, and its attention weights
 
-_MOST = (
-    64 * 2**20
-)  # bytes of one layer's maps that are held at a time; what is computed of them takes several times that
+_MOST = 64 * 2**20  # bytes of one layer's maps that are held at a time; what is made of them takes several times that
 
 
-def watch(model: ViT, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
-    """Runs the model and shows every layer's attention weights (B, H, N, N) as the layer is reached; gives the logits.
+def watch(model: Attentive, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
+    """Runs the model and shows every layer's attention weights as the layer is reached; gives the logits.
 
-    If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`. Nothing is kept; a
-    model that is compiled runs as it is written, and other threads may use it at the same time.
+    They are (B, H, N, N), those of a PVT (B, H, N, M) for its M keys, those of a Swin (B, W, H, n, n) for its W
+    windows of n tokens. If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`.
+    Nothing is kept; a model that is compiled runs as it is written, and other threads may use it at the same time.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped: hooks may be missing in compiled code
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
-    if not layers:
-        raise UserError(f"There is no attention to show: a {type(model).__name__} has none.")
+    model = original(model)  # hooks may be missing in compiled code
+    layers = attentions(model)
     thread = threading.get_ident()
 
-    def before(show: Callable[[Tensor], None], module: Any, inputs: tuple[Tensor]) -> None:
+    def before(show: Callable[[Tensor], None], module: AnyAttention | AttentionPool, inputs: tuple[Any, ...]) -> None:
         if threading.get_ident() != thread:
             return
-        weights = module.weights(inputs[0]).float()
+        weights = module.weights(*inputs).float()
         with torch.autocast(weights.device.type, enabled=False):  # which would round what is made of them
             show(weights)
 
@@ -67,62 +70,84 @@ def _hook(module: nn.Module, before: Callable[..., None]) -> Any:
     return module.register_forward_pre_hook(before)  # a context that removes the hook
 
 
-def parts(model: ViT, images: Tensor) -> Iterator[Tensor]:
+def parts(model: Attentive, images: Tensor) -> Iterator[Tensor]:
     """A batch in slices for which the attention maps of one layer are not large."""
-    config = model.config
-    each = config.heads * config.length**2 * 4
+    each = max(layout.size for layout in layouts(model)) * 4
     return iter(torch.split(images, max(_MOST // each, 1)))
 
 
-def rollout(model: ViT, images: Tensor) -> Array:
+def rollout(model: Attentive, images: Tensor) -> Array:
     """Attention followed through all layers from the output to the patches: (B, h, w), each map sums to one.
 
     As in appendix D.8 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
     for the residual path, rows are normalised, layers are multiplied. It starts from the class token, or from all
-    patches alike if they are averaged, or as the pool's own attention weighs them.
+    patches alike if they are averaged, or as the pool's own attention weighs them. Between stages, what reaches a patch
+    is shared out evenly to those that were merged in it: the map is that of the first stage that attends.
     """
     return np.concatenate([_rollout(model, part) for part in parts(model, images)])
 
 
-def _rollout(model: ViT, images: Tensor) -> Array:
-    prefix = model.config.prefix
-    flow: Tensor | None = None
-    start: Tensor | None = None
-
-    def see(_: int, weights: Tensor) -> None:
-        nonlocal flow
-        step = weights.mean(dim=1) + torch.eye(weights.shape[-1], device=weights.device)
-        step /= step.sum(dim=-1, keepdim=True)
-        flow = step if flow is None else step @ flow  # B N N
+def _rollout(model: Attentive, images: Tensor) -> Array:
+    layers = layouts(model)
+    means: list[Tensor] = []  # of the heads of each layer: small, and one row is followed through them from the end
+    row = layers[-1].start[None].to(images.device)
 
     def see_pool(weights: Tensor) -> None:
-        nonlocal start
-        start = weights.mean(dim=1)  # B 1 h·w
+        nonlocal row
+        row = F.pad(weights.mean(dim=1)[:, 0], (layers[-1].prefix, 0))  # B N
 
-    watch(model, images, see, see_pool)
-    assert flow is not None
-    reached = _from_output(model, flow) if start is None else (start @ flow[:, prefix:, prefix:])[:, 0]
-    return _on_grid(model, reached / reached.sum(dim=-1, keepdim=True))
+    watch(model, images, lambda _, weights: means.append(weights.mean(dim=-3, keepdim=True)), see_pool)
+    grid = layers[-1].grid
+    with torch.autocast(images.device.type, enabled=False):
+        for layout, mean in zip(reversed(layers), reversed(means), strict=True):
+            if layout.grid != grid:
+                row, grid = refine(_patches(row, grid), grid, layout.grid), layout.grid
+            row = (row + layout.follow(row, mean)[:, 0]) / 2
+    reached = _patches(row, grid)
+    return _on_grid(reached / reached.sum(dim=-1, keepdim=True), grid)
 
 
-def attention_maps(model: ViT, images: Tensor) -> Array:
-    """Where each head of each layer looks from the class token, or on average from all patches: (B, L, H, h, w).
+def attention_maps(model: Attentive, images: Tensor) -> list[Array]:
+    """Where each head of each layer looks from the class token, or on average from all patches: L times (B, H, h, w).
 
-    A map sums to the share of the attention that goes to patches; the rest goes to the class token and registers.
+    A map sums to the share of the attention that goes to patches; the rest goes to the class token, registers and the
+    padding of windows. In earlier stages than that of the class token it is from all patches.
     """
-    return _each_layer(model, images, lambda weights: _from_output(model, weights))
+    return _each_layer(model, images, lambda layout: layout.start)
 
 
-def patch_attention(model: ViT, images: Tensor, row: int, column: int) -> Array:
-    """Where each head of each layer looks from one patch, counted from 0 at the top left: (B, L, H, h, w)."""
+def patch_attention(model: Attentive, images: Tensor, row: int, column: int) -> list[Array]:
+    """Where each head of each layer looks from one patch, counted from 0 at the top left: L times (B, H, h, w).
+
+    It is a patch of the first stage; later ones look from the patch that it was merged in.
+    """
     check_patch(model, row, column)
-    prefix, (_, w) = model.config.prefix, model.config.grid
-    return _each_layer(model, images, lambda weights: weights[:, :, prefix + row * w + column, prefix:])
+    finest = layouts(model)[0].pixels
+
+    def here(layout: Layout) -> Tensor:
+        merged = layout.pixels // finest
+        place = torch.zeros(layout.grid)
+        place[row // merged, column // merged] = 1
+        return F.pad(place.flatten(), (layout.prefix, 0))
+
+    return _each_layer(model, images, here)
 
 
-def check_patch(model: ViT, row: int, column: int) -> None:
+def window_attention(model: Swin, images: Tensor) -> list[Array]:
+    """Where the patch in the middle of each window looks, the mean of all heads: L times (B, h, w)."""
+
+    def middles(layout: Layout) -> Tensor:
+        assert isinstance(layout, Windows)
+        rows = torch.zeros(layout.grid[0] * layout.grid[1])
+        rows[layout.middles()] = 1
+        return rows
+
+    return [of_layer.mean(axis=1) for of_layer in _each_layer(model, images, middles)]
+
+
+def check_patch(model: Attentive, row: int, column: int) -> None:
     """A UserError if the model has no such patch."""
-    h, w = model.config.grid
+    h, w = layouts(model)[0].grid
     if not (0 <= row < h and 0 <= column < w):
         raise UserError(
             f"There is no patch {row},{column}: the model cuts images into {h} rows and {w} columns of patches, "
@@ -130,31 +155,37 @@ def check_patch(model: ViT, row: int, column: int) -> None:
         )
 
 
-def _each_layer(model: ViT, images: Tensor, choose: Callable[[Tensor], Tensor]) -> Array:
-    """What `choose` takes of every layer's maps, (B, H, h·w), for all layers on the grid: (B, L, H, h, w)."""
-    chosen: list[Array] = []
+def _each_layer(model: Attentive, images: Tensor, start: Callable[[Layout], Tensor]) -> list[Array]:
+    """What is reached from the tokens that count as `start` says, in every layer on its grid: L times (B, H, h, w)."""
+    layers = layouts(model)
+    maps: list[list[Array]] = [[] for _ in layers]
+
+    def see(number: int, weights: Tensor) -> None:
+        layout = layers[number]
+        rows = start(layout)[None].to(weights.device)
+        maps[number].append(_on_grid(_patches(layout.follow(rows, weights), layout.grid), layout.grid))
+
     for part in parts(model, images):
-        layers: list[Array] = []
-        watch(model, part, lambda _, weights: layers.append(_on_grid(model, choose(weights))))  # noqa: B023
-        chosen.append(np.stack(layers, axis=1))
-    return np.concatenate(chosen)
+        watch(model, part, see)
+    return [np.concatenate(of_layer) for of_layer in maps]
 
 
-def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Array:
+def attention_distance(model: Attentive, batches: Iterable[Tensor]) -> Array:
     """How far each head of each layer looks, in pixels, averaged over patches and over all images: (L, H).
 
-    The distance between the centres of two patches, weighted by the attention from one to the other, as in figure 7
-    of the paper. Only attention from patches to patches counts: their share of a row is scaled to one.
+    The distance between the centres of two patches, or of a patch and the area of a key, weighted by the attention from
+    one to the other, as in figure 7 of the paper. Only attention from patches to patches counts: their share of a row
+    is scaled to one. Where layers have fewer heads than others, their rows end in NaN.
     """
-    prefix, apart = model.config.prefix, _distances(model)
-    sums: dict[int, Tensor] = {}
+    layers = layouts(model)
+    sums = torch.full((len(layers), max(layout.heads for layout in layers)), torch.nan, dtype=torch.float64)
+    for number, layout in enumerate(layers):
+        sums[number, : layout.heads] = 0
     count = 0
 
-    def see(layer: int, weights: Tensor) -> None:
-        between = weights[:, :, prefix:, prefix:]
-        far = torch.einsum("bhqk,qk->bhq", between, apart.to(between.device)) / between.sum(dim=-1)
-        total = far.mean(dim=-1).cpu().double().sum(dim=0)  # not every device has float64
-        sums[layer] = sums.get(layer, torch.zeros_like(total)) + total
+    def see(number: int, weights: Tensor) -> None:
+        layout = layers[number]
+        sums[number, : layout.heads] += layout.distance(weights).cpu().double().sum(dim=0)  # not on every device
 
     for images in batches:
         for part in parts(model, images):
@@ -162,39 +193,19 @@ def attention_distance(model: ViT, batches: Iterable[Tensor]) -> Array:
         count += len(images)
     if not count:
         raise UserError("Attention distance is an average over images, but there are none.")
-    return (torch.stack([sums[layer] for layer in sorted(sums)]) / count).numpy().astype(np.float32)
+    return (sums / count).numpy().astype(np.float32)
 
 
-def even_distance(model: ViT) -> float:
-    """The attention distance, in pixels, of a head that looks at all patches alike."""
-    return _distances(model).mean().item()
+def even_distance(model: Attentive) -> Array:
+    """The attention distance, in pixels, of heads that look at all that they can see alike, in each layer: (L,)."""
+    return np.array([layout.even for layout in layouts(model)], np.float32)
 
 
-def _distances(model: ViT) -> Tensor:
-    """Pixels between the centres of all pairs of patches: (h·w, h·w)."""
-    (height, width), (h, w) = model.config.img_size, model.config.grid
-    y = torch.arange(h).repeat_interleave(w) * (height / h)
-    x = torch.arange(w).repeat(h) * (width / w)
-    return torch.hypot(y[:, None] - y, x[:, None] - x)
+def _patches(rows: Tensor, grid: Grid) -> Tensor:
+    """Of rows (..., N) what belongs to patches: (..., h·w)."""
+    return rows[..., -grid[0] * grid[1] :]
 
 
-def shares(model: ViT) -> Tensor:
-    """How much each token counts for what the head reads: (N,), adds up to one. Attention pooling decides by itself."""
-    c = model.config
-    counts = torch.zeros(c.length)
-    if c.pool in ("cls", "cls_dist", "cls_gap"):
-        counts[: c.placed] = 1 / c.placed
-    if c.pool not in ("cls", "cls_dist"):
-        counts[c.prefix :] = 1 / (c.length - c.prefix)
-    return counts / counts.sum()
-
-
-def _from_output(model: ViT, weights: Tensor) -> Tensor:
-    """The rows of (..., N, N) that the head reads, the class token's or the mean of the patches': (..., h·w)."""
-    with torch.autocast(weights.device.type, enabled=False):
-        return (shares(model).to(weights) @ weights)[..., model.config.prefix :]
-
-
-def _on_grid(model: ViT, rows: Tensor) -> Array:
+def _on_grid(rows: Tensor, grid: Grid) -> Array:
     """Rows (..., h·w) as maps; copied, because a view would keep the whole of the layer that it is of."""
-    return rows.reshape(*rows.shape[:-1], *model.config.grid).cpu().numpy().copy()
+    return rows.reshape(*rows.shape[:-1], *grid).cpu().numpy().copy()

@@ -14,15 +14,29 @@ from torch import Tensor
 
 from vitrail.errors import UserError
 from vitrail.evaluate.figures import short
-from vitrail.explain import figures
-from vitrail.explain.attention import Array, attention_distance, attention_maps, even_distance, patch_attention, rollout
+from vitrail.explain import figures, relative_drawings
+from vitrail.explain.attention import (
+    Array,
+    attention_distance,
+    attention_maps,
+    even_distance,
+    patch_attention,
+    rollout,
+    window_attention,
+)
 from vitrail.explain.faithfulness import faithfulness
-from vitrail.explain.filters import patch_filters
+from vitrail.explain.filters import first_filters
+from vitrail.explain.layout import Attentive, window_layouts
 from vitrail.explain.positions import position_similarity, relative_bias
 from vitrail.explain.relevance import relevance
 from vitrail.explain.relevance_figure import Pane
 from vitrail.explain.relevance_figure import relevances as draw_relevances
 from vitrail.explain.subject import Drawing, Subject
+from vitrail.explain.windows_figure import windows as draw_windows
+from vitrail.models.hybrid import Hybrid
+from vitrail.models.pvt import PVT
+from vitrail.models.swin import Swin
+from vitrail.models.vit import ViT
 
 PAGE = 24  # pictures of one figure
 ROWS = 8  # pictures of one figure of relevance
@@ -37,7 +51,7 @@ _LOOKS = {
 
 def rollouts(subject: Subject) -> Iterator[Drawing]:
     """Attention rollout over the pictures."""
-    maps = np.concatenate([rollout(subject.vit, images) for images in subject.batches()])
+    maps = np.concatenate([rollout(subject.attentive, images) for images in subject.batches()])
     for at in range(0, len(maps), PAGE):
         page = subject.pictures[at : at + PAGE]
         name = "rollout" if at == 0 else f"rollout-{1 + at // PAGE}"
@@ -56,18 +70,19 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         pictures = shown.pictures[page * ROWS : (page + 1) * ROWS]
         first, other = _compared(shown, images)
         against = shown.instead is not None
-        maps = relevance(shown.vit, images, first, other if against else None)
-        others = relevance(shown.vit, images, other, first if against else None)
-        flow = rollout(shown.vit, images)
+        maps = relevance(shown.model, images, first, other if against else None)
+        others = relevance(shown.model, images, other, first if against else None)
+        flow = rollout(shown.model, images) if isinstance(shown.model, Attentive) else None
         settings = {"seed": shown.seed, "batch_size": shown.batch_size}
-        measured = faithfulness(shown.vit, images, maps, first, task=shown.card.task, **settings)
+        measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
         names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
+        signed = not isinstance(shown.model, ViT | Hybrid)
         panes = [
             [
-                Pane("rollout, any class", flow[i]),
-                Pane(f"{names[a]} over {names[b]}" if against else f"for {names[a]}", maps[i]),
-                Pane(f"{names[b]} over {names[a]}" if against else f"for {names[b]}", others[i]),
-            ][: 3 if len(names) > 1 else 2]
+                *([] if flow is None else [Pane("rollout, any class", flow[i])]),
+                Pane(f"{names[a]} over {names[b]}" if against else f"for {names[a]}", maps[i], signed),
+                Pane(f"{names[b]} over {names[a]}" if against else f"for {names[b]}", others[i], signed),
+            ][: None if len(names) > 1 else -1]
             for i, (a, b) in enumerate(zip(first, other, strict=True))
         ]
         views, captions = [picture.view for picture in pictures], [picture.caption for picture in pictures]
@@ -87,7 +102,7 @@ def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDAr
         order = np.tile(np.arange(len(subject.card.classes)), (len(images), 1))
     else:
         with torch.inference_mode():
-            order = subject.vit(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
+            order = subject.model(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
     first = np.full(len(images), subject.target) if subject.target is not None else order[:, 0].copy()
     if subject.instead is not None:
         first = np.where(first == subject.instead, order[:, 1], first)
@@ -98,31 +113,39 @@ def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDAr
 
 def heads(subject: Subject) -> Iterator[Drawing]:
     """Where every head of every layer looks, a figure for each picture."""
-    looks = _LOOKS.get(subject.vit.config.pool, "from all patches on average")
-    look = partial(attention_maps, subject.vit)
-    yield from _maps(subject, "heads", look, looks)
+    yield from _maps(subject, "heads", partial(attention_maps, subject.attentive), _looks(subject.attentive))
+
+
+def _looks(model: Attentive) -> str:
+    """Whose attention maps are that of the output."""
+    if isinstance(model, PVT):
+        return "from all patches on average, in the last stage from the class token"
+    pool = model.config.pool if isinstance(model, ViT) else "cls" if isinstance(model, Hybrid) else "gap"
+    return _LOOKS.get(pool, "from all patches on average")
 
 
 def patches(subject: Subject) -> Iterator[Drawing]:
     """Where every head looks from the chosen patch, a figure for each picture."""
     if subject.patch is not None:
         row, column = subject.patch
-        look = partial(patch_attention, subject.vit, row=row, column=column)
+        look = partial(patch_attention, subject.attentive, row=row, column=column)
         yield from _maps(subject, "patch", look, f"from patch {row},{column}", subject.patch)
 
 
 def _maps(
     subject: Subject,
     kind: str,
-    look: Callable[[Tensor], Array],
+    look: Callable[[Tensor], list[Array]],
     looks: str,
     patch: tuple[int, int] | None = None,
 ) -> Iterator[Drawing]:
-    maps = (of_picture for images in subject.batches() for of_picture in look(images))  # L H h w
+    # of each picture, L times (H, h, w)
+    maps = (of_picture for images in subject.batches() for of_picture in zip(*look(images), strict=True))
     digits = len(str(len(subject.pictures)))
     for number, (picture, weights) in enumerate(zip(subject.pictures, maps, strict=True), start=1):
         drawn = figures.heads(picture.view, weights, picture.caption, looks, patch)
-        yield Drawing(f"{kind}-{number:0{digits}}-{_plain(picture.name)}", drawn, {"maps": weights})
+        arrays = {f"layer{layer}": of_layer for layer, of_layer in enumerate(weights, start=1)}
+        yield Drawing(f"{kind}-{number:0{digits}}-{_plain(picture.name)}", drawn, arrays)
 
 
 def _plain(name: str) -> str:
@@ -132,23 +155,41 @@ def _plain(name: str) -> str:
 
 def distance(subject: Subject) -> Iterator[Drawing]:
     """How far heads look."""
-    far = attention_distance(subject.vit, subject.sample())
-    even = even_distance(subject.vit)
-    drawn = figures.distance(far, even, subject.vit.config.img_size[1], subject.sampled)
-    yield Drawing("distance", drawn, {"distance": far, "even": np.array(even), "images": np.array(subject.sampled)})
+    model = subject.attentive
+    far, even = attention_distance(model, subject.sample()), even_distance(model)
+    alike = f"a head that looks {'at all of its windows' if isinstance(model, Swin) else 'everywhere'} alike"
+    drawn = figures.distance(far, even, model.config.img_size[1], subject.sampled, alike)
+    yield Drawing("distance", drawn, {"distance": far, "even": even, "images": np.array(subject.sampled)})
+
+
+def windows(subject: Subject) -> Iterator[Drawing]:
+    """The windows of a Swin, plain and shifted in every stage, and what the patch in the middle of each looks at."""
+    if not isinstance(subject.model, Swin):
+        return
+    shown = subject.fewer(ROWS)
+    layouts = window_layouts(subject.model)
+    batches = [window_attention(subject.model, images) for images in shown.batches()]
+    kinds = {(layout.grid, layout.shift): number for number, layout in reversed(list(enumerate(layouts)))}
+    maps = {number: np.concatenate([batch[number] for batch in batches]) for number in sorted(kinds.values())}
+    views, captions = [picture.view for picture in shown.pictures], [picture.caption for picture in shown.pictures]
+    drawn = draw_windows(views, maps, layouts, captions)
+    yield Drawing("windows", drawn, {f"layer{number + 1}": of_layer for number, of_layer in maps.items()})
 
 
 def positions(subject: Subject) -> Iterator[Drawing]:
     """What the model knows about places: similarities of position embeddings, or tables of relative biases."""
-    if subject.vit.config.pos == "relative":
-        bias = relative_bias(subject.vit)
+    model = subject.model
+    if not isinstance(model, ViT | Hybrid):
+        yield from relative_drawings.positions(subject)
+    elif isinstance(model, ViT) and model.config.pos == "relative":
+        bias = relative_bias(model)
         yield Drawing("bias", figures.bias(bias), {"bias": bias})
     else:
-        similarity = position_similarity(subject.vit)
+        similarity = position_similarity(model)
         yield Drawing("positions", figures.similarity(similarity), {"similarity": similarity})
 
 
 def filters(subject: Subject) -> Iterator[Drawing]:
     """What the first layer looks for."""
-    components = patch_filters(subject.vit)
-    yield Drawing("filters", figures.filters(components), {"filters": components})
+    found = first_filters(subject.model)
+    yield Drawing("filters", figures.filters(found.values, found.title, found.kind), {"filters": found.values})

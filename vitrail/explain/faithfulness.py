@@ -20,8 +20,8 @@ from torch import Tensor
 
 from vitrail.config import Task
 from vitrail.errors import UserError
-from vitrail.explain.relevance import Classes, numbers
-from vitrail.models.vit import ViT
+from vitrail.explain.gradients import Classes, numbers
+from vitrail.models import Model, head
 
 Curves = NDArray[np.float32]  # B S+1
 Areas = NDArray[np.float32]  # B
@@ -53,7 +53,7 @@ class Faithfulness:
 
 
 def faithfulness(
-    model: ViT,
+    model: Model,
     images: Tensor,
     maps: NDArray[np.floating],
     classes: Classes,
@@ -66,13 +66,13 @@ def faithfulness(
 ) -> Faithfulness:
     """Measures maps (B, h, w) of preprocessed images (B, C, H, W) by what removing and showing patches does.
 
-    Patches go in `steps` portions, as equal as they can be; `draws` random orders are the control. For a regression it
-    is the model's output that is followed, in standard deviations.
+    A map may be of any grid. Patches go in `steps` portions, as equal as they can be; `draws` random orders are the
+    control. For a regression it is the model's output that is followed, in standard deviations.
     """
     if min(steps, draws, batch_size) < 1:
         raise UserError(f"steps, draws and batch_size must be at least 1, but are {steps}, {draws} and {batch_size}.")
     h, w = maps.shape[1:]
-    if len(maps) != len(images) or images.shape[2] % h or images.shape[3] % w:
+    if len(maps) != len(images) or h > images.shape[2] or w > images.shape[3]:
         raise UserError(f"Maps of shape {maps.shape} do not lie over images of shape {tuple(images.shape)}.")
     patches = h * w
     ranks = [np.argsort(np.argsort(-maps.reshape(len(maps), patches), axis=1, kind="stable"), axis=1)]
@@ -86,7 +86,7 @@ def faithfulness(
     model.eval()
     try:
         with torch.inference_mode():
-            for i, image in enumerate(images.to(model.head.weight)):
+            for i, image in enumerate(images.to(head(model).weight)):
                 order = np.stack([rank[i] for rank in ranks]).reshape(-1, 1, h, w)
                 hidden = torch.from_numpy(order < gone[:, None, None]).to(image.device)  # 1+draws S+1 h w
                 probability = _Probability(model, int(chosen[i]), task, batch_size)
@@ -114,8 +114,9 @@ class _Probability:
         """For every set of patches, (..., h, w), which show `there` while the others show `elsewhere`."""
         answers = []
         for part in torch.split(chosen.flatten(0, 1), self.batch_size):
-            size = there.shape[1] // part.shape[1], there.shape[2] // part.shape[2]
-            mask = part.repeat_interleave(size[0], dim=1).repeat_interleave(size[1], dim=2)[:, None]
+            # A side that the grid does not divide has patches that differ by a pixel.
+            y, x = (torch.arange(side) * n // side for side, n in zip(there.shape[1:], part.shape[1:], strict=True))
+            mask = part[:, y[:, None], x][:, None]
             logits = self.model(torch.where(mask, there, elsewhere)).float()
             if self.task == "multiclass":
                 logits = logits.softmax(dim=1)

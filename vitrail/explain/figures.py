@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ _SIDE = 224  # pixels that pictures are enlarged to, at least
 _TILE = 48  # pixels of a tile's longer side, at least
 _PLACES = 14  # rows and columns of patches that have a tile of their own
 _LEAST = 5.0  # inches that a title needs
+_LAYERS, _HEADS = 24, 16  # of which maps are drawn, at most
 _ACROSS = 3  # pictures in a row, each beside its map and its overlay
 
 
@@ -89,13 +91,27 @@ def rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong:
 
 @styled
 def heads(
-    view: View, maps: Array, caption: str, looks: str = "from the class token", patch: tuple[int, int] | None = None
+    view: View,
+    maps: Sequence[Array],
+    caption: str,
+    looks: str = "from the class token",
+    patch: tuple[int, int] | None = None,
 ) -> Figure:
-    """Where every head of every layer looks in a picture, (L, H, h, w); the patch that looks is marked."""
-    layers, count, h, w = maps.shape
+    """Where every head of every layer looks in a picture, L times (H, h, w); the patch that looks is marked.
+
+    Later layers may have coarser grids and more heads: a patch of theirs covers those that were merged in it.
+    """
+    layers = np.unique(np.linspace(0, len(maps) - 1, min(len(maps), _LAYERS)).round().astype(int))
+    count = min(max(len(of_layer) for of_layer in maps), _HEADS)
+    h, w = maps[0].shape[1:]
+    tiles = np.full((len(layers), count, h, w), np.nan, np.float32)
+    for row, layer in enumerate(layers):
+        shown = maps[layer][:count]
+        scaled = shown / np.maximum(shown.max(axis=(1, 2), keepdims=True), 1e-12)
+        tiles[row, : len(shown)] = _refined(scaled, (h, w))
     aspect = view.shape[0] / view.shape[1]
     tile = min(max(7.5 / count, 0.42), 0.9)  # inches
-    across, down = tile * count, tile * aspect * layers
+    across, down = tile * count, tile * aspect * len(layers)
     side = min(max(down, 1.6), 2.6)
     widths = [max(side / aspect, 1.8), max(across, 3.6)]  # titles need room beside narrow pictures too
     figure = Figure(figsize=(sum(widths) + 1.1, max(down, side) + 1.2), layout="constrained")
@@ -104,31 +120,67 @@ def heads(
     left.imshow(enlarge(view), extent=(0, w, h, 0), interpolation="antialiased")
     left.set_axis_off()
     left.set_anchor("NW")
-    heading(right, f"Attention {looks}", "each head by itself, from none (dark) to its most (light)")
-    _tiles(right, maps / np.maximum(maps.max(axis=(2, 3), keepdims=True), 1e-12), cmap=HEAT, vmin=0, vmax=1)
-    _number(right, layers, count, "layer", "head", first=1)
+    heading(right, f"Attention {looks}", _left_out(maps, len(layers), count))
+    _tiles(right, tiles, cmap=HEAT, vmin=0, vmax=1)
+    _number(right, len(layers), count, "layer", "head", names=(_named(maps, layers), np.arange(count) + 1))
     right.set_anchor("NW")
     if patch is not None:
         _mark(left, patch, 1, 1, 0, 0, 2.0)
         tall, wide, gap = _spacing(h, w)
-        for row in range(layers):
-            for column in range(count):
-                _mark(right, patch, tall / h, wide / w, row * (tall + gap), column * (wide + gap), 0.8)
+        for row, layer in enumerate(layers):
+            times = _times(maps[layer].shape[1:], (h, w))
+            here = patch[0] // times[0], patch[1] // times[1]
+            for column in range(min(len(maps[layer]), count)):
+                size = times[0] * tall / h, times[1] * wide / w
+                _mark(right, here, *size, row * (tall + gap), column * (wide + gap), 0.8)
     return figure
 
 
+def _left_out(maps: Sequence[Array], layers: int, count: int) -> str:
+    """What the colours mean, and how much of all layers and heads is drawn."""
+    most = max(len(of_layer) for of_layer in maps)
+    some = [f"{layers} of {len(maps)} layers"] if layers < len(maps) else []
+    some += [f"{count} of up to {most} heads"] if count < most else []
+    return "each head by itself, from none (dark) to its most (light)" + "".join(f"; {words}" for words in some)
+
+
+def _named(maps: Sequence[Array], layers: NDArray[Any]) -> NDArray[Any]:
+    """Numbers of layers, with their grids where these are not all the same."""
+    grids = [of_layer.shape[1:] for of_layer in maps]
+    return np.array([f"{i + 1}" if len(set(grids)) == 1 else "{}×{}   {}".format(*grids[i], i + 1) for i in layers])
+
+
+def _times(coarse: tuple[int, ...], fine: tuple[int, ...]) -> tuple[int, int]:
+    """How many patches of the first stage a patch of a later one covers a side: stages halve, and round up."""
+    down, across = (2 ** math.ceil(math.log2(n / m)) for m, n in zip(coarse, fine, strict=True))
+    return down, across
+
+
+def _refined(maps: Array, grid: tuple[int, int]) -> Array:
+    """Maps (..., h, w) of any stage on the grid of the first one."""
+    down, across = _times(maps.shape[-2:], grid)
+    return maps.repeat(down, axis=-2).repeat(across, axis=-1)[..., : grid[0], : grid[1]]
+
+
 @styled
-def distance(far: Array, even: float, width: int, images: int) -> Figure:
-    """How far every head looks against the depth of its layer, (L, H): figure 7 of the paper, on the right."""
+def distance(
+    far: Array, even: Array, width: int, images: int, alike: str = "a head that looks everywhere alike"
+) -> Figure:
+    """How far every head looks against the depth of its layer, (L, H): figure 7 of the paper, on the right.
+
+    A layer with fewer heads than others has NaN in its row. `even`, (L,), is the distance of heads that look alike at
+    all that they see.
+    """
     layers = np.arange(1, len(far) + 1)
     figure = Figure(figsize=(6.8, 4.2), layout="constrained")
     axes = figure.add_subplot()
     heading(axes, "How far heads look", f"mean over {images:,} image{'s' if images > 1 else ''}, a dot for each head")
-    axes.axhline(even, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label="a head that looks everywhere alike")
-    axes.plot(layers, far.mean(axis=1), color=ORANGE, linewidth=1.6, label="mean of the layer")
+    edges = np.arange(len(far) + 1) + 0.5
+    axes.stairs(even, edges, baseline=None, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label=alike)
+    axes.plot(layers, np.nanmean(far, axis=1), color=ORANGE, linewidth=1.6, label="mean of the layer")
     axes.scatter(layers.repeat(far.shape[1]), far.ravel(), s=26, color=BLUE, alpha=0.75, linewidths=0, zorder=3)
     axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xlim=(0.5, len(far) + 0.5))
-    axes.set_ylim(0, 1.12 * max(float(far.max()), even))
+    axes.set_ylim(0, 1.12 * max(float(np.nanmax(far)), float(even.max())))
     axes.xaxis.set_major_locator(MaxNLocator(min(len(far), 12), integer=True))
     axes.grid(axis="x", visible=False)
     share = axes.secondary_yaxis("right", functions=(partial(np.multiply, 1 / width), partial(np.multiply, width)))
@@ -139,7 +191,7 @@ def distance(far: Array, even: float, width: int, images: int) -> Figure:
 
 
 @styled
-def similarity(alike: Array) -> Figure:
+def similarity(alike: Array, where: str = "") -> Figure:
     """A tile for every patch: how alike its position embedding is to those of all patches, (h, w, h, w)."""
     h, w = alike.shape[:2]
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, _PLACES)).round().astype(int)) for n in (h, w))
@@ -148,7 +200,9 @@ def similarity(alike: Array) -> Figure:
         figsize=(max(tile * len(columns) + 1.6, _LEAST), tile * len(rows) * h / w + 1.2), layout="constrained"
     )
     axes = figure.add_subplot()
-    heading(axes, "Similarity of position embeddings", f"a tile for each patch, with its likeness to all {h} × {w}")
+    heading(
+        axes, f"Similarity of position embeddings{where}", f"a tile for each patch, with its likeness to all {h} × {w}"
+    )
     others = alike.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
     low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 1.0)
     image = _tiles(axes, alike[np.ix_(rows, columns)], cmap=LIKE, vmin=low, vmax=high)
@@ -158,13 +212,13 @@ def similarity(alike: Array) -> Figure:
 
 
 @styled
-def bias(tables: Array) -> Figure:
+def bias(tables: Array, where: str = "") -> Figure:
     """What relative positions add for a patch at each place around the one that looks: (L, H, 2h-1, 2w-1)."""
     layers, count, h, w = tables.shape
     tile = min(max(6.4 / count, 0.45), 1.1)
     figure = Figure(figsize=(max(tile * count + 1.7, _LEAST), tile * layers * h / w + 1.2), layout="constrained")
     axes = figure.add_subplot()
-    heading(axes, "Relative position biases", "the patch that looks is in the middle of a tile")
+    heading(axes, f"Relative position biases{where}", "the patch that looks is in the middle of a tile")
     most = max(float(np.abs(tables).max()), 1e-12)
     image = _tiles(axes, tables, cmap=SIGNED, vmin=-most, vmax=most)
     _number(axes, layers, count, "layer", "head", first=1)
@@ -173,10 +227,10 @@ def bias(tables: Array) -> Figure:
 
 
 @styled
-def filters(components: Array) -> Figure:
-    """Principal components of the patch filters, (count, p, p, C), each by itself from its least to its most.
+def filters(components: Array, title: str = "Patch filters", kind: str = "principal components") -> Figure:
+    """Filters or their principal components, (count, p, p, C), each by itself from its least to its most.
 
-    Those of three channels are in colour; of any other number there is a row for each component, a tile for each band.
+    Those of three channels are in colour; of any other number there is a row for each one, a tile for each band.
     """
     count, _, _, channels = components.shape
     scaled = components / np.abs(components).max(axis=(1, 2, 3), keepdims=True) / 2 + 0.5
@@ -186,8 +240,7 @@ def filters(components: Array) -> Figure:
     tile = 0.8 if plain else 0.45
     figure = Figure(figsize=(max(tile * columns + 0.6, _LEAST), tile * rows + 1), layout="constrained")
     axes = figure.add_subplot()
-    note = f"first {count} principal components, " + ("each by itself" if plain else "a row each")
-    heading(axes, "Patch filters", note)
+    heading(axes, title, f"first {count} {kind}, " + ("each by itself" if plain else "a row each"))
     if plain:
         blank = np.ones((rows * columns - count, *scaled.shape[1:]), np.float32)
         tiles = np.concatenate([scaled, blank]).reshape(rows, columns, *scaled.shape[1:])
@@ -195,8 +248,30 @@ def filters(components: Array) -> Figure:
         axes.set_axis_off()
     else:
         _tiles(axes, scaled.transpose(0, 3, 1, 2), cmap="gray", vmin=0, vmax=1)
-        _number(axes, rows, columns, "component", "band", first=1)
+        _number(axes, rows, columns, "component" if "component" in kind else "filter", "band", first=1)
     axes.set_anchor("NW")
+    return figure
+
+
+@styled
+def mixing(layers: Mapping[int, Array], units: int) -> Figure:
+    """Hidden units of a Mixer's token-mixing MLPs, (count, h, w), by the numbers of their layers; eight in a row."""
+    count, h, w = next(iter(layers.values())).shape
+    across, down = 8, -(-count // 8)
+    wide, head, foot, apart = 2.3, 0.6, 0.3, 0.2  # inches; `wide` is a layer
+    tall = wide * down * h / (across * w)
+    width, height = max(len(layers) * (wide + apart) - apart, _LEAST), head + tall + foot
+    figure = Figure(figsize=(width, height))
+    figure.text(0, 1 - 0.1 / height, "Token mixing", fontsize=11, fontweight="bold", va="center")
+    which = f"all {units} hidden units" if count == units else f"the {count} strongest of {units} hidden units"
+    note = f"what {which} take of each patch; opposites in pairs, from low to high frequency"
+    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
+    blank = np.full((across * down - count, h, w), np.nan, np.float32)
+    for i, (number, maps) in enumerate(layers.items()):
+        axes = figure.add_axes((i * (wide + apart) / width, foot / height, wide / width, tall / height))
+        scaled = maps / np.maximum(np.abs(maps).max(axis=(1, 2), keepdims=True), 1e-12)
+        _tiles(axes, np.concatenate([scaled, blank]).reshape(down, across, h, w), cmap=SIGNED, vmin=-1, vmax=1)
+        axes.set(xticks=[], yticks=[], xlabel=f"layer {number}")
     return figure
 
 

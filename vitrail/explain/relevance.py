@@ -16,7 +16,7 @@ Legend: B batch, N tokens, D width, H heads.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -24,25 +24,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.errors import UserError
-from vitrail.explain.attention import shares
+from vitrail.explain.gradients import Classes, class_maps, numbers
+from vitrail.explain.layout import shares
+from vitrail.models import Model
+from vitrail.models.hybrid import Hybrid
 from vitrail.models.layers import Attention, AttentionPool, Block
 from vitrail.models.vit import ViT
-
-Classes = int | Sequence[int] | NDArray[np.integer]  # numbers of classes: one for all images, or one for each
 
 _ROOM = 2**27  # numbers that may be in memory at a time: half a GiB
 
 
-def relevance(model: ViT, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
-    """How much each patch of preprocessed images, (B, C, H, W), speaks for a class: (B, h, w), 0 and above.
+def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
+    """How much each patch of preprocessed images, (B, C, H, W), speaks for a class: (B, h, w).
 
     With `instead`, how much it speaks for the class rather than for that other one: the difference of the two logits is
-    explained. A patch that speaks against the class has 0.
+    explained. In a ViT and a hybrid a patch that speaks against the class has 0. In the families whose answer is read
+    from a map it is below 0, and the patches are the places of that map: see `gradients.py`.
     """
-    vit = next((part for part in model.modules() if isinstance(part, ViT)), None)  # the model within torch.compile's
+    vit = next((part for part in model.modules() if isinstance(part, ViT | Hybrid)), None)  # within torch.compile's
     if vit is None:
-        raise UserError("Relevance follows attention from token to token, and this model has none.")
+        return class_maps(model, images, classes, instead)
     chosen = numbers(classes, len(images), vit.config.classes)
     other = None if instead is None else numbers(instead, len(images), vit.config.classes)
     step = max(_ROOM // _cost(vit), 1)
@@ -66,24 +67,18 @@ def relevance(model: ViT, images: Tensor, classes: Classes, instead: Classes | N
     return np.concatenate(rows).reshape(-1, h, w) if rows else np.zeros((0, h, w), np.float32)
 
 
-def numbers(classes: Classes, images: int, known: int) -> NDArray[np.int64]:
-    """The number of a class for every image; a UserError if there are more or fewer, or if one does not exist."""
-    given = np.asarray(classes)
-    if given.shape not in ((), (images,)):
-        raise UserError(f"Give one class for all images or one for each of {images}, not {given.shape}.")
-    if given.size and not (given.min() >= 0 and given.max() < known):
-        raise UserError(f"Classes have numbers from 0 to {known - 1}, but {given.min()} to {given.max()} were given.")
-    return np.broadcast_to(given.astype(np.int64), (images,))
-
-
-def _cost(vit: ViT) -> int:
+def _cost(vit: ViT | Hybrid) -> int:
     """About how many numbers explaining one image takes: inputs of all blocks, the graph of one, and its maps."""
     c = vit.config
     return c.length * ((c.depth + 16) * c.width + 4 * c.mlp) + 4 * c.heads * c.length**2
 
 
+def _pool(vit: ViT | Hybrid) -> AttentionPool | None:
+    return vit.attn_pool if isinstance(vit, ViT) else None
+
+
 def _explain(
-    vit: ViT, images: Tensor, classes: NDArray[np.int64], instead: NDArray[np.int64] | None
+    vit: ViT | Hybrid, images: Tensor, classes: NDArray[np.int64], instead: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
     inputs, output, logits, pooled = _forward(vit, images)
     each = torch.arange(len(images))
@@ -92,10 +87,11 @@ def _explain(
         score = score - logits[each, torch.from_numpy(instead.copy())]
 
     row = torch.zeros(len(images), vit.config.length, device=images.device)
-    patches = row[:, vit.config.prefix :]
-    if vit.attn_pool is not None:
-        gradient, slope = torch.autograd.grad(score.sum(), (output, pooled[vit.attn_pool.proj]))
-        patches += _weighted(vit.attn_pool, pooled[vit.attn_pool], slope)[:, 0]
+    patches = row[:, -vit.config.grid[0] * vit.config.grid[1] :]
+    pool = _pool(vit)
+    if pool is not None:
+        gradient, slope = torch.autograd.grad(score.sum(), (output, pooled[pool.proj]))
+        patches += _weighted(pool, pooled[pool], slope)[:, 0]
     else:
         (gradient,) = torch.autograd.grad(score.sum(), output)
         row += shares(vit).to(row)
@@ -110,7 +106,7 @@ def _explain(
     return patches.cpu().numpy()
 
 
-def _forward(vit: ViT, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
+def _forward(vit: ViT | Hybrid, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
     """What enters every block, what leaves the last, the logits, and what attention pooling reads.
 
     Only from the last block on is the graph kept: the blocks are cut apart by hooks.
@@ -134,7 +130,7 @@ def _forward(vit: ViT, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, di
 
     hooks = [block.register_forward_pre_hook(cut) for block in vit.blocks]
     hooks.append(vit.blocks[-1].register_forward_hook(end))
-    pool = vit.attn_pool
+    pool = _pool(vit)
     try:
         with _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
             logits = vit.forward(images)  # not by call: a compiled model would not notice the hooks

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -23,21 +24,31 @@ _HEAD, _FOOT = 0.75, 0.4
 
 @dataclass(frozen=True, eq=False)
 class Pane:
-    """A map (h, w) over the picture, and what stands above it."""
+    """A map (h, w) over the picture, and what stands above it. A signed map speaks against a class below 0."""
 
     title: str
     weights: Array
+    signed: bool = False
 
 
-def blend(view: View, weights: Array) -> View:
-    """A picture in grey under the colours of a map (h, w), from its least (dark) to its most (light)."""
-    picture = enlarge(view)
+def blend(view: View, pane: Pane) -> View:
+    """A picture in grey under the colours of a map (h, w), from its least (dark) to its most (light).
+
+    Over a signed map it is blue where it is above 0, orange where it is below, and bare where it is 0.
+    """
+    weights, picture = pane.weights, enlarge(view)
     h, w = weights.shape
     y, x = (np.arange(size) * n // size for size, n in zip(picture.shape[:2], (h, w), strict=True))
-    span = weights - weights.min()
-    colours = colormaps[HEAT](span / max(float(span.max()), 1e-12))[:, :, :3]
+    if pane.signed:
+        colours = np.where(weights[:, :, None] < 0, to_rgb(ORANGE), to_rgb(BLUE))
+        cover = 0.85 * np.abs(weights) / max(float(np.abs(weights).max()), 1e-12)
+    else:
+        span = weights - weights.min()
+        colours = colormaps[HEAT](span / max(float(span.max()), 1e-12))[:, :, :3]
+        cover = np.full((h, w), 0.6)
     grey = picture.mean(axis=2, keepdims=True) / 255
-    return (255 * (0.4 * grey + 0.6 * colours[y][:, x])).astype(np.uint8)
+    share = cover[y][:, x, None]
+    return (255 * ((1 - share) * grey + share * colours[y][:, x])).astype(np.uint8)
 
 
 @styled
@@ -49,7 +60,7 @@ def relevances(
     task: Task = "multiclass",
     wrong: Sequence[bool] = (),
 ) -> Figure:
-    """A row for every picture: the picture, its maps, and the curves of the second one, which are measured."""
+    """A row for every picture: the picture, its maps, and the curves of the first one that is of a class."""
     aspect = views[0].shape[0] / views[0].shape[1]
     across, down = _SIDE / max(aspect, 1), _SIDE * min(aspect, 1)
     count = 1 + len(panes[0])
@@ -57,11 +68,13 @@ def relevances(
     height = _HEAD + len(views) * (down + _TITLE) + _FOOT
     figure = Figure(figsize=(width, height))
     figure.text(_GAP / width, 1 - 0.25 / height, "What speaks for an answer", fontsize=12, weight="bold")
-    note = "maps from their least (dark) to their most (light); curves follow the second map, dashed a random order"
+    plain = "maps from their least (dark) to their most (light)"
+    colours = "blue speaks for a class, orange against it" if panes[0][-1].signed else plain
+    note = f"{colours}; curves follow the first map of a class, dashed a random order"
     figure.text(_GAP / width, 1 - 0.47 / height, note, color=GREY)
     for row, view in enumerate(views):
         bottom = (height - _HEAD - row * (down + _TITLE) - down) / height
-        pictures = [enlarge(view), *(blend(view, pane.weights) for pane in panes[row])]
+        pictures = [enlarge(view), *(blend(view, pane) for pane in panes[row])]
         titles = [captions[row], *(pane.title for pane in panes[row])]
         for column, (image, title) in enumerate(zip(pictures, titles, strict=True)):
             left = (_GAP + column * (across + _GAP)) / width

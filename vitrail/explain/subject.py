@@ -29,8 +29,8 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
+from vitrail.explain.layout import Attentive
 from vitrail.models import Model
-from vitrail.models.vit import ViT
 from vitrail.weights import Card, home, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
@@ -98,13 +98,10 @@ class Subject:
     instead: int | None = None  # the class that it is set against
 
     @property
-    def vit(self) -> ViT:
-        """The model, for figures of its attention and its weights; a UserError if it is of another family."""
-        if not isinstance(self.model, ViT):
-            raise UserError(
-                "What a model attends to, its positions and its patch filters are drawn of ViTs, "
-                f"and this is a {self.card.model}."
-            )
+    def attentive(self) -> Attentive:
+        """The model, for figures of its attention; a UserError if it has none."""
+        if not isinstance(self.model, Attentive):
+            raise UserError(f"What a model attends to cannot be drawn of a {self.card.model}: it has no attention.")
         return self.model
 
     @cached_property
@@ -215,7 +212,7 @@ def open_subject(
         run, model, card, bool(images), (), (), patch, batch_size, workers, device, seed, data, chosen, other
     )
     if patch is not None:
-        check_patch(subject.vit, *patch)
+        check_patch(subject.attentive, *patch)
     subject = _with_files(subject, files) if images else _with_own(subject)
     return _with_answers(subject) if classes else subject
 

@@ -15,7 +15,7 @@ from vitrail.config import Size
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.figures import save
-from vitrail.explain import data_drawings, drawings
+from vitrail.explain import data_drawings, drawings, relative_drawings
 from vitrail.explain.subject import Drawing, Subject, open_subject
 from vitrail.progress import track
 from vitrail.weights import home
@@ -29,8 +29,10 @@ FIGURES: tuple[Callable[[Subject], Iterator[Drawing]], ...] = (
     drawings.relevances,
     drawings.heads,
     drawings.patches,
+    drawings.windows,
     drawings.distance,
     drawings.positions,
+    relative_drawings.mixing,
     drawings.filters,
     data_drawings.embedding,
     data_drawings.nearest,

@@ -105,10 +105,13 @@ class StdConv(nn.Conv2d):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        w = self.weight
-        var, mean = torch.var_mean(w, dim=(1, 2, 3), keepdim=True, correction=0)
         x = F.pad(x, self.pads) if self.pads else x
-        return F.conv2d(x, (w - mean) * torch.rsqrt(var + 1e-8), None, self.stride, self.padding)
+        return F.conv2d(x, self.filters(), None, self.stride, self.padding)
+
+    def filters(self) -> Tensor:
+        """The filters as they are applied, standardised."""
+        var, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
+        return (self.weight - mean) * torch.rsqrt(var + 1e-8)
 
 
 class GroupNormAct(nn.GroupNorm):

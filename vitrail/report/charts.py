@@ -209,9 +209,10 @@ def predicted(metrics: ValueMetrics, most: int = 6) -> list[Chart]:
 
 
 def distance(values: NDArray[np.floating], img_size: tuple[int, int], images: int) -> Chart:
-    """How far every head of every layer looks: (L, H) in pixels."""
-    means = values.mean(axis=1)
-    spec = {"kind": "heads", "values": [[_short(v) for v in heads] for heads in values], "height": img_size[0]}
+    """How far every head of every layer looks: (L, H) in pixels, with NaN where a layer has fewer heads."""
+    layers = [heads[np.isfinite(heads)] for heads in values]
+    means = [float(heads.mean()) for heads in layers]
+    spec = {"kind": "heads", "values": [[_short(v) for v in heads] for heads in layers], "height": img_size[0]}
     note = (
         f"Each dot is a head: how many pixels away, on average over {images} images, the patches lie that it "
         f"attends to. From {means[0]:.1f} px in the first layer to {means[-1]:.1f} px in the last."

@@ -21,6 +21,7 @@ from markupsafe import Markup
 from vitrail.report import charts, sections, tables, words
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
+from vitrail.report.inside import inside
 from vitrail.report.pictures import Album
 from vitrail.version import VERSION
 
@@ -40,7 +41,7 @@ def run_page(facts: Facts, workers: int) -> str:
         measures=words.measures(facts),
         # In this order, for the first to come find room: what was mistaken tells more than what was learnt from.
         mistakes=sections.mistakes(facts, album, workers),
-        inside=sections.inside(facts, album, workers),
+        inside=inside(facts, album, workers),
         window=sections.window(data, album, workers) if data is not None else sections.Window(),
         data=sections.data_table(data, album, workers) if data is not None else None,
         results=sections.result_charts(facts),

@@ -1,4 +1,4 @@
-"""The sections of a run's page that have charts, tables and pictures: results, mistakes, data, inside."""
+"""The sections of a run's page that have charts, tables and pictures: results, mistakes, data."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from numpy.typing import NDArray
 
 from vitrail.data.balance import class_counts
 from vitrail.data.dataset import Data, FileSplit, Numbers, Split, StoredSplit
-from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
-from vitrail.errors import UserError
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
-from vitrail.explain import attention_distance, patch_filters, position_similarity, relative_bias, rollout
-from vitrail.models.vit import ViT, ViTConfig
+from vitrail.explain import relevance, rollout
+from vitrail.models.hybrid import Hybrid
+from vitrail.models.vit import ViT
 from vitrail.report import charts
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
 from vitrail.report.gallery import Answer, Gallery, choose
-from vitrail.report.pictures import Album, Picture, overlay, read, seen, similarities, thumbnail, tiles
+from vitrail.report.pictures import Album, Picture, overlay, read, seen, thumbnail
 from vitrail.report.tables import Cell, Line, Table
 
-THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with an attention map
+THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with a map
 _THUMBNAILS = 360  # in the table of the data
 _EACH = 12  # of a class
 _PANES = 20  # of the window
-_DISTANCE_IMAGES = 128
 
 
 # Results --------------------------------------------------------------------------------------------------
@@ -58,12 +56,12 @@ def result_charts(facts: Facts) -> list[Chart]:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """An answer with what the model saw, and where it looked."""
+    """An answer with what the model saw, and a map of where it looked or of what speaks for the answer."""
 
     answer: Answer
     name: str
     picture: Picture
-    attention: Picture | None
+    map: Picture | None
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Mistakes:
     confused: list[Pair] = field(default_factory=list)
     worst: list[Exhibit] = field(default_factory=list)
     best: list[Exhibit] = field(default_factory=list)
-    note: str = ""  # why there are no attention maps
+    maps: str = ""  # what they show
 
 
 def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
@@ -91,17 +89,17 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
         return Mistakes()
     split, preprocess = facts.data.splits["val"], facts.card.preprocess
     gallery = choose(facts.metrics, facts.outputs, split.targets)
-    pixels = read(_reads(split, facts), gallery.numbers, workers)
-    maps, note = _attention(facts, gallery, pixels)
+    pixels = read(reads(split, facts), gallery.numbers, workers)
+    maps, show = _maps(facts, gallery, pixels)
 
     def exhibits(answers: Sequence[Answer]) -> list[Exhibit]:
         found = []
         for answer in answers:
             view = seen(pixels[answer.number], preprocess, VIEW)
             picture = album.add(view)
-            attention = album.add(overlay(view, maps[answer.number])) if answer.number in maps else None
+            glowing = album.add(overlay(view, maps[answer.number]))
             if picture is not None:
-                found.append(Exhibit(answer, _name(split, answer.number, facts.config.data), picture, attention))
+                found.append(Exhibit(answer, _name(split, answer.number, facts.config.data), picture, glowing))
         return found
 
     worst, best = exhibits(gallery.worst), exhibits(gallery.best)
@@ -109,29 +107,31 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
         Pair(pair.true, pair.said, pair.count, pair.of, _thumbnails(album, [pixels[i] for i in pair.numbers]))
         for pair in gallery.confused
     ]
-    return Mistakes(pairs, worst, best, note)
+    return Mistakes(pairs, worst, best, show)
 
 
-_OTHERS = "What a model attends to is shown of ViTs."
-
-
-def _attention(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
-    """Attention rollout of the worst and the best, by number; or a sentence why there is none."""
+def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
+    """Maps of the worst and the best, by number, and what they show: attention, or what speaks for the answer."""
     assert facts.model is not None
     assert facts.card is not None
+    assert facts.outputs is not None
     numbers = sorted({answer.number for answer in gallery.worst + gallery.best})
     if not numbers:
         return {}, ""
-    if not isinstance(facts.model, ViT):
-        return {}, _OTHERS
     images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
-    try:
-        return dict(zip(numbers, rollout(facts.model, images), strict=True)), ""
-    except UserError as error:
-        return {}, str(error)
+    if isinstance(facts.model, ViT | Hybrid):
+        maps = rollout(facts.model, images)
+        return dict(zip(numbers, maps, strict=True)), "where the model looked: attention rolled out over all layers"
+    regression = facts.card.task == "regression"
+    said = np.zeros(len(numbers), np.int64) if regression else facts.outputs[numbers].argmax(axis=1)
+    answer = f"a higher {facts.card.classes[0]}" if regression else "the likeliest answer"
+    maps = relevance(facts.model, images, said).clip(min=0)
+    return dict(
+        zip(numbers, maps, strict=True)
+    ), f"what speaks for {answer}: the last map of features, times its gradient"
 
 
-def _reads(split: Split, facts: Facts) -> Split:
+def reads(split: Split, facts: Facts) -> Split:
     """A split that is read with the channels and bits that the model wants."""
     assert facts.card is not None
     if isinstance(split, FileSplit | StoredSplit):
@@ -241,71 +241,3 @@ def _shown(data: Data) -> Split:
     if isinstance(split, StreamSplit):
         return data.splits["val"]
     return replace(split, least=THUMBNAIL) if isinstance(split, FileSplit | StoredSplit) else split
-
-
-# Inside ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Inside:
-    """What the weights show; where a model has no such thing, a sentence in its place."""
-
-    distance: Chart | None = None
-    similarity: Picture | None = None
-    bias: Picture | None = None  # of relative positions, a row for each layer
-    filters: Picture | None = None
-    notes: list[str] = field(default_factory=list)
-    spread: str = ""
-
-
-def inside(facts: Facts, album: Album, workers: int) -> Inside:
-    """Attention distance, similarity of positions and patch filters, as in figure 7 of the paper."""
-    model, card = facts.model, facts.card
-    if model is None or card is None:
-        return Inside()
-    if not isinstance(model, ViT) or not isinstance(card.config, ViTConfig):
-        return Inside(notes=[_OTHERS])
-    found = Inside()
-    if facts.data is not None:
-        split = _reads(facts.data.splits["val"], facts)
-        images = min(_DISTANCE_IMAGES, len(split))
-        read_ahead = batches(split, card.preprocess, 32, workers, range(images))
-        normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
-        try:
-            values = attention_distance(model, normalised)
-            found = replace(found, distance=charts.distance(values, card.config.img_size, images))
-        except UserError as error:
-            found.notes.append(str(error))
-    try:
-        similar = position_similarity(model)
-        found = replace(
-            found, similarity=album.add(similarities(similar), exact=True), spread=_rows_and_columns(similar)
-        )
-    except UserError as error:
-        if card.config.pos == "relative":
-            bias = relative_bias(model)
-            found = replace(found, bias=album.add(similarities(bias / max(np.abs(bias).max(), 1e-12)), exact=True))
-        else:
-            found.notes.append(str(error))
-    try:
-        filters = patch_filters(model)
-        found = replace(found, filters=album.add(tiles(filters, 7), exact=True))
-    except UserError as error:
-        found.notes.append(str(error))
-    return found
-
-
-def _rows_and_columns(similar: NDArray[np.float32]) -> str:
-    """How much more alike positions are that share a row or a column than those that share neither."""
-    h, w = similar.shape[:2]
-    y, x = np.indices((h, w)).reshape(2, -1)
-    flat = similar.reshape(h * w, h * w)
-    row, column = y[:, None] == y, x[:, None] == x
-    other = ~row & ~column
-    if not other.any() or not (row ^ column).any():
-        return ""
-    text = (
-        f"Positions in the same row or column have a mean cosine similarity of {flat[row ^ column].mean():.2f}, "
-        f"others of {flat[other].mean():.2f}."
-    )
-    return text.replace("-", "−")

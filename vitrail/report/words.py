@@ -202,7 +202,6 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     if facts.card is None:
         return go_on
     config = facts.card.config
-    pictures = " IMAGES" if isinstance(config, ViTConfig) else ""  # of other families there are figures of data only
     layout = layouts(family(config)).get("timm")
     fits = layout is not None and layout.cannot(config) is None
     timm = shlex.quote(f"{facts.name}-timm.safetensors")
@@ -210,8 +209,9 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
         *go_on,
         ("Predict", f"vitrail predict {run} IMAGES"),
         ("Measure it again" if facts.data else "Measure it", f"vitrail evaluate {run}{'' if facts.data else ' DATA'}"),
-        ("See what it sees", f"vitrail explain {run}{pictures}"),
+        ("See what it sees", f"vitrail explain {run} IMAGES"),
         ("Feature vectors", f"vitrail embed {run} IMAGES --out features.npz"),
+        ("As ONNX, for other programs", f"vitrail export {run}"),
         ("As one file to give away", f"vitrail convert {run} {name}"),
         *([("As weights for timm", f"vitrail convert {run} {timm} --to timm")] if fits else []),
         ("Make this page again", f"vitrail report {run}"),

@@ -1,0 +1,66 @@
+"""The figure of a Swin's windows: how they cut a picture, and what the patch in the middle of each one looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vitrail.evaluate.figures import GREY, INK, short, styled
+from vitrail.explain.figures import HEAT, MARK, Array, View, enlarge
+from vitrail.explain.windows import Windows
+
+
+@styled
+def windows(
+    views: Sequence[View], maps: Mapping[int, Array], layouts: Sequence[Windows], captions: Sequence[str]
+) -> Figure:
+    """Pictures, and beside each one its maps (B, h, w) of layers, by the numbers of these from 0."""
+    h, w = views[0].shape[:2]
+    wide, head, caption, apart = 1.9, 0.6, 0.22, 0.1  # inches
+    tall = wide * h / w
+    width, height = (1 + len(maps)) * (wide + apart) - apart, head + len(views) * (caption + tall + apart) - apart
+    figure = Figure(figsize=(width, height))
+    figure.text(0, 1 - 0.1 / height, "Attention within windows", fontsize=11, fontweight="bold", va="center")
+    note = "from the patch in the middle of each window (dot), from none (dark) to the window's most (light)"
+    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
+
+    def pane(row: int, column: int, title: str, colour: str) -> Axes:
+        top = head + row * (caption + tall + apart) + caption
+        place = (column * (wide + apart) / width, 1 - (top + tall) / height, wide / width, tall / height)
+        axes = figure.add_axes(place, xlim=(0, w), ylim=(h, 0), autoscale_on=False)
+        axes.set_axis_off()
+        axes.set_title(title, fontsize=8.5, weight="normal", pad=3, color=colour)
+        return axes
+
+    for row, view in enumerate(views):
+        axes = pane(row, 0, short(captions[row], 24), INK)
+        axes.imshow(enlarge(view), extent=(0, w, h, 0), aspect="auto", interpolation="antialiased")
+        for column, (layer, of_layer) in enumerate(maps.items(), start=1):
+            layout = layouts[layer]
+            title = "layer {}: {}×{}".format(layer + 1, *layout.grid) + (", shifted" if any(layout.shift) else "")
+            _draw(pane(row, column, title if row == 0 else "", GREY), of_layer[row], layout, (h, w))
+    return figure
+
+
+def _draw(axes: Axes, weights: Array, layout: Windows, size: tuple[int, int]) -> None:
+    """A map in which every window goes from none to its own most, with the lines between windows and their middles."""
+    down, across = layout.edges()
+    scaled = weights.copy()
+    for top, bottom in pairwise(down):
+        for left, right in pairwise(across):
+            window = scaled[top:bottom, left:right]
+            window /= max(window.max(), 1e-12)
+    h, w = size
+    y, x = np.arange(h) // layout.pixels, np.arange(w) // layout.pixels
+    colours = colormaps[HEAT](scaled, bytes=True)[:, :, :3][y][:, x]
+    axes.imshow(colours, extent=(0, w, h, 0), aspect="auto", interpolation="nearest")
+    axes.hlines([row * layout.pixels for row in down[1:-1]], 0, w, color=MARK, linewidth=1)
+    axes.vlines([column * layout.pixels for column in across[1:-1]], 0, h, color=MARK, linewidth=1)
+    rows, columns = np.divmod(layout.middles().numpy(), layout.grid[1])
+    places = (columns + 0.5) * layout.pixels, (rows + 0.5) * layout.pixels
+    axes.scatter(*places, s=9, color=MARK, edgecolors=INK, linewidths=0.4)
