@@ -1,10 +1,10 @@
 """Makes the figures of docs/explain.md that show the families beside the ViT, and prints the scores that it states.
 
-    python benchmarks/families.py train
-    python docs/explain_families.py runs/families/bit-59000-0 runs/families/mixer-59000-0
+    python docs/explain_families.py RUN…
 
 Of a Mixer its token mixing is drawn; of a Swin its windows and how far its heads look; of a PVT where they look; of a
-BiT what speaks for its answers, which is measured beside the same of the stage before its last.
+BiT what speaks for its answers, which is measured beside the same of the stage before its last. The page tells with
+which commands the runs were made.
 """
 
 from __future__ import annotations
