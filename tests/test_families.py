@@ -6,12 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 import vitrail
 from vitrail import models
 from vitrail.train.checkpoint import checkpoint_path
-from vitrail.weights import load, open_run
+from vitrail.weights import open_run
 
 FAMILIES = [*models.FAMILIES, "deit"]
 

@@ -1,8 +1,9 @@
 """What a model attends to: the maps of every layer, their rollout, and how far heads look.
 
 A layer's maps are looked at while the model runs and then forgotten, so however deep a model is, the memory of one
-layer suffices; and a batch is cut so that this is small (`parts`). Where in the picture the tokens of a layer lie, in
-each family, is told by `layout.py`; a family whose maps shrink from stage to stage has layers of different grids.
+layer suffices, and for a rollout the mean of the heads of each; a batch is cut so that this is small (`parts`).
+Where in the picture the tokens of a layer lie, in each family, is told by `layout.py`; a family whose maps shrink from
+stage to stage has layers of different grids.
 
 Legend: B batch, L layers that attend, H heads, N tokens, (h, w) the grid of patches; prefix tokens (class, registers)
 come first.

@@ -14,7 +14,6 @@ from vitrail.data.targets import WORDS
 from vitrail.errors import some
 from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics
 from vitrail.models import family, parameters
-from vitrail.models.vit import ViTConfig
 from vitrail.report.bootstrap import Interval
 from vitrail.report.charts import percent, shown
 from vitrail.report.facts import Facts
