@@ -27,6 +27,7 @@ _GROUPS = {
     "input": "Input",
     "arch": "Architecture",
     "transfer": "Trained weights",
+    "distillation": "Teacher",
     "optim": "Optimisation",
     "augment": "Augmentation",
     "run": "Run",
