@@ -6,6 +6,7 @@ A teacher's outputs, (B, K) too, are a third input where there is a teacher.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -105,6 +106,9 @@ class Regression(nn.Module):
         return F.mse_loss(outputs, (targets - self.mean) / self.std)
 
 
+AnyTask = MultiClass | MultiLabel | Regression
+
+
 class Distilled(nn.Module):
     """The labels and a teacher, as in DeiT: https://arxiv.org/abs/2012.12877.
 
@@ -112,22 +116,27 @@ class Distilled(nn.Module):
     has no such token learns both by its one head. The true labels alone are smoothed and weighted.
     """
 
-    def __init__(self, task: MultiClass | MultiLabel | Regression, distill: Distill, alpha: float, tau: float):
+    def __init__(
+        self, task: AnyTask, distill: Distill = "hard", alpha: float = 0.5, tau: float = 1.0, compile: bool = False
+    ):
         super().__init__()
         self.task = task
+        model = task.model
+        self.heads: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        if isinstance(model, ViT) and model.head_dist is not None:
+            self.heads = torch.compile(model.heads) if compile else model.heads
         self.distill = distill
         self.alpha = alpha
         self.tau = tau
 
     def forward(self, images: Tensor, targets: Tensor, taught: Tensor) -> dict[str, Tensor]:
-        model, task = self.task.model, self.task
-        if isinstance(model, ViT) and model.head_dist is not None:
-            labelled, distilled = (logits.float() for logits in model.heads(images))
+        if self.heads is None:
+            labelled = distilled = self.task.model(images).float()
         else:
-            labelled = distilled = model(images).float()
+            labelled, distilled = (logits.float() for logits in self.heads(images))
         lesson, agree = self._learn(distilled, taught)
-        result = {"loss": (1 - self.alpha) * task.compare(labelled, targets) + self.alpha * lesson}
-        if isinstance(task, MultiClass):
+        result = {"loss": (1 - self.alpha) * self.task.compare(labelled, targets) + self.alpha * lesson}
+        if isinstance(self.task, MultiClass):
             result["top1"] = same_class(labelled + distilled, targets)
         return result if agree is None else result | {"agree": agree}
 
@@ -150,10 +159,12 @@ class Distilled(nn.Module):
 def build_objective(model: Model, card: Card, config: TrainConfig, targets: Targets) -> nn.Module:
     """The objective of a run: that of its task, and what a teacher adds."""
     task, how = _of_task(model, card, config, targets), config.distillation
-    return task if how.teacher is None else Distilled(task, how.distill, how.distill_alpha, how.distill_tau)
+    if how.teacher is None:
+        return task
+    return Distilled(task, how.distill, how.distill_alpha, how.distill_tau, config.run.compile)
 
 
-def _of_task(model: Model, card: Card, config: TrainConfig, targets: Targets) -> MultiClass | MultiLabel | Regression:
+def _of_task(model: Model, card: Card, config: TrainConfig, targets: Targets) -> AnyTask:
     """The objective of the model's task, for training images with these targets."""
     weights = None
     if config.source.class_weights:

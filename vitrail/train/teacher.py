@@ -6,7 +6,6 @@ the student's terms: the classes in the order of the data, numbers in the studen
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Sequence
@@ -24,9 +23,9 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.targets import WORDS
 from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import measure_model, shown
-from vitrail.models import parameters
 from vitrail.progress import log, track
-from vitrail.weights import Card, open_card, open_run
+from vitrail.train.frozen import Known, know, open_frozen
+from vitrail.weights import Card
 
 _BATCH = 256  # images, where all of a split are answered
 _MOST_KEPT = 2**30  # bytes of answers that are kept in memory
@@ -40,14 +39,13 @@ class Teacher:
 
     def __init__(self, settings: DistillConfig, student: Card, device: str):
         assert settings.teacher is not None
-        meet(settings, student.classes, student.task, student.preprocess)
         self.source = settings.teacher
-        self._model, self._card = open_run(settings.teacher, device, model=settings.teacher_model)
-        self._model.requires_grad_(False)
+        self.known = meet(settings, student.classes, student.task, student.preprocess)
+        self._answer, self._fingerprint = open_frozen(settings.teacher, settings.teacher_model, device)
         self._student = student
         # It was trained on crops as the student's images are: a centre crop of these would only hide their edges.
-        self._preprocess = replace(self._card.preprocess, crop=1.0)
-        self._order = torch.tensor(_order(self._card.classes, student.classes), device=device)
+        self._preprocess = replace(self.known.preprocess, crop=1.0)
+        self._order = torch.tensor(_order(self.known, student.classes), device=device)
         self._metrics: dict[str, float] = {}
         self._kept: Tensor | None = None
         self._device = device
@@ -66,19 +64,17 @@ class Teacher:
         begun = time.monotonic()
         if not self._metrics:  # or it was measured before the run was interrupted
             outputs = self._answers(split, workers, "measuring the teacher")
-            metrics = measure_model(self._student, outputs.numpy(), split.targets)
-            self._metrics = metrics.row()
-        (h, w), card = self._preprocess.img_size, self._card
-        scores = ", ".join(f"{name} {shown(name, value)}" for name, value in self._metrics.items())
+            self._metrics = measure_model(self._student, outputs.numpy(), split.targets).row()
+        known, (h, w) = self.known, self._preprocess.img_size
+        name, score = next((name, value) for name, value in self._metrics.items() if name != "loss")
         log.info(
-            f"teacher   {card.model} at {h}x{w}x{card.preprocess.channels} in {self.source}: "
-            f"{parameters(card.config):,} parameters; {scores} on the validation images, "
-            f"seen in {Duration(time.monotonic() - begun)}"
+            f"teacher   {known.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: {known.size}; "
+            f"{name} {shown(name, score)} on the validation images, in {Duration(time.monotonic() - begun)}"
         )
-        return {"model": card.model, "source": self.source, "metrics": self._metrics}
+        return {"model": known.model, "source": self.source, "metrics": self._metrics}
 
     def answer_once(self, split: Split, workers: int) -> None:
-        """Computes the outputs for all images of a split, which do not change, if there is memory for them."""
+        """Computes the outputs for all images of a split, which never change, if there is memory to keep them."""
         if 4 * len(split) * len(self._student.classes) > _MOST_KEPT:
             return
         begun = time.monotonic()
@@ -90,10 +86,10 @@ class Teacher:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: enough to know it again, and none of its weights."""
-        return {"fingerprint": self._fingerprint(), "metrics": self._metrics}
+        return {"fingerprint": self._fingerprint, "metrics": self._metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] != self._fingerprint():
+        if state["fingerprint"] != self._fingerprint:
             raise UserError(
                 f"The teacher {self.source} is not the one with which the run began: its weights, classes or "
                 "preprocessing have changed. Put the earlier one back, or start a new run."
@@ -110,74 +106,63 @@ class Teacher:
     def _look(self, pixels: Tensor) -> Tensor:
         """Its outputs for pixels as the student has them, (B, C, H, W)."""
         seen = self._preprocess
-        pixels = _as_channels(pixels, seen.channels)
-        pixels = seen.frame(_as_bits(pixels, self._student.preprocess.bits, seen.bits))
-        outputs = self._model(seen.normalise(pixels)).float()[:, self._order]
+        pixels = _as_bits(pixels, self._student.preprocess.bits, seen.bits)
+        pixels = _as_channels(pixels, seen.channels, seen.bits)
+        outputs = self._answer(seen.frame(pixels))[:, self._order]
         if self._student.task == "regression":
-            outputs = outputs * self._numbers(self._card.target_std)[self._order]
-            outputs = outputs + self._numbers(self._card.target_mean)[self._order]
+            outputs = outputs * self._numbers(self.known.target_std)[self._order]
+            outputs = outputs + self._numbers(self.known.target_mean)[self._order]
             outputs = (outputs - self._numbers(self._student.target_mean)) / self._numbers(self._student.target_std)
         return outputs
 
     def _numbers(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, device=self._device)
 
-    def _fingerprint(self) -> str:
-        """Changes with whatever its outputs depend on."""
-        digest = hashlib.blake2b(repr((self._card.config, self._card.classes, self._preprocess)).encode())
-        for name, value in self._model.state_dict().items():
-            digest.update(name.encode())
-            digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
 
-
-def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Preprocess) -> None:
-    """Refuses a teacher that cannot teach these classes by images as the student sees them; reads no tensor."""
+def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Preprocess) -> Known:
+    """What is known of a teacher; one that cannot teach these classes by images as the student sees them is refused."""
     assert settings.teacher is not None
     try:
-        card = open_card(settings.teacher, settings.teacher_model)
+        known = know(settings.teacher, settings.teacher_model)
     except UserError as error:
-        raise UserError(f"The teacher cannot be opened. {error}") from error
-    who = f"The teacher {settings.teacher}"
-    if card.task != task:
+        hint = " For a teacher that is --teacher-model." if "give `model`" in str(error) else ""
+        raise UserError(f"The teacher cannot be used. {error}{hint}") from error
+    who, many = f"The teacher {settings.teacher}", WORDS[task].many
+    if known.task != task:
         raise UserError(
-            f"{who} learnt {WORDS[card.task].many}, but the data has {WORDS[task].many}. Give one that learnt the same."
+            f"{who} learnt {WORDS[known.task].many}, but the data has {many}. Give one that learnt the same."
         )
-    if not _numbered(card.classes) and set(card.classes) != set(classes):
+    if len(known.classes) != len(classes) and known.numbered:
+        raise UserError(
+            f"{who} has {len(known.classes)} outputs, but the data has {len(classes)} {many}. Give a teacher that was "
+            "trained on this data."
+        )
+    if set(known.classes) != set(classes) and not known.numbered:
         more, fewer = (
-            some(sorted(set(a) - set(b)), 5) or "none" for a, b in ((card.classes, classes), (classes, card.classes))
+            some(sorted(set(a) - set(b)), 5) or "none" for a, b in ((known.classes, classes), (classes, known.classes))
         )
         raise UserError(
-            f"{who} must know the {WORDS[task].many} of the data and no others. Only it has: {more}; "
-            f"only the data has: {fewer}. Train one on this data first: `vitrail train DATA --model bit`."
+            f"{who} must know the {many} of the data and no others. Only it has: {more}; only the data has: {fewer}. "
+            "Give a teacher that was trained on this data."
         )
-    if len(card.classes) != len(classes):
-        raise UserError(
-            f"{who} has {len(card.classes)} outputs, but the data has {len(classes)} {WORDS[task].many}. Give a "
-            "teacher that was trained on this data."
-        )
-    have, need = seen.channels, card.preprocess.channels
+    have, need = seen.channels, known.preprocess.channels
     if have != need and (have, need) not in ((1, 3), (3, 1)):
         raise UserError(f"{who} reads {need} channels, which cannot be made of the student's {have}.")
-    if (seen.bits, card.preprocess.bits) not in _DEPTHS:
-        need_bits, have_bits = NAMES[card.preprocess.bits], NAMES[seen.bits]
+    if (seen.bits, known.preprocess.bits) not in _DEPTHS:
+        need_bits, have_bits = NAMES[known.preprocess.bits], NAMES[seen.bits]
         raise UserError(f"{who} reads {need_bits} images, which cannot be made of the student's {have_bits} ones.")
+    return known
 
 
-def _numbered(classes: tuple[str, ...]) -> bool:
-    """Whether classes have no names but their numbers, as in weights of others."""
-    return classes == tuple(map(str, range(len(classes))))
-
-
-def _order(theirs: tuple[str, ...], ours: tuple[str, ...]) -> list[int]:
+def _order(known: Known, ours: tuple[str, ...]) -> list[int]:
     """Which of the teacher's outputs is each class of the data."""
-    if set(theirs) == set(ours):
-        return [theirs.index(name) for name in ours]
+    if set(known.classes) == set(ours):
+        return [known.classes.index(name) for name in ours]
     log.warning(f"The teacher's classes have no names: they are taken in the order of the data's, {some(ours, 5)}.")
     return list(range(len(ours)))
 
 
-def _as_channels(pixels: Tensor, channels: int) -> Tensor:
+def _as_channels(pixels: Tensor, channels: int, bits: int) -> Tensor:
     """Grey as colour, or colour as grey by the weights and the rounding of images that are read so."""
     if channels == pixels.shape[1]:
         return pixels
@@ -185,7 +170,7 @@ def _as_channels(pixels: Tensor, channels: int) -> Tensor:
         return pixels.expand(-1, 3, -1, -1)
     weights = torch.tensor([19595.0, 38470.0, 7471.0], device=pixels.device).view(3, 1, 1)
     grey = (pixels.float() * weights).sum(dim=1, keepdim=True) / 65536
-    return (grey + 0.5).floor().to(pixels.dtype) if pixels.dtype == torch.uint8 else grey
+    return grey if bits == 32 else (grey + 0.5).floor().to(pixels.dtype)
 
 
 def _as_bits(pixels: Tensor, have: int, need: int) -> Tensor:
