@@ -165,6 +165,92 @@ def test_a_teacher_sees_the_students_pixels_in_its_own_way(tmp_path, case):
     assert not taught.requires_grad
 
 
+def onnx_file(path, shape, kind, weights, card=None):
+    """A linear model as a file: of the pixels (batch, height, width, channels) if it has a card, else of images."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes = [
+        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["float"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", weights.shape[1]])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    if card is not None:
+        helper.set_model_props(model, {"vitrail": json.dumps(card.to_json())})
+    onnx.save(model, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("batches", ["batch", 1])
+def test_an_onnx_file_of_others_reads_images_with_the_mean_of_imagenet(tmp_path, batches, caplog):
+    weights = np.random.default_rng(0).normal(size=(3 * 16 * 16, 10)).astype(np.float32)
+    file = onnx_file(tmp_path / "a.onnx", [batches, 3, 16, 16], 1, weights)
+    classes = tuple(f"class {letter}" for letter in "abcdefghij")
+    student = Card(model="", config=NARROW, classes=classes, preprocess=Preprocess((8, 8), 1))
+    images = batch()[0].clamp(-1, 1)
+    with caplog.at_level("INFO", logger="vitrail"):
+        taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, np.arange(6))
+    assert "ImageNet's mean and std, as nothing in the file says which" in caplog.text
+    assert "no names: they are taken in the order of the data's, class a, class b" in caplog.text
+
+    own = Preprocess((16, 16), 3, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    stored = student.preprocess.restore(images).permute(0, 2, 3, 1).numpy()
+    seen = own.normalise(torch.from_numpy(own.pixels(stored)))
+    torch.testing.assert_close(taught, torch.from_numpy(seen.flatten(1).numpy() @ weights), rtol=1e-5, atol=1e-4)
+
+
+def test_an_onnx_file_of_vitrail_reads_pixels_and_says_what_it_is(tmp_path):
+    weights = np.random.default_rng(0).normal(size=(8 * 8 * 3, 10)).astype(np.float32)
+    card = Card(
+        model="vit_nano4",
+        config=replace(NARROW, channels=3),
+        classes=DIGITS[::-1],
+        preprocess=Preprocess((8, 8), 3, mean=(0.1,), std=(0.9,)),
+    )
+    file = onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 3], 2, weights, card)
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 3))
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (6, 3, 8, 8), dtype=np.uint8))
+    teacher = Teacher(DistillConfig(teacher=file), student, "cpu")
+    expected = pixels.permute(0, 2, 3, 1).flatten(1).float() @ torch.from_numpy(weights)
+    taught = teacher(student.preprocess.normalise(pixels), np.arange(6))
+    torch.testing.assert_close(taught, expected.flip(1), rtol=1e-5, atol=1e-2)
+    assert teacher.known.model == "vit_nano4"
+
+    state = teacher.state_dict()
+    Teacher(DistillConfig(teacher=file), student, "cpu").load_state_dict(state)
+    onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 3], 2, weights + 1, card)
+    with pytest.raises(UserError, match="is not the one with which the run began"):
+        Teacher(DistillConfig(teacher=file), student, "cpu").load_state_dict(state)
+
+
+def test_onnx_files_that_cannot_teach(tmp_path):
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
+
+    def refused(message):
+        with pytest.raises(UserError, match=message):
+            Teacher(DistillConfig(teacher=str(tmp_path / "a.onnx")), student, "cpu")
+
+    weights = np.zeros((64, 10), np.float32)
+    onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 1], 2, weights)
+    refused(r"must have one input, float images \(batch, channels, height, width\)")
+    onnx_file(tmp_path / "a.onnx", [4, 1, 8, 8], 1, weights)
+    refused("for any number of images or for one")
+    onnx_file(tmp_path / "a.onnx", ["batch", 1, "height", "width"], 1, weights)
+    refused("with fixed channels, height and width")
+    onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights[:, :7])
+    refused("has 7 outputs, but the data has 10 classes")
+    (tmp_path / "a.onnx").write_bytes(b"no model")
+    refused("is no ONNX file that can be run")
+
+
 def test_numbers_are_taught_in_the_students_units(tmp_path):
     names = ("x", "y")
     file = write(
@@ -211,17 +297,13 @@ def test_images_that_are_augmented_in_any_way_are_not_still():
 
 # Runs -----------------------------------------------------------------------------------------------------
 
-AUGMENTED = {"shift": 1, "mixup": 0.5}  # so that the teacher is asked in every step, and not once
 
-
-@pytest.mark.parametrize("student", ["deit", "plain"])
-def test_a_student_comes_to_agree_with_its_teacher(settings, files, trained, student):
+def test_a_student_comes_to_agree_with_its_teacher(settings, trained):
     before = load_file(trained / "model.safetensors")
-    asked = settings | {"weights": files[student], "teacher": trained, "epochs": 5, "distill": "soft"}
-    run = vitrail.train("digits", **asked, **AUGMENTED)
+    asked = settings | {"teacher": trained, "epochs": 3, "batch_size": 64, "lr": 4e-3, "distill": "soft", "shift": 1}
+    run = vitrail.train("digits", **asked)
     agree = [row["train_agree"] for row in rows(run)]
-    assert agree[0] < agree[-1]
-    assert agree[-1] > 0.4
+    assert agree[-1] > agree[0] + 0.05
     after = load_file(trained / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert load_checkpoint(run, "cpu")["teacher"].keys() == {"fingerprint", "metrics"}
@@ -237,8 +319,8 @@ def test_a_student_comes_to_agree_with_its_teacher(settings, files, trained, stu
 def test_answers_that_never_change_are_asked_for_once(settings):
     asked = settings | {"epochs": 1}
     once = vitrail.train("digits", **asked)
-    assert "the teacher was asked once about all 898" in (once / "train.log").read_text()
-    # To be drawn and mixed with a share of nothing is no augmentation, but the program cannot know it.
+    assert "the teacher was asked once about all 899" in (once / "train.log").read_text()
+    # A mirror image in a thousand million is no augmentation, but the program cannot know it.
     always = vitrail.train("digits", **(asked | {"name": "always", "hflip": 1e-9}))
     assert "asked once" not in (always / "train.log").read_text()
     left, right = load_file(once / "model.safetensors"), load_file(always / "model.safetensors")
@@ -246,9 +328,12 @@ def test_answers_that_never_change_are_asked_for_once(settings):
         torch.testing.assert_close(left[name], right[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("augmentation", [AUGMENTED, {"balanced_sampling": True}], ids=["always", "once"])
-def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(settings, monkeypatch, augmentation):
-    asked = settings | augmentation | {"save_minutes": 0.0, "model_ema": 0.9}
+@pytest.mark.parametrize(
+    ("student", "augmentation"), [("deit", {"shift": 1, "mixup": 0.5}), ("plain", {"balanced_sampling": True})]
+)
+def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(settings, files, monkeypatch, student, augmentation):
+    """Where images are augmented, the teacher is asked in every step; else once, and again by the run that goes on."""
+    asked = settings | augmentation | {"weights": files[student], "save_minutes": 0.0, "model_ema": 0.9}
     straight = vitrail.train("digits", **asked)
     clip, steps = loop.clip_grad_norm_, []
 
@@ -288,14 +373,17 @@ def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
     images = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
     labels = (images[:, :2, 0] > 127).astype(np.float32) if task == "multilabel" else images[:, :2, 0].astype(float)
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
-    asked = {**settings, "batch_size": 10, "epochs": 1, "task": task, "smoothing": 0.0}
-    del asked["teacher"]
-    teacher = vitrail.train(tmp_path / "data.npz", **(asked | {"name": "teacher"}))
-    run = vitrail.train(tmp_path / "data.npz", **(asked | {"teacher": teacher}))
+    card = {
+        "multilabel": {"thresholds": (0.5, 0.5)},
+        "regression": {"target_mean": (9.0, 9.0), "target_std": (9.0, 9.0)},
+    }
+    teacher = write(tmp_path / "teacher.safetensors", NARROW, ("0", "1"), task=task, **card[task])
+    asked = settings | {"batch_size": 10, "epochs": 1, "task": task, "teacher": teacher}
+    run = vitrail.train(tmp_path / "data.npz", **asked)
     assert np.isfinite(rows(run)[0]["train_loss"])
     assert ("train_agree" in rows(run)[0]) == (task == "multilabel")
     with pytest.raises(UserError, match="images have no single one"):
-        vitrail.train(tmp_path / "data.npz", **(asked | {"name": "hard", "teacher": teacher, "distill": "hard"}))
+        vitrail.train(tmp_path / "data.npz", **(asked | {"name": "hard", "distill": "hard"}))
 
 
 # Mistakes -------------------------------------------------------------------------------------------------

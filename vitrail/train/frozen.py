@@ -119,7 +119,7 @@ def _know_onnx(source: str, session: Any) -> Known:
     shape = inputs[0].shape
     if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(shape) != 4:
         raise UserError(f"{source} must have one input, float images (batch, channels, height, width).")
-    if not all(isinstance(side, int) for side in shape[1:]) or shape[0] in range(2, 2**31):
+    if not all(isinstance(side, int) for side in shape[1:]) or (isinstance(shape[0], int) and shape[0] != 1):
         raise UserError(
             f"{source} reads images {shape}. Export it with fixed channels, height and width, and for any number of "
             "images or for one."
