@@ -66,7 +66,7 @@ class Teacher:
             outputs = self._answers(split, workers, "measuring the teacher")
             self._metrics = measure_model(self._student, outputs.numpy(), split.targets).row()
         known, (h, w) = self.known, self._preprocess.img_size
-        name, score = next((name, value) for name, value in self._metrics.items() if name != "loss")
+        name, score = next((name, self._metrics[name]) for name in ("top1", "map", "r2") if name in self._metrics)
         log.info(
             f"teacher   {known.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: {known.size}; "
             f"{name} {shown(name, score)} on the validation images, in {Duration(time.monotonic() - begun)}"
