@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peers import randomise
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from scipy.special import log_softmax, softmax
 
 import vitrail
@@ -163,6 +163,27 @@ def test_a_teacher_sees_the_students_pixels_in_its_own_way(tmp_path, case):
     tolerance = 1e-5 if 32 in (seen.bits, own.bits) else 0.0  # floats are restored within rounding
     torch.testing.assert_close(taught, alone.flip(1), rtol=tolerance, atol=tolerance)
     assert not taught.requires_grad
+
+
+def test_weights_of_others_teach_the_classes_in_their_order(tmp_path, caplog):
+    config = ViTConfig(width=192, depth=1, heads=3, mlp=768, patch=16, img_size=(32, 32), channels=3, classes=10)
+    model = randomise(build(config))
+    save_file(model.state_dict(), tmp_path / "timm.safetensors")
+    classes = tuple(f"class {letter}" for letter in "abcdefghij")
+    student = Card(model="", config=NARROW, classes=classes, preprocess=Preprocess((8, 8), 1))
+    images = batch()[0].clamp(-1, 1)
+    settings = DistillConfig(teacher=str(tmp_path / "timm.safetensors"))
+    taught = Teacher(settings, student, "cpu")(images, np.arange(6))
+    assert "no names: they are taken in the order of the data's, class a, class b" in caplog.text
+
+    own = Preprocess((32, 32), 3)
+    stored = student.preprocess.restore(images).permute(0, 2, 3, 1).numpy()
+    with torch.no_grad():
+        assert torch.equal(taught, model(own.normalise(torch.from_numpy(own.pixels(stored)))))
+
+    save_file(build(NARROW).state_dict(), tmp_path / "narrow.safetensors")
+    with pytest.raises(UserError, match=r"do not show.* For a teacher that is --teacher-model\."):
+        Teacher(DistillConfig(teacher=str(tmp_path / "narrow.safetensors")), student, "cpu")
 
 
 def onnx_file(path, shape, kind, weights, card=None):
