@@ -242,7 +242,7 @@ def optimise(
     if teacher is not None:
         with autocast():
             card = replace(card, teacher=teacher.introduce(val_split, config.source.workers))
-            if still(config.augment) and test is None:
+            if still(config.augment) and test is None and not schedule.over(progress):
                 teacher.answer_once(loader.split, config.source.workers)
 
     def checkpoint() -> None:
