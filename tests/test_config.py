@@ -12,6 +12,7 @@ import pytest
 from vitrail.config import (
     ArchConfig,
     AugmentConfig,
+    DistillConfig,
     InputConfig,
     OptimConfig,
     RunConfig,
@@ -31,7 +32,17 @@ from vitrail.errors import UserError
 from vitrail.models import FAMILIES
 from vitrail.models.vit import ViTConfig
 
-GROUPS = (TrainConfig, SourceConfig, InputConfig, ArchConfig, TransferConfig, OptimConfig, AugmentConfig, RunConfig)
+GROUPS = (
+    TrainConfig,
+    SourceConfig,
+    InputConfig,
+    ArchConfig,
+    TransferConfig,
+    DistillConfig,
+    OptimConfig,
+    AugmentConfig,
+    RunConfig,
+)
 
 CONFIG = TrainConfig(
     data="photos/ä: [x]",
@@ -44,6 +55,7 @@ CONFIG = TrainConfig(
         pool="cls", pos="none", head="linear", stem="patch", registers=4, layer_scale=1e-5, drop=0.0, drop_path=0.1
     ),
     transfer=TransferConfig(freeze="all"),
+    distillation=DistillConfig(teacher="runs/bit", distill="soft"),
     optim=OptimConfig(
         epochs=3, batch_size=64, opt="muon", lr=1e-3, weight_decay=0.05, sched="linear", warmup_epochs=0.3
     ),
@@ -146,7 +158,7 @@ def test_a_number_of_frozen_blocks_is_a_number_in_the_file(tmp_path):
     assert load_yaml(TrainConfig, tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize("group", ["transfer", "source"])
+@pytest.mark.parametrize("group", ["transfer", "source", "distillation"])
 def test_a_group_of_defaults_may_be_left_out_of_the_file(group):
     document = to_plain(CONFIG)
     del document[group]

@@ -308,6 +308,7 @@ def train(
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
     transfer: OmitArgPrefixes[_flags("transfer")],  # type: ignore[valid-type]
+    distillation: OmitArgPrefixes[_flags("distillation")],  # type: ignore[valid-type]
     optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
     augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
     run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
@@ -322,7 +323,7 @@ def train(
     """
     from vitrail.train import train
 
-    given = _given(what, source, input, arch, transfer, optim, augment, run)
+    given = _given(what, source, input, arch, transfer, distillation, optim, augment, run)
     folder = train(data, resume=resume, overwrite=overwrite, find_lr=find_lr, **given)
     if not find_lr:
         _report_on(folder)
@@ -397,6 +398,7 @@ def recipes(
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
     transfer: OmitArgPrefixes[_flags("transfer")],  # type: ignore[valid-type]
+    distillation: OmitArgPrefixes[_flags("distillation")],  # type: ignore[valid-type]
     optim: OmitArgPrefixes[_flags("optim")],  # type: ignore[valid-type]
     augment: OmitArgPrefixes[_flags("augment")],  # type: ignore[valid-type]
     run: OmitArgPrefixes[_flags("run")],  # type: ignore[valid-type]
@@ -415,7 +417,7 @@ def recipes(
     if name is None:
         print(json.dumps(lines, indent=2) if json_ else "\n".join(f"{name:<16}{line}" for name, line in lines.items()))
         return 0
-    config = recipes(name, data, **_given(what, source, input, arch, transfer, optim, augment, run))
+    config = recipes(name, data, **_given(what, source, input, arch, transfer, distillation, optim, augment, run))
     if json_:
         print(json.dumps(to_plain(config), indent=2))
     else:

@@ -109,6 +109,17 @@ class TransferConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """What is learnt from a teacher, with --teacher."""
+
+    teacher: str | None = option("run, weights file, timm:NAME, hf:REPO or .onnx file of a model to learn from", None)
+    teacher_model: str | None = option("name of the teacher's model, where its weights do not show it", None)
+    distill: Literal["hard", "soft"] = option("learn the teacher's choice, or its probabilities", "hard")
+    distill_alpha: float = option("weight of the teacher in the loss; the rest is that of the labels", 0.5)
+    distill_tau: float = option("temperature of soft probabilities", 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     epochs: float = option("passes over the training images; 0.5 is half of them")
     time_budget: Duration | None = option("train for so long instead, as 10m or 1h30m: the decay ends then", None)
@@ -168,6 +179,7 @@ class TrainConfig:
     input: InputConfig
     arch: ArchConfig
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    distillation: DistillConfig = field(default_factory=DistillConfig)
     optim: OptimConfig
     augment: AugmentConfig
     run: RunConfig

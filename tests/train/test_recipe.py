@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vitrail
-from vitrail.config import Duration, TrainConfig, TransferConfig, flat, load_yaml
+from vitrail.config import DistillConfig, Duration, TrainConfig, TransferConfig, flat, load_yaml
 from vitrail.data import ArraySplit, Data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
@@ -168,7 +168,7 @@ ASKED = {
 def test_what_the_user_asks_for_wins(recipe):
     asked = {"recipe": recipe, **ASKED}
     settings = flat(resolve("made-up", data_of(), asked))
-    without = {"weights": None} | flat(TransferConfig())
+    without = {"weights": None} | flat(TransferConfig()) | flat(DistillConfig())
     assert settings == {**asked, "data": "made-up", **without}
     assert {*asked, "data", *without} == set(settings)  # or a setting is missing above
 

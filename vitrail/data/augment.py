@@ -63,6 +63,13 @@ def augment(
     return images, targets * (1 - config.smoothing) + config.smoothing / choices
 
 
+def still(config: AugmentConfig) -> bool:
+    """Whether all of this, and the loader, show an image in every epoch alike."""
+    mixes = (config.mixup or config.cutmix) and config.mix_prob
+    moves = (config.shift, config.hflip, config.randaug, config.three_augment, config.color_jitter, config.reprob)
+    return config.crop_scale == 1 and not mixes and not any(moves)
+
+
 def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Generator) -> Tensor:
     """Moves each image by up to `shift` whole pixels and mirrors some: every value is one that was there."""
     b, c, h, w = pixels.shape

@@ -97,15 +97,19 @@ class TrainBatches:
         """Batches in an epoch: full ones, or a single one of all images if there are fewer than a batch."""
         return max(len(self.split) // self.batch_size, 1)
 
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from batch `start` on; none before it is read."""
+    def numbers(self, number: int, start: int = 0) -> list[Numbers]:
+        """Which images the batches of an epoch hold, from batch `start` on; `i + r * N` is image `i` once more."""
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
         split = self.split
         if self.balanced:
             order = balanced_order(split.targets, self.seed, number)
         else:
             order = split.order(rng) if isinstance(split, StreamSplit) else rng.permutation(len(split))
-        chosen = _cut(order, self.batch_size)[start : len(self)]
+        return _cut(order, self.batch_size)[start : len(self)]
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from batch `start` on; none before it is read."""
+        chosen = self.numbers(number, start)
 
         def crop(i: int, height: int, width: int) -> Box:
             # From 1, because a seed of (seed, epoch, 0) is that of the shuffle: numpy pads seeds with zeros.

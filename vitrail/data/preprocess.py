@@ -87,6 +87,22 @@ class Preprocess:
             image.copy_(part).sub_(mean).div_(std)
         return images
 
+    def restore(self, images: Tensor) -> Tensor:
+        """The pixels of which `normalise` makes these images; blended ones are rounded to the next whole value."""
+        white = WHITE[self.bits]
+        mean = torch.tensor(self.mean, dtype=torch.float32, device=images.device).view(-1, 1, 1) * white
+        std = torch.tensor(self.std, dtype=torch.float32, device=images.device).view(-1, 1, 1) * white
+        pixels = images * std + mean
+        if self.bits == 32:
+            return pixels
+        pixels = pixels.round_().clamp_(0, white)
+        return pixels.to(torch.uint8) if self.bits == 8 else pixels
+
+    def frame(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, C, H, W) of another size, on any device, as `pixels` makes them of stored images."""
+        (h, w), (y, x) = self._cover(*pixels.shape[-2:])
+        return self._scale(pixels, (h, w))[..., y : y + self.img_size[0], x : x + self.img_size[1]]
+
     def __call__(self, image: Pixels) -> Tensor:
         """An image (H, W, C) as the model reads it, (C, h, w) float32."""
         return self.normalise(torch.from_numpy(self.pixels(image))[None])[0]
@@ -121,15 +137,21 @@ class Preprocess:
         if not image.flags.writeable or min(image.strides) < 0:
             image = image.copy()  # what torch cannot share
         images = torch.from_numpy(image).movedim(-1, -3)
-        batch = images.reshape(-1, *images.shape[-3:])
-        if size != batch.shape[-2:]:
-            if self.interpolation == "lanczos":
-                batch = _lanczos(batch, size)
-            else:
-                batch = F.interpolate(batch, size, mode=self.interpolation, antialias=True)
-            if self.bits == 16:
-                batch = batch.clamp(0, WHITE[16])  # bicubic overshoots
+        batch = self._scale(images.reshape(-1, *images.shape[-3:]), size)
         return batch.expand(-1, self.channels, -1, -1).view(*images.shape[:-3], self.channels, *size).numpy()
+
+    def _scale(self, batch: Tensor, size: Size) -> Tensor:
+        if size == batch.shape[-2:]:
+            return batch
+        if self.interpolation == "lanczos":
+            scaled = _lanczos(batch.cpu(), size).to(batch.device)
+        elif batch.device.type == "cpu":
+            scaled = F.interpolate(batch, size, mode=self.interpolation, antialias=True)
+        else:  # which resizes floats only
+            scaled = F.interpolate(batch.float(), size, mode=self.interpolation, antialias=True)
+            if self.bits == 8:
+                scaled = scaled.round_().clamp_(0, WHITE[8]).to(batch.dtype)
+        return scaled.clamp(0, WHITE[16]) if self.bits == 16 else scaled  # bicubic overshoots
 
     def _trim(self, image: Pixels) -> Pixels:
         """Cuts the far ends off very long images, of which the centre crop keeps nothing, before they are enlarged."""

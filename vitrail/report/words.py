@@ -26,6 +26,7 @@ _GROUPS = {
     "input": "Input",
     "arch": "Architecture",
     "transfer": "Trained weights",
+    "distillation": "Teacher",
     "optim": "Optimisation",
     "augment": "Augmentation",
     "run": "Run",
@@ -165,6 +166,9 @@ def training(facts: Facts) -> list[tuple[str, str]]:
         ]
         if "wait" in rows[0]:  # older runs do not say it
             found.append(("waiting for data", percent(sum(row["wait"] for row in rows) / len(rows), 0)))
+    if facts.card is not None and (teacher := facts.card.teacher):
+        name, score = next((name, teacher["metrics"][name]) for name in MEASURES if name in teacher["metrics"])
+        found.append(("teacher", f"{teacher['model']}, {MEASURES[name][0]} {shown(name, score)}"))
     found.append(("hardware", made_with.pop("hardware", "not recorded")))
     precision = "32-bit" if facts.config.run.amp == "off" else facts.config.run.amp
     found.append(

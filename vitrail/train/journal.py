@@ -72,7 +72,8 @@ class Journal:
                 seconds = progress.tick()
                 progress.trained += seconds
                 top1 = f"  top1 {progress.mean('top1'):.1%}" if "top1" in progress.sums else ""
-                status = f"loss {progress.mean('loss'):.3f}{top1}  {images / seconds:,.0f} img/s"
+                agree = f"  agree {progress.mean('agree'):.1%}" if "agree" in progress.sums else ""
+                status = f"loss {progress.mean('loss'):.3f}{top1}{agree}  {images / seconds:,.0f} img/s"
                 bar.set_postfix_str(status, refresh=False)
                 bar.update()
                 whole.update()
@@ -102,8 +103,9 @@ class Journal:
                     events.add_scalar(name, value, int(row["epoch"]))
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
         loss = scores.pop("loss")
+        teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(
             f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}  "
             f"val loss {loss:.3f}  {'  '.join(f'{name} {shown(name, value)}' for name, value in scores.items())}  "
-            f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}"
+            f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}{teacher}"
         )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import tempfile
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from vitrail.config import TrainConfig, coerce, flat, override
 from vitrail.data import Data, full_name, open_data
-from vitrail.data.augment import augment
+from vitrail.data.augment import augment, still
 from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.device import hardware
@@ -50,6 +52,7 @@ from vitrail.train.run import (
     uneven,
 )
 from vitrail.train.schedule import Schedule, images_per_second
+from vitrail.train.teacher import Teacher, meet
 from vitrail.train.transfer import set_learning, set_mode
 from vitrail.weights import WEIGHTS_FILE, Card, absolute, save, start_from
 from vitrail.weights.card import versions
@@ -84,8 +87,9 @@ def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
 def given(asked: dict[str, Any]) -> dict[str, Any]:
     """What was asked for, in the types of the configuration."""
     asked = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
-    if asked.get("weights") is not None:
-        asked["weights"] = absolute(asked["weights"])
+    for name in ("weights", "teacher"):
+        if asked.get(name) is not None:
+            asked[name] = absolute(asked[name])
     return asked
 
 
@@ -140,6 +144,8 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
         for last in heads:
             assert last.bias is not None
             torch.nn.init.constant_(last.bias, -math.log(len(data.classes)))
+    if config.distillation.teacher is not None:
+        meet(config.distillation, data.classes, data.task, preprocessing(config))
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     if batches < config.optim.grad_accum_steps:
         raise UserError(
@@ -213,20 +219,31 @@ def optimise(
         task=data.task,
         versions=versions() | {"hardware": hardware(device)},
     ).standardising(data.splits["train"].targets)
+    teacher = Teacher(config.distillation, card, device) if config.distillation.teacher is not None else None
     objective = build_objective(model, card, config, data.splits["train"].targets)
 
     # Optimiser
     optimizers = build_optimizers(model, optim, pretrained=config.weights is not None)
     scaler = torch.amp.GradScaler(device, enabled=config.run.amp == "fp16")
     precision = torch.bfloat16 if config.run.amp == "bf16" else torch.float16
+    autocast = partial(torch.autocast, torch.device(device).type, precision, enabled=config.run.amp != "off")
 
     # Resume
     parts: dict[str, Stateful] = {"model": model, "kept": kept, "scaler": scaler}
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
+    if teacher is not None:
+        parts["teacher"] = teacher
     progress = Progress()
     if (state := load_checkpoint(run, device)) is not None:
         progress = Progress.restore(restore_parts(run, state, parts), data)
         log.info(f"Going on after step {progress.step}.")
+
+    # Teacher
+    if teacher is not None:
+        with autocast():
+            card = replace(card, teacher=teacher.introduce(val_split, config.source.workers))
+            if still(config.augment) and test is None and not schedule.over(progress):
+                teacher.answer_once(loader.split, config.source.workers)
 
     def checkpoint() -> None:
         save_checkpoint(run, progress.state(data) | {name: part.state_dict() for name, part in parts.items()})
@@ -259,6 +276,7 @@ def optimise(
 
         set_mode(model)
         batches = loader.epoch(epoch, first * accumulate)
+        numbers = iter(loader.numbers(epoch, first * accumulate))
         for step in journal.steps(progress, schedule):
             progress.lr = schedule.lr(progress)
             set_lr(optimizers, progress.lr)
@@ -276,8 +294,13 @@ def optimise(
                     classes,
                     generator,
                 )
-                with torch.autocast(torch.device(device).type, precision, enabled=config.run.amp != "off"):
-                    result = objective(images, targets)
+                with autocast():
+                    if teacher is None:
+                        result = objective(images, targets)
+                    else:
+                        with progress.teaching():
+                            taught = teacher(images, next(numbers))
+                        result = objective(images, targets, taught)
                 scaler.scale(result["loss"] / accumulate).backward()
                 sums = {name: sums.get(name, 0.0) + value.item() / accumulate for name, value in result.items()}
             for optimizer in optimizers:

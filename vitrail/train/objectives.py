@@ -1,10 +1,12 @@
 """What is learnt: a module that takes a batch and returns its loss and what else to show.
 
 Targets come as mixing and label smoothing make them: (B, K) shares of classes, chances of labels, or numbers.
+A teacher's outputs, (B, K) too, are a third input where there is a teacher.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -15,9 +17,11 @@ from vitrail.config import TrainConfig
 from vitrail.data.balance import class_weights
 from vitrail.data.dataset import Targets
 from vitrail.models import Model
+from vitrail.models.vit import ViT
 from vitrail.weights import Card
 
 Loss = Literal["ce", "bce"]
+Distill = Literal["hard", "soft"]
 
 
 class MultiClass(nn.Module):
@@ -35,15 +39,21 @@ class MultiClass(nn.Module):
 
     def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         logits = self.model(images).float()
-        right = logits.detach().argmax(dim=1) == targets.argmax(dim=1)
+        return {"loss": self.compare(logits, targets), "top1": same_class(logits, targets)}
+
+    def compare(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of these logits."""
         if self.loss == "bce":
             weights = None if self.weights is None else targets @ self.weights[:, None]  # of every image: B 1
-            loss = F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(images)
-        else:
-            if self.weights is not None:
-                targets = weigh(targets, self.weights, self.smoothing)
-            loss = F.cross_entropy(logits, targets)
-        return {"loss": loss, "top1": right.float().mean()}
+            return F.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum") / len(targets)
+        if self.weights is not None:
+            targets = weigh(targets, self.weights, self.smoothing)
+        return F.cross_entropy(logits, targets)
+
+
+def same_class(ours: Tensor, theirs: Tensor) -> Tensor:
+    """The share of images in which the likeliest class is the same."""
+    return (ours.detach().argmax(dim=1) == theirs.argmax(dim=1)).float().mean()
 
 
 def weigh(targets: Tensor, weights: Tensor, smoothing: float) -> Tensor:
@@ -69,8 +79,11 @@ class MultiLabel(nn.Module):
         self.weights = weights
 
     def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        logits = self.model(images).float()
-        return {"loss": F.binary_cross_entropy_with_logits(logits, targets, pos_weight=self.weights)}
+        return {"loss": self.compare(self.model(images).float(), targets)}
+
+    def compare(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of these logits."""
+        return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=self.weights)
 
 
 class Regression(nn.Module):
@@ -86,11 +99,72 @@ class Regression(nn.Module):
         self.register_buffer("std", torch.tensor(std))
 
     def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        outputs = self.model(images).float()
-        return {"loss": F.mse_loss(outputs, (targets - self.mean) / self.std)}
+        return {"loss": self.compare(self.model(images).float(), targets)}
+
+    def compare(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of these outputs."""
+        return F.mse_loss(outputs, (targets - self.mean) / self.std)
+
+
+AnyTask = MultiClass | MultiLabel | Regression
+
+
+class Distilled(nn.Module):
+    """The labels and a teacher, as in DeiT: https://arxiv.org/abs/2012.12877.
+
+    The class token learns the labels and the distillation token the teacher, each through its own head; a student that
+    has no such token learns both by its one head. The true labels alone are smoothed and weighted.
+    """
+
+    def __init__(
+        self, task: AnyTask, distill: Distill = "hard", alpha: float = 0.5, tau: float = 1.0, compile: bool = False
+    ):
+        super().__init__()
+        self.task = task
+        model = task.model
+        self.heads: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+        if isinstance(model, ViT) and model.head_dist is not None:
+            self.heads = torch.compile(model.heads) if compile else model.heads
+        self.distill = distill
+        self.alpha = alpha
+        self.tau = tau
+
+    def forward(self, images: Tensor, targets: Tensor, taught: Tensor) -> dict[str, Tensor]:
+        if self.heads is None:
+            labelled = distilled = self.task.model(images).float()
+        else:
+            labelled, distilled = (logits.float() for logits in self.heads(images))
+        lesson, agree = self._learn(distilled, taught)
+        result = {"loss": (1 - self.alpha) * self.task.compare(labelled, targets) + self.alpha * lesson}
+        if isinstance(self.task, MultiClass):
+            result["top1"] = same_class(labelled + distilled, targets)
+        return result if agree is None else result | {"agree": agree}
+
+    def _learn(self, outputs: Tensor, taught: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The loss of these outputs beside the teacher's, and the share of answers that are the same."""
+        if isinstance(self.task, Regression):
+            return F.mse_loss(outputs, taught), None
+        if isinstance(self.task, MultiLabel):
+            chances = (taught / self.tau).sigmoid()
+            loss = F.binary_cross_entropy_with_logits(outputs / self.tau, chances) * self.tau**2
+            return loss, ((outputs > 0) == (taught > 0)).float().mean()
+        if self.distill == "hard":
+            loss = F.cross_entropy(outputs, taught.argmax(dim=1))
+        else:
+            ours, theirs = (F.log_softmax(logits / self.tau, dim=1) for logits in (outputs, taught))
+            loss = F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * self.tau**2
+        return loss, same_class(outputs, taught)
 
 
 def build_objective(model: Model, card: Card, config: TrainConfig, targets: Targets) -> nn.Module:
+    """The objective of a run: that of its task, and what a teacher adds."""
+    task, how = _of_task(model, card, config, targets), config.distillation
+    if how.teacher is None:
+        return task
+    return Distilled(task, how.distill, how.distill_alpha, how.distill_tau, config.run.compile)
+
+
+def _of_task(model: Model, card: Card, config: TrainConfig, targets: Targets) -> AnyTask:
     """The objective of the model's task, for training images with these targets."""
     weights = None
     if config.source.class_weights:

@@ -6,6 +6,7 @@ Everything it decides is printed and saved in the run's `config.yaml`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from vitrail.config import (
     ArchConfig,
     AugmentConfig,
+    DistillConfig,
     RunConfig,
     Size,
     Task,
@@ -69,6 +71,8 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         raise UserError(f"Class weights are for classes, but {source} is a regression. Leave out --class-weights.")
     if data.task != "multiclass" and config.source.balanced_sampling:
         raise UserError("Balanced sampling needs one class an image. Leave out --balanced-sampling.")
+    if data.task != "multiclass" and config.distillation.teacher:
+        config = _without_choice(config, data.task, given)
     if "name" not in given:
         config = override(config, {"name": free_name(config.run)})
     return check(config)
@@ -77,6 +81,15 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
 def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
     """A recipe's choices where numbers are learnt: what moves, bends or blends a picture may change the numbers."""
     return replace(config, augment=AugmentConfig()) if task == "regression" else config
+
+
+def _without_choice(config: TrainConfig, task: Task, given: Mapping[str, Any]) -> TrainConfig:
+    """What is learnt from a teacher where images have no single class that it could choose."""
+    if given.get("distill") == "hard":
+        raise UserError("--distill hard learns which class the teacher chooses, and here images have no single one.")
+    if task == "regression" and "distill_tau" in given:
+        raise UserError("--distill-tau is for probabilities, but the data is a regression. Leave it out.")
+    return override(config, {"distill": "soft"})
 
 
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:
@@ -196,7 +209,7 @@ def _fit(size: Size, patch: int) -> Size:
 
 def check(config: TrainConfig) -> TrainConfig:
     """Refuses values that no training could use, before anything starts."""
-    o, a, r, t = config.optim, config.augment, config.run, config.transfer
+    o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
     rules = [
         ("epochs", o.epochs, o.epochs > 0, "above 0"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
@@ -225,6 +238,8 @@ def check(config: TrainConfig) -> TrainConfig:
             "between 0 and the number of folds",
         ),
         ("lora_rank", t.lora_rank, t.lora_rank >= 0, "at least 0"),
+        ("distill_alpha", d.distill_alpha, 0 <= d.distill_alpha <= 1, "between 0 and 1, a share of the loss"),
+        ("distill_tau", d.distill_tau, 0 < d.distill_tau < math.inf, "above 0"),
         ("crop", config.input.crop, 0 < config.input.crop <= 1, "above 0 and at most 1"),
         ("channels", config.input.channels, config.input.channels >= 1, "at least 1"),
         ("workers", config.source.workers, config.source.workers >= 1, "at least 1"),
@@ -244,6 +259,11 @@ def check(config: TrainConfig) -> TrainConfig:
     for name, option in options(TransferConfig).items():
         if config.weights is None and getattr(t, name) != option.default:
             raise UserError(f"--{name.replace('_', '-')} is for trained weights, and there are none: give --weights.")
+    for name, option in options(DistillConfig).items():
+        if d.teacher is None and getattr(d, name) != option.default:
+            raise UserError(f"--{name.replace('_', '-')} is for a teacher, and there is none: give --teacher.")
+    if d.distill == "hard" and d.distill_tau != 1:
+        raise UserError("--distill-tau is for probabilities, and --distill hard learns none: give --distill soft.")
     if t.lora_alpha and not t.lora_rank:
         raise UserError("--lora-alpha is the strength of adapters, and there are none: give --lora-rank.")
     if t.lora_rank and t.lora_alpha <= 0:

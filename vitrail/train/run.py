@@ -42,6 +42,9 @@ def create_run(config: TrainConfig, overwrite: bool) -> Path:
     run = Path(config.run.out) / config.run.name
     if config.weights is not None and Path(config.weights).resolve().is_relative_to(run.resolve()):
         raise UserError(f"The weights {config.weights} lie in {run}, the run to make. Choose another --name.")
+    teacher = config.distillation.teacher
+    if teacher is not None and Path(teacher).resolve().is_relative_to(run.resolve()):
+        raise UserError(f"The teacher {teacher} lies in {run}, the run to make. Choose another --name.")
     if run.exists() and overwrite:
         if not (run / CONFIG_FILE).exists():
             raise UserError(
@@ -162,6 +165,7 @@ class Progress:
     lr: float = 0.0  # of the last step
     trained: float = 0.0  # seconds of this epoch's steps
     waited: float = 0.0  # and those of them without data
+    taught: float | None = None  # and those of its teacher, if it has one
     best: float = -math.inf
     count: int = 0
     sums: dict[str, float] = field(default_factory=dict)
@@ -184,6 +188,13 @@ class Progress:
         yield
         self.waited += time.monotonic() - start
 
+    @contextmanager
+    def teaching(self) -> Iterator[None]:
+        """Counts what happens inside as the teacher's time."""
+        start = time.monotonic()
+        yield
+        self.taught = (self.taught or 0.0) + time.monotonic() - start
+
     def minutes_unsaved(self) -> float:
         return (time.monotonic() - self._saved) / 60
 
@@ -200,6 +211,7 @@ class Progress:
     def close_epoch(self, metrics: AnyMetrics) -> None:
         """Adds the row of a finished epoch and begins the next one's sums."""
         self.tick()
+        trained = self.trained or math.inf
         self.rows.append(
             {
                 "epoch": len(self.rows) + 1,
@@ -208,10 +220,12 @@ class Progress:
                 **{f"train_{name}": self.mean(name) for name in self.sums},
                 **{f"val_{name}": value for name, value in metrics.row().items()},
                 "seconds": round(self.seconds, 2),
-                "wait": round(self.waited / self.trained, 4) if self.trained else 0.0,  # share of the steps' time
+                "wait": round(self.waited / trained, 4),  # share of the steps' time
+                **({} if self.taught is None else {"teach": round(self.taught / trained, 4)}),
             }
         )
         self.trained = self.waited = 0.0
+        self.taught = None if self.taught is None else 0.0
         self.count, self.sums = 0, dict.fromkeys(self.sums, 0.0)
 
     def state(self, data: Data) -> dict[str, Any]:

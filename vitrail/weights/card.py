@@ -45,6 +45,7 @@ class Card:
     thresholds: tuple[float, ...] = ()  # multi-label: the probability from which on an image has each label
     target_mean: tuple[float, ...] = ()  # regression: outputs times std plus mean are in the units of the data
     target_std: tuple[float, ...] = ()
+    teacher: dict[str, Any] = field(default_factory=dict)  # from which it learnt: model, source and metrics
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
 
@@ -89,6 +90,7 @@ class Card:
             preprocess=Preprocess.from_json(document["preprocess"]),
             task=task,
             **{name: tuple(map(float, document[name])) for name in numbers},
+            teacher=document.get("teacher", {}),  # not in older files
             metrics=document["metrics"],
             versions=document["versions"],
         )

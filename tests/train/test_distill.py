@@ -1,0 +1,452 @@
+"""Learning from a teacher: what is learnt, what the teacher sees, and that it stays what it is."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peers import randomise
+from safetensors.torch import load_file, save_file
+from scipy.special import log_softmax, softmax
+
+import vitrail
+from vitrail.config import AugmentConfig, DistillConfig
+from vitrail.data.augment import still
+from vitrail.data.dataset import ArraySplit
+from vitrail.data.loader import TrainBatches
+from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
+from vitrail.models import CONFIGS, build
+from vitrail.models.vit import ViTConfig
+from vitrail.train import loop
+from vitrail.train.checkpoint import load_checkpoint
+from vitrail.train.objectives import Distilled, MultiClass, MultiLabel, Regression
+from vitrail.train.teacher import Teacher
+from vitrail.weights import Card, open_run, save
+
+DIGITS = tuple("0123456789")
+NARROW = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=10, pool="gap")
+
+
+def write(path, config=NARROW, classes=DIGITS, seed=0, **card):
+    """A model of random weights as a file, whose answers differ from image to image and from class to class."""
+    config = replace(config, classes=len(classes))
+    preprocess = card.pop("preprocess", Preprocess(config.img_size, config.channels))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = randomise(build(config), seed)
+    save(path, whole, Card(model="vit_nano4", config=config, classes=classes, preprocess=preprocess, **card))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A teacher, and students with and without a distillation token, all of one narrow block. For reading only."""
+    folder = tmp_path_factory.mktemp("files")
+    return {
+        "teacher": write(folder / "teacher.safetensors", seed=1),
+        "plain": write(folder / "plain.safetensors", seed=2),
+        "deit": write(folder / "deit.safetensors", replace(NARROW, pool="cls_dist"), seed=3),
+    }
+
+
+@pytest.fixture
+def settings(files, tmp_path):
+    """Settings with which a student of one block learns from half of the digits, in seven steps an epoch."""
+    how = {"recipe": "small", "body_lr": 1.0, "val_fraction": 0.5, "batch_size": 128, "smoothing": 0.0}
+    return how | {"weights": files["deit"], "teacher": files["teacher"], "epochs": 2, "out": tmp_path, "name": "run"}
+
+
+def rows(run):
+    with (Path(run) / "metrics.csv").open(newline="") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+# What is learnt -------------------------------------------------------------------------------------------
+
+
+def batch(outputs=10):
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(6, 1, 8, 8, generator=generator)
+    return images, *(2 * torch.randn(6, outputs, generator=generator) for _ in range(2))
+
+
+@pytest.mark.parametrize("pool", ["cls_dist", "gap"])
+@pytest.mark.parametrize("distill", ["hard", "soft"])
+def test_the_loss_is_that_of_the_paper(pool, distill):
+    model = randomise(build(replace(NARROW, pool=pool)))
+    images, taught, targets = batch()
+    targets = targets.softmax(1)
+    result = Distilled(MultiClass(model), distill, alpha=0.3, tau=2.0)(images, targets, taught)
+
+    with torch.no_grad():
+        heads = model.heads(images) if pool == "cls_dist" else [model(images)] * 2
+    labelled, distilled = (logits.double().numpy() for logits in heads)
+    teacher, labels = taught.double().numpy(), targets.double().numpy()
+    truth = -(labels * log_softmax(labelled, 1)).sum(1).mean()
+    if distill == "hard":
+        lesson = -log_softmax(distilled, 1)[np.arange(6), teacher.argmax(1)].mean()
+    else:
+        p, q = softmax(teacher / 2, 1), softmax(distilled / 2, 1)
+        lesson = 4 * (p * np.log(p / q)).sum(1).mean()
+    assert result["loss"].item() == pytest.approx(0.7 * truth + 0.3 * lesson, rel=1e-5)
+    assert result["agree"].item() == pytest.approx((distilled.argmax(1) == teacher.argmax(1)).mean())
+    both = (labelled + distilled).argmax(1)
+    assert result["top1"].item() == pytest.approx((both == labels.argmax(1)).mean())
+
+
+@pytest.mark.parametrize(("alpha", "idle", "busy"), [(0.0, "head_dist", "head"), (1.0, "head", "head_dist")])
+def test_each_token_learns_from_its_own(alpha, idle, busy):
+    model = randomise(build(replace(NARROW, pool="cls_dist")))
+    images, taught, targets = batch()
+    Distilled(MultiClass(model), alpha=alpha)(images, targets.softmax(1), taught)["loss"].backward()
+    assert not getattr(model, idle).weight.grad.any()
+    assert getattr(model, busy).weight.grad.abs().max() > 1e-3
+
+
+def test_labels_are_taught_by_their_probabilities_and_numbers_by_their_distance():
+    model = randomise(build(replace(NARROW, classes=3)))
+    images, taught, targets = batch(3)
+    with torch.no_grad():
+        outputs = model(images).double().numpy()
+    teacher = taught.double().numpy()
+
+    result = Distilled(MultiLabel(model), "soft", alpha=1.0, tau=2.0)(images, (targets > 0).float(), taught)
+    p, q = 1 / (1 + np.exp(-teacher / 2)), 1 / (1 + np.exp(-outputs / 2))
+    loss = -4 * (p * np.log(q) + (1 - p) * np.log(1 - q)).mean()
+    assert result["loss"].item() == pytest.approx(loss, rel=1e-5)
+    assert result["agree"].item() == pytest.approx(((outputs > 0) == (teacher > 0)).mean())
+
+    result = Distilled(Regression(model, (0.0,) * 3, (1.0,) * 3), "soft", alpha=1.0)(images, targets, taught)
+    assert result["loss"].item() == pytest.approx(((outputs - teacher) ** 2).mean(), rel=1e-5)
+    assert set(result) == {"loss"}
+
+
+# What a teacher sees and says -----------------------------------------------------------------------------
+
+CASES = {
+    "the same": (Preprocess((8, 8), 1), Preprocess((8, 8), 1)),
+    "another mean": (Preprocess((8, 8), 1, mean=(0.13,), std=(0.31,)), Preprocess((8, 8), 1, mean=(0.4,), std=(0.2,))),
+    "larger": (Preprocess((8, 8), 1), Preprocess((16, 16), 1)),
+    "another shape": (Preprocess((8, 12), 1), Preprocess((16, 16), 1, interpolation="bilinear")),
+    "smaller, by Pillow": (Preprocess((16, 16), 3), Preprocess((8, 8), 3, interpolation="lanczos")),
+    "grey to colour": (Preprocess((8, 8), 1), Preprocess((8, 8), 3, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))),
+    "colour to grey": (Preprocess((8, 8), 3), Preprocess((16, 16), 1)),
+    "deep to shallow": (Preprocess((8, 8), 1, bits=16), Preprocess((8, 8), 1)),
+    "shallow to deep": (Preprocess((8, 8), 1), Preprocess((16, 16), 1, bits=16)),
+    "floats": (Preprocess((8, 8), 1, bits=32), Preprocess((16, 16), 1, mean=(0.3,), bits=32)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_teacher_sees_the_students_pixels_in_its_own_way(tmp_path, case):
+    seen, own = CASES[case]
+    kinds = {8: np.uint8, 16: np.uint16, 32: np.float32}
+    rng = np.random.default_rng(0)
+    stored = (rng.random((5, *seen.img_size, seen.channels)) * {8: 255, 16: 65535, 32: 1}[seen.bits]).astype(
+        kinds[seen.bits]
+    )
+    config = replace(NARROW, img_size=own.img_size, channels=own.channels)
+    file = write(tmp_path / "teacher.safetensors", config, DIGITS[::-1], preprocess=own)
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=seen)
+    teacher = Teacher(DistillConfig(teacher=file), student, "cpu")
+    images = seen.normalise(torch.from_numpy(seen.pixels(stored)))
+
+    model, _ = open_run(file)
+    with torch.no_grad():
+        alone = model(own.normalise(torch.from_numpy(own.pixels(stored))))
+    taught = teacher(images, np.arange(5))
+    tolerance = 1e-5 if 32 in (seen.bits, own.bits) else 0.0  # floats are restored within rounding
+    torch.testing.assert_close(taught, alone.flip(1), rtol=tolerance, atol=tolerance)
+    assert not taught.requires_grad
+
+
+def test_weights_of_others_teach_the_classes_in_their_order(tmp_path, caplog):
+    config = ViTConfig(width=192, depth=1, heads=3, mlp=768, patch=16, img_size=(32, 32), channels=3, classes=10)
+    model = randomise(build(config))
+    save_file(model.state_dict(), tmp_path / "timm.safetensors")
+    classes = tuple(f"class {letter}" for letter in "abcdefghij")
+    student = Card(model="", config=NARROW, classes=classes, preprocess=Preprocess((8, 8), 1))
+    images = batch()[0].clamp(-1, 1)
+    settings = DistillConfig(teacher=str(tmp_path / "timm.safetensors"))
+    taught = Teacher(settings, student, "cpu")(images, np.arange(6))
+    assert "no names: they are taken in the order of the data's, class a, class b" in caplog.text
+
+    own = Preprocess((32, 32), 3)
+    stored = student.preprocess.restore(images).permute(0, 2, 3, 1).numpy()
+    with torch.no_grad():
+        assert torch.equal(taught, model(own.normalise(torch.from_numpy(own.pixels(stored)))))
+
+    save_file(build(NARROW).state_dict(), tmp_path / "narrow.safetensors")
+    with pytest.raises(UserError, match=r"do not show.* For a teacher that is --teacher-model\."):
+        Teacher(DistillConfig(teacher=str(tmp_path / "narrow.safetensors")), student, "cpu")
+
+
+def onnx_file(path, shape, kind, weights, card=None):
+    """A linear model as a file: of the pixels (batch, height, width, channels) if it has a card, else of images."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes = [
+        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["float"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "linear",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", weights.shape[1]])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    if card is not None:
+        helper.set_model_props(model, {"vitrail": json.dumps(card.to_json())})
+    onnx.save(model, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("batches", ["batch", 1])
+def test_an_onnx_file_of_others_reads_images_with_the_mean_of_imagenet(tmp_path, batches, caplog):
+    weights = np.random.default_rng(0).normal(size=(3 * 16 * 16, 10)).astype(np.float32)
+    file = onnx_file(tmp_path / "a.onnx", [batches, 3, 16, 16], 1, weights)
+    classes = tuple(f"class {letter}" for letter in "abcdefghij")
+    student = Card(model="", config=NARROW, classes=classes, preprocess=Preprocess((8, 8), 1))
+    images = batch()[0].clamp(-1, 1)
+    with caplog.at_level("INFO", logger="vitrail"):
+        taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, np.arange(6))
+    assert "ImageNet's mean and std, as nothing in the file says which" in caplog.text
+    assert "no names: they are taken in the order of the data's, class a, class b" in caplog.text
+
+    own = Preprocess((16, 16), 3, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    stored = student.preprocess.restore(images).permute(0, 2, 3, 1).numpy()
+    seen = own.normalise(torch.from_numpy(own.pixels(stored)))
+    torch.testing.assert_close(taught, torch.from_numpy(seen.flatten(1).numpy() @ weights), rtol=1e-5, atol=1e-4)
+
+
+def test_an_onnx_file_of_vitrail_reads_pixels_and_says_what_it_is(tmp_path):
+    weights = np.random.default_rng(0).normal(size=(8 * 8 * 3, 10)).astype(np.float32)
+    card = Card(
+        model="vit_nano4",
+        config=replace(NARROW, channels=3),
+        classes=DIGITS[::-1],
+        preprocess=Preprocess((8, 8), 3, mean=(0.1,), std=(0.9,)),
+    )
+    file = onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 3], 2, weights, card)
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 3))
+    pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (6, 3, 8, 8), dtype=np.uint8))
+    teacher = Teacher(DistillConfig(teacher=file), student, "cpu")
+    expected = pixels.permute(0, 2, 3, 1).flatten(1).float() @ torch.from_numpy(weights)
+    taught = teacher(student.preprocess.normalise(pixels), np.arange(6))
+    torch.testing.assert_close(taught, expected.flip(1), rtol=1e-5, atol=1e-2)
+    assert teacher.known.model == "vit_nano4"
+
+    state = teacher.state_dict()
+    Teacher(DistillConfig(teacher=file), student, "cpu").load_state_dict(state)
+    onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 3], 2, weights + 1, card)
+    with pytest.raises(UserError, match="is not the one with which the run began"):
+        Teacher(DistillConfig(teacher=file), student, "cpu").load_state_dict(state)
+
+
+def test_onnx_files_that_cannot_teach(tmp_path):
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
+
+    def refused(message):
+        with pytest.raises(UserError, match=message):
+            Teacher(DistillConfig(teacher=str(tmp_path / "a.onnx")), student, "cpu")
+
+    weights = np.zeros((64, 10), np.float32)
+    onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 1], 2, weights)
+    refused(r"must have one input, float images \(batch, channels, height, width\)")
+    onnx_file(tmp_path / "a.onnx", [4, 1, 8, 8], 1, weights)
+    refused("for any number of images or for one")
+    onnx_file(tmp_path / "a.onnx", ["batch", 1, "height", "width"], 1, weights)
+    refused("with fixed channels, height and width")
+    onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights[:, :7])
+    refused("has 7 outputs, but the data has 10 classes")
+    (tmp_path / "a.onnx").write_bytes(b"no model")
+    refused("is no ONNX file that can be run")
+
+
+def test_numbers_are_taught_in_the_students_units(tmp_path):
+    names = ("x", "y")
+    file = write(
+        tmp_path / "a.safetensors", NARROW, names, task="regression", target_mean=(5.0, 50.0), target_std=(2.0, 20.0)
+    )
+    student = replace(open_run(file)[1], classes=("y", "x"), target_mean=(40.0, 4.0), target_std=(10.0, 1.0))
+    images = batch()[0].clamp(-1, 1)
+    pixels = student.preprocess.restore(images)
+    with torch.no_grad():
+        x, y = open_run(file)[0](student.preprocess.normalise(pixels)).unbind(1)
+    expected = torch.stack([(y * 20 + 50 - 40) / 10, x * 2 + 5 - 4], dim=1)
+    taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, np.arange(6))
+    torch.testing.assert_close(taught, expected)
+
+
+def test_a_teacher_with_batch_norm_is_not_changed_by_what_it_sees(tmp_path):
+    config = replace(CONFIGS["coatnet_nano"], classes=10, img_size=(32, 32), channels=1)
+    file = write(tmp_path / "a.safetensors", config)
+    card = open_run(file)[1]
+    teacher = Teacher(DistillConfig(teacher=file), card, "cpu")
+    images = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    first = teacher(images, np.arange(3))
+    torch.testing.assert_close(teacher(images[:1], np.arange(1)), first[:1])
+    assert torch.equal(teacher(images, np.arange(3)), first)
+
+
+def test_the_numbers_of_a_batch_are_those_of_its_images():
+    targets = np.arange(50) % 7
+    pixels = np.repeat(np.arange(50, dtype=np.uint8), 64).reshape(50, 8, 8, 1)
+    for balanced in (False, True):
+        loader = TrainBatches(ArraySplit(pixels, targets, "x"), Preprocess((8, 8), 1), 8, seed=3, balanced=balanced)
+        for (images, _), numbers in zip(loader.epoch(2, 1), loader.numbers(2, 1), strict=True):
+            assert images[:, 0, 0, 0].tolist() == (numbers % 50).tolist()
+
+
+def test_images_that_are_augmented_in_any_way_are_not_still():
+    assert still(AugmentConfig(smoothing=0.1, magnitude=3.0))
+    assert still(AugmentConfig(mixup=1.0, mix_prob=0.0))
+    for field in fields(AugmentConfig):
+        if field.name not in ("magnitude", "mix_prob", "smoothing"):
+            value = 0.5 if field.name == "crop_scale" else 1
+            assert not still(replace(AugmentConfig(), **{field.name: value})), field.name
+
+
+# Runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_student_comes_to_agree_with_its_teacher(settings, trained):
+    before = load_file(trained / "model.safetensors")
+    asked = settings | {"teacher": trained, "epochs": 3, "batch_size": 64, "lr": 4e-3, "distill": "soft", "shift": 1}
+    run = vitrail.train("digits", **asked)
+    agree = [row["train_agree"] for row in rows(run)]
+    assert agree[-1] > agree[0] + 0.05
+    after = load_file(trained / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert load_checkpoint(run, "cpu")["teacher"].keys() == {"fingerprint", "metrics"}
+
+    card = json.loads((run / "model.json").read_text())
+    assert (card["teacher"]["model"], card["teacher"]["source"]) == ("vit_nano4", str(trained))
+    spoken = (run / "train.log").read_text()
+    assert f"top1 {card['teacher']['metrics']['top1']:.2%} on the validation images" in spoken
+    assert rows(run)[0]["teach"] > 0
+    assert f"teacher {rows(run)[-1]['teach']:.0%}" in spoken
+
+
+def test_answers_that_never_change_are_asked_for_once(settings):
+    asked = settings | {"epochs": 1}
+    once = vitrail.train("digits", **asked)
+    assert "the teacher was asked once about all 899" in (once / "train.log").read_text()
+    # A mirror image in a thousand million is no augmentation, but the program cannot know it.
+    always = vitrail.train("digits", **(asked | {"name": "always", "hflip": 1e-9}))
+    assert "asked once" not in (always / "train.log").read_text()
+    left, right = load_file(once / "model.safetensors"), load_file(always / "model.safetensors")
+    for name in left:
+        torch.testing.assert_close(left[name], right[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("student", "augmentation"), [("deit", {"shift": 1, "mixup": 0.5}), ("plain", {"balanced_sampling": True})]
+)
+def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(settings, files, monkeypatch, student, augmentation):
+    """Where images are augmented, the teacher is asked in every step; else once, and again by the run that goes on."""
+    asked = settings | augmentation | {"weights": files[student], "save_minutes": 0.0, "model_ema": 0.9}
+    straight = vitrail.train("digits", **asked)
+    clip, steps = loop.clip_grad_norm_, []
+
+    def stop(*arguments):
+        steps.append(1)
+        if len(steps) == 10:  # in the second epoch
+            raise KeyboardInterrupt
+        return clip(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "clip_grad_norm_", stop)
+        with pytest.raises(KeyboardInterrupt):
+            vitrail.train("digits", **(asked | {"name": "stopped"}))
+    stopped = vitrail.train(resume=asked["out"] / "stopped")
+    left, right = load_file(straight / "model.safetensors"), load_file(stopped / "model.safetensors")
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    timeless = [{k: v for k, v in row.items() if k not in ("seconds", "wait", "teach")} for row in rows(straight)]
+    assert timeless == [{k: row[k] for k in timeless[0]} for row in rows(stopped)]
+
+
+def test_a_run_goes_on_with_its_own_teacher_only(settings, files, tmp_path):
+    teacher = Path(write(tmp_path / "teacher" / "model.safetensors", seed=1))
+    run = vitrail.train("digits", **(settings | {"teacher": teacher.parent, "epochs": 1}))
+    with pytest.raises(UserError, match=r"asks for teacher .*plain\.safetensors instead of .*teacher"):
+        vitrail.train(resume=run, teacher=files["plain"])
+    write(teacher, seed=9)
+    with pytest.raises(UserError, match="is not the one with which the run began"):
+        vitrail.train(resume=run)
+    teacher.unlink()
+    with pytest.raises(UserError, match=r"The teacher cannot be used\. .* does not exist"):
+        vitrail.train(resume=run)
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    labels = (images[:, :2, 0] > 127).astype(np.float32) if task == "multilabel" else images[:, :2, 0].astype(float)
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    card = {
+        "multilabel": {"thresholds": (0.5, 0.5)},
+        "regression": {"target_mean": (9.0, 9.0), "target_std": (9.0, 9.0)},
+    }
+    teacher = write(tmp_path / "teacher.safetensors", NARROW, ("0", "1"), task=task, **card[task])
+    asked = settings | {"batch_size": 10, "epochs": 1, "task": task, "teacher": teacher}
+    run = vitrail.train(tmp_path / "data.npz", **asked)
+    assert np.isfinite(rows(run)[0]["train_loss"])
+    assert ("train_agree" in rows(run)[0]) == (task == "multilabel")
+    with pytest.raises(UserError, match="images have no single one"):
+        vitrail.train(tmp_path / "data.npz", **(asked | {"name": "hard", "distill": "hard"}))
+
+
+# Mistakes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"teacher": None, "distill": "soft"}, "--distill is for a teacher, and there is none: give --teacher"),
+        ({"teacher": None, "distill_alpha": 0.1}, "--distill-alpha is for a teacher"),
+        ({"teacher": None, "teacher_model": "vit_b16"}, "--teacher-model is for a teacher"),
+        ({"distill_tau": 2.0}, "--distill hard learns none: give --distill soft"),
+        ({"distill_alpha": 1.5}, "'distill_alpha' must be between 0 and 1"),
+        ({"distill": "soft", "distill_tau": 0.0}, "'distill_tau' must be above 0"),
+        ({"teacher": "nowhere"}, r"The teacher cannot be used\. .*nowhere does not exist"),
+        ({"teacher": "nowhere.onnx"}, r"The teacher cannot be used\. .*nowhere.onnx does not exist"),
+        ({"teacher_model": "vit_b16"}, "are a vit_nano4, not a vit_b16"),
+    ],
+)
+def test_settings_that_cannot_be(settings, given, message):
+    with pytest.raises(UserError, match=message):
+        vitrail.train("digits", **(settings | given))
+    assert not (settings["out"] / "run").exists()
+
+
+def test_a_teacher_must_know_the_classes_of_the_data(settings, tmp_path):
+    def refused(message, **teacher):
+        file = write(tmp_path / "other.safetensors", **teacher)
+        with pytest.raises(UserError, match=message):
+            vitrail.train("digits", **(settings | {"teacher": file}))
+
+    refused(r"Only it has: cat; only the data has: 9\.", classes=(*DIGITS[:9], "cat"))
+    refused(r"Only it has: ten; only the data has: none\.", classes=(*DIGITS, "ten"))
+    refused("has 5 outputs, but the data has 10 classes", classes=DIGITS[:5])
+    refused("learnt labels, but the data has classes", task="multilabel", thresholds=(0.5,) * 10)
+    refused("reads 5 channels, which cannot be made of the student's 1", config=replace(NARROW, channels=5))
+    floats = Preprocess((8, 8), 1, bits=32)
+    refused("reads floating-point images, which cannot be made of the student's 8-bit ones", preprocess=floats)
+
+
+def test_a_run_does_not_replace_its_teacher(settings):
+    run = vitrail.train("digits", **(settings | {"epochs": 1}))
+    with pytest.raises(UserError, match=r"lies in .*, the run to make"):
+        vitrail.train("digits", overwrite=True, **(settings | {"teacher": run}))
+    assert (run / "model.safetensors").exists()
