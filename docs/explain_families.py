@@ -3,8 +3,8 @@
     python docs/explain_families.py RUN…
 
 Of a Mixer its token mixing is drawn; of a Swin its windows and how far its heads look; of a PVT where they look; of a
-BiT what speaks for its answers, which is measured beside the same of the stage before its last. The page tells with
-which commands the runs were made.
+BiT what speaks for its answers. What speaks for those of a BiT and a Swin is measured, beside the same of the stage
+before the last. The page tells with which commands the runs were made.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def draw(subject: Subject) -> Iterator[Drawing]:
         yield from drawings.relevances(replace(subject, pictures=subject.pictures[1::4]))  # of every second class
 
 
-def scores(subject: Subject, model: BiT) -> None:
+def scores(subject: Subject, model: BiT | Swin) -> None:
     """How faithful the map of the last stage is to the answer, and that of the stage before, on the finer grid."""
     images = torch.cat(list(subject.sample()))[::EVERY]  # they come in the order of their classes
     with torch.inference_mode():
@@ -59,7 +59,7 @@ def scores(subject: Subject, model: BiT) -> None:
         print(f"  {name} {maps.shape[1:]}: score {measured.score.mean():+.3f}, above 0 for {better:.0%}", flush=True)
 
 
-def stage_before(model: BiT, images: Tensor, classes: NDArray[np.int64]) -> NDArray[np.float32]:
+def stage_before(model: BiT | Swin, images: Tensor, classes: NDArray[np.int64]) -> NDArray[np.float32]:
     """The map of the last stage but one, times its gradient: (B, h, w)."""
     found: list[Tensor] = []
 
@@ -70,7 +70,7 @@ def stage_before(model: BiT, images: Tensor, classes: NDArray[np.int64]) -> NDAr
     with model.layers[-2].blocks[-1].register_forward_hook(keep):
         logits = model(images)
     logits[torch.arange(len(images)), torch.from_numpy(classes)].sum().backward()
-    return (found[0] * found[0].grad).sum(dim=1).detach().numpy()
+    return (found[0] * found[0].grad).sum(dim=1 if isinstance(model, BiT) else 3).detach().numpy()
 
 
 def main(*runs: str) -> None:
@@ -80,7 +80,7 @@ def main(*runs: str) -> None:
         print(f"{name}: {subject.card.metrics}", flush=True)
         for drawing in draw(subject):
             save(drawing.figure, IMAGES / f"explain-{name}-{drawing.name.split('-')[0]}.png")
-        if isinstance(subject.model, BiT):
+        if isinstance(subject.model, BiT | Swin):
             scores(subject, subject.model)
 
 
