@@ -7,7 +7,8 @@ convolutional networks:
     Attention(Q, K, V) = softmax(Q·Kᵀ/√d + B)·V      B: learned for every offset in a window   (4)  `WindowAttention`
     z' = W-MSA(LN(z)) + z,   z = MLP(LN(z')) + z'    windows shifted in every other block      (3)  `SwinBlock`
 
-The shift is cyclic: what leaves on one side comes in at the other, and a mask keeps apart what is not adjacent.
+The shift is cyclic: what leaves on one side comes in at the other, and a mask keeps apart what is not adjacent. A map
+that needs padding is padded after the shift, as timm does: there some places of opposite edges meet in the last window.
 
 Any image size: images are padded to whole patches, maps to whole windows and to even sides before a merge. Windows are
 always whole, so the weights fit every size and nothing is resampled. Where the map is no larger than a window, it is
