@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import vitrail
 from vitrail import models
+from vitrail.errors import UserError
 from vitrail.train.checkpoint import checkpoint_path
-from vitrail.weights import open_run
+from vitrail.weights import foreign, load, open_run
 
 FAMILIES = [*models.FAMILIES, "deit"]
 
@@ -46,3 +48,49 @@ def test_it_resumes_to_the_bit(finished):
     assert len((killed / "metrics.csv").read_text().splitlines()) == 2
     vitrail.train(resume=killed)
     assert (killed / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
+# Figures that are drawn of the model itself; those of its data are drawn of all.
+ATTENTION = {"rollout", "heads", "distance"}
+FIGURES = {
+    "vit": ATTENTION | {"positions"},
+    "deit": ATTENTION | {"positions"},
+    "hybrid": ATTENTION | {"positions"},
+    "swin": ATTENTION | {"windows", "bias"},
+    "coatnet": ATTENTION | {"bias"},
+    "pvt": ATTENTION | {"positions"},
+    "pvt_v2": ATTENTION,
+    "mixer": {"mixing"},
+    "bit": set(),
+}
+
+
+def test_it_is_explained(finished):
+    family, run, _ = finished
+    explained = vitrail.explain(run)
+    drawn = {file.stem.partition("-")[0] for file in explained.files}
+    assert drawn == FIGURES[family] | {"relevance", "filters", "map", "neighbours", "wrong", "uncertain"}
+
+
+@torch.no_grad()
+def test_it_is_converted_to_what_has_a_place_for_it(finished, tmp_path):
+    _, run, _ = finished
+    model, card = open_run(run)
+    images = torch.randn(2, card.config.channels, *card.config.img_size, generator=torch.Generator().manual_seed(1))
+    names = {"vitrail": "model.safetensors", "timm": "model.safetensors", "npz": "model.npz", "hf": ""}
+    layouts = foreign.layouts(models.family(card.config))
+    for format in ["vitrail", *(format for format, layout in layouts.items() if layout.write)]:
+        path = tmp_path / format / names.get(format, "model.safetensors")
+        if format != "vitrail" and layouts[format].cannot(card.config):
+            with pytest.raises(UserError, match=f"for which {format} has no place"):
+                vitrail.convert(run, path, to=format)
+        else:
+            again = load(vitrail.convert(run, path, to=format))
+            assert torch.allclose(again(images), model(images), atol=1e-5), format
+
+
+def test_it_is_exported(finished):
+    _, run, _ = finished
+    proof = vitrail.export(run)
+    assert proof.file == run / "model.onnx"
+    assert proof.same == proof.images == 64
