@@ -302,7 +302,7 @@ def test_a_class_in_val_that_train_lacks(refuses):
         (["--recipe", "smal"], "There is no recipe 'smal'. Did you mean 'small'?"),
         (["--model", "vit_b16", "--img-size", "100"], "must be a multiple of the patch size, 16, but it is 100x100"),
         (["--img-size", "huge"], "'img_size' must be a size like 224 or 192x256, but it is 'huge'."),
-        (["--epochs", "0"], "'epochs' must be at least 1, but it is 0."),
+        (["--epochs", "0"], "'epochs' must be above 0, but it is 0."),
         (["--weights", "nowhere"], "nowhere is neither a run folder nor a weights file"),
         (["--device", "cuda:77"], "The device 'cuda:77' cannot be used"),
         (["--grad-accum-steps", "1000"], "Lower --grad-accum-steps"),
@@ -368,7 +368,7 @@ def test_a_corrupt_checkpoint_and_corrupt_weights(refuses, trained):
         (["models", "resnet"], "No model has 'resnet' in its name."),
         (["recipes", "diet"], "There is no recipe 'diet'. Did you mean 'deit'?"),
         (["recipes", "deit", "nowhere"], "There is no data 'nowhere'"),
-        (["recipes", "deit", "--epochs", "0"], "'epochs' must be at least 1"),
+        (["recipes", "deit", "--epochs", "0"], "'epochs' must be above 0"),
     ],
     ids=str,
 )
@@ -385,7 +385,7 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
         ("train digits --lrr=3", "There is no option '--lrr' of `vitrail train`. Did you mean '--lr'?"),
         ("train digits --learning-rate 3", "There is no option '--learning-rate' of `vitrail train`."),
         ("evaluate run --spilt val", "There is no option '--spilt' of `vitrail evaluate`. Did you mean '--split'?"),
-        ("train digits --epochs ten", "'--epochs' must be a whole number, but it is 'ten'."),
+        ("train digits --epochs ten", "'--epochs' must be a number, but it is 'ten'."),
         ("train digits --opt sgd -b=x", "'-b' must be a whole number, but it is 'x'."),
         ("train digits --val-fraction much", "'--val-fraction' must be a number, but it is 'much'."),
         (

@@ -32,7 +32,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace", watched)
-        run = vitrail.train("digits", model=request.param, epochs=2, batch_size=128, out=folder, name="run")
+        run = vitrail.train("digits", model=request.param, epochs=2, out=folder, name="run")
     return request.param, run, killed
 
 

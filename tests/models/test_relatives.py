@@ -198,7 +198,7 @@ def test_attention_weights_are_those_that_forward_applies(attention, arguments, 
     monkeypatch.setattr(F, "scaled_dot_product_attention", attend)
     assert distance(attention(*arguments), expected) < TOLERANCE
     weights = attention.weights(*arguments)
-    assert distance(weights, applied[0]) < TOLERANCE
+    assert distance(weights.flatten(1, -3), applied[0].flatten(1, -3)) < TOLERANCE  # windows and heads may be one
     assert weights.std() > 0.1 * weights.mean()  # not merely uniform
 
 

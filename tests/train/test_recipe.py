@@ -83,6 +83,8 @@ def test_nothing_is_left_unresolved(recipe, images):
         "label_column",
         "time_budget",
         "freeze",
+        "teacher",
+        "teacher_model",
     }
     assert config.recipe == recipe
     assert config.optim.warmup_epochs < config.optim.epochs
@@ -268,7 +270,7 @@ def test_another_model_than_that_of_the_weights_is_refused(trained):
         ({"model": "vit_b16", "img_size": 100}, "must be a multiple of the patch size, 16, but it is 100x100"),
         ({"weights": "nowhere"}, "nowhere is neither a run folder nor a weights file"),
         ({"device": "gpu"}, "The device 'gpu' cannot be used"),
-        ({"epochs": 0}, "'epochs' must be above 0, but it is 0.0."),
+        ({"epochs": 0}, "'epochs' must be above 0, but it is 0."),
         ({"epochs": 3, "warmup_epochs": 4.0}, "'warmup_epochs' must be between 0 and the number of epochs"),
         ({"warmup_epochs": -1.0}, "'warmup_epochs'"),
         ({"batch_size": 0}, "'batch_size' must be at least 1"),

@@ -255,7 +255,7 @@ def check(config: TrainConfig) -> TrainConfig:
     ]
     for name, value, fine, rule in rules:
         if not fine:
-            raise UserError(f"'{name}' must be {rule}, but it is {value}.")
+            raise UserError(f"'{name}' must be {rule}, but it is {f'{value:g}' if type(value) is float else value}.")
     for name, option in options(TransferConfig).items():
         if config.weights is None and getattr(t, name) != option.default:
             raise UserError(f"--{name.replace('_', '-')} is for trained weights, and there are none: give --weights.")
