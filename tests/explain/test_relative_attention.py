@@ -286,6 +286,14 @@ def test_relevance_of_a_hybrid_is_that_of_its_vit():
     np.testing.assert_allclose(rollout(hybrid, images), rollout(vit, images), atol=1e-7)
 
 
+def test_relevance_keeps_no_graph_of_the_resnet():
+    hybrid = build(CONFIGS["hybrid"])
+    graphs = []
+    with hybrid.patch_embed.register_forward_hook(lambda _, __, output: graphs.append(output.requires_grad)):
+        relevance(hybrid, batch(hybrid), 0)
+    assert graphs == [False]
+
+
 @pytest.mark.parametrize("name", ["bit_nano", "mixer_nano"])
 def test_a_family_without_attention_is_told(name):
     model = create(name, classes=2, channels=1)

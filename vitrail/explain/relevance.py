@@ -109,30 +109,29 @@ def _explain(
 def _forward(vit: ViT | Hybrid, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
     """What enters every block, what leaves the last, the logits, and what attention pooling reads.
 
-    Only from the last block on is the graph kept: the blocks are cut apart by hooks.
+    The graph begins where the last block ends: that of what comes before, such as a ResNet, could be large.
     """
     inputs: list[Tensor] = []
     last: list[Tensor] = []
 
     thread = threading.get_ident()  # others may use the model at the same time
 
-    def cut(_: nn.Module, args: tuple[Tensor]) -> Tensor | None:
-        if threading.get_ident() != thread:
-            return None
-        inputs.append(args[0].detach())
-        return inputs[-1]
+    def keep(_: nn.Module, args: tuple[Tensor]) -> None:
+        if threading.get_ident() == thread:
+            inputs.append(args[0].detach())
 
     def end(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor | None:
         if threading.get_ident() != thread:
             return None
+        torch.set_grad_enabled(True)  # until the end of `no_grad`
         last.append(output.detach().requires_grad_())
         return last[-1]
 
-    hooks = [block.register_forward_pre_hook(cut) for block in vit.blocks]
+    hooks = [block.register_forward_pre_hook(keep) for block in vit.blocks]
     hooks.append(vit.blocks[-1].register_forward_hook(end))
     pool = _pool(vit)
     try:
-        with _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
+        with torch.no_grad(), _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
             logits = vit.forward(images)  # not by call: a compiled model would not notice the hooks
     finally:
         for hook in hooks:
