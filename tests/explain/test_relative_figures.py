@@ -19,6 +19,7 @@ from vitrail.explain import (
     faithfulness,
     mixing_maps,
     patch_filters,
+    position_similarity,
     relevance,
     stage_biases,
     stage_similarities,
@@ -203,6 +204,12 @@ def test_every_stage_of_a_pvt_has_positions():
     rows = model.pos_embed2.detach()[0, 1:].double()  # without the class token's
     cosine = nn.functional.cosine_similarity(rows[3], rows[4], dim=0)
     assert last[1, 1, 2, 0] == pytest.approx(float(cosine), abs=1e-6)
+
+
+def test_positions_of_a_compiled_hybrid_are_its_own():
+    model = tiny("hybrid")
+    compiled = torch.compile(model, backend="eager")
+    np.testing.assert_array_equal(position_similarity(compiled), position_similarity(model))
 
 
 # Mixing

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ from vitrail.models.vit import ViT
 
 Attentive = ViT | Hybrid | Swin | PVT | PVTv2 | CoAtNet
 AnyAttention = Attention | WindowAttention | ReducedAttention | RelativeAttention
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +86,9 @@ class Tokens:
 Layout = Tokens | Windows
 
 
-def original(model: Attentive) -> Attentive:
+def original(model: AnyModule) -> AnyModule:
     """The model itself, if torch.compile has wrapped it."""
-    return cast(Attentive, getattr(model, "_orig_mod", model))
+    return cast(AnyModule, getattr(model, "_orig_mod", model))
 
 
 def attentions(model: nn.Module) -> list[AnyAttention]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.explain.gradients import Classes, class_maps, numbers
-from vitrail.explain.layout import shares
+from vitrail.explain.layout import original, shares
 from vitrail.models import Model
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.layers import Attention, AttentionPool, Block
@@ -41,9 +41,9 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
     explained. In a ViT and a hybrid a patch that speaks against the class has 0. In the families whose answer is read
     from a map it is below 0, and the patches are the places of that map: see `gradients.py`.
     """
-    vit = next((part for part in model.modules() if isinstance(part, ViT | Hybrid)), None)  # within torch.compile's
-    if vit is None:
-        return class_maps(model, images, classes, instead)
+    vit = original(model)
+    if not isinstance(vit, ViT | Hybrid):
+        return class_maps(vit, images, classes, instead)
     chosen = numbers(classes, len(images), vit.config.classes)
     other = None if instead is None else numbers(instead, len(images), vit.config.classes)
     step = max(_ROOM // _cost(vit), 1)
