@@ -253,6 +253,14 @@ PLACES = {
 }
 
 
+def test_a_coatnet_that_only_convolves_is_drawn_without_attention(digits, tmp_path):
+    model = randomise(build(CoAtNetConfig((16, 32), (1, 1), 8, convs=2, shrink=False, **SIZE)))
+    files = sorted((digits / "3").glob("*.png"))[:1]
+    result = vitrail.explain(model_file(tmp_path, model), files, out=tmp_path / "out")
+    assert [file.stem for file in result.files] == ["relevance", "filters"]
+    assert any("it has no attention" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("name", list(TINY))
 def test_every_family_is_drawn(name, digits, tmp_path):
     model = tiny(name)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TypeVar, cast
+from typing import TypeGuard, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -89,6 +89,11 @@ Layout = Tokens | Windows
 def original(model: AnyModule) -> AnyModule:
     """The model itself, if torch.compile has wrapped it."""
     return cast(AnyModule, getattr(model, "_orig_mod", model))
+
+
+def attends(model: nn.Module) -> TypeGuard[Attentive]:
+    """Whether there is attention to show: a BiT and a Mixer have none, nor has a CoAtNet whose stages all convolve."""
+    return isinstance(model, Attentive) and any(isinstance(module, AnyAttention) for module in model.modules())
 
 
 def attentions(model: nn.Module) -> list[AnyAttention]:
