@@ -234,7 +234,8 @@ def filters(components: Array, title: str = "Patch filters", kind: str = "princi
     Those of three channels are in colour; of any other number there is a row for each one, a tile for each band.
     """
     count, _, _, channels = components.shape
-    scaled = components / np.abs(components).max(axis=(1, 2, 3), keepdims=True) / 2 + 0.5
+    most = np.maximum(np.abs(components).max(axis=(1, 2, 3), keepdims=True), 1e-12)  # a filter may have died
+    scaled = components / most / 2 + 0.5
     plain = channels in (1, 3)
     columns = min(7, count) if plain else channels
     rows = -(-count // columns) if plain else count
