@@ -71,6 +71,11 @@ def test_a_single_patch_has_positions_to_draw():
     figures.similarity(np.ones((1, 1, 1, 1), np.float32)).canvas.draw()
 
 
+def test_a_filter_that_died_is_drawn_grey():
+    drawn = figures.filters(np.zeros((1, 4, 4, 1), np.float32)).axes[0].images[0].get_array()
+    assert (drawn == 0.5).all()
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3, 6])
 def test_filters_of_any_number_of_bands(channels):
     components = RNG.standard_normal((9, 4, 4, channels)).astype(np.float32)

@@ -286,6 +286,14 @@ def test_relevance_of_a_hybrid_is_that_of_its_vit():
     np.testing.assert_allclose(rollout(hybrid, images), rollout(vit, images), atol=1e-7)
 
 
+def test_relevance_keeps_no_graph_of_the_resnet():
+    hybrid = build(CONFIGS["hybrid"])
+    graphs = []
+    with hybrid.patch_embed.register_forward_hook(lambda _, __, output: graphs.append(output.requires_grad)):
+        relevance(hybrid, batch(hybrid), 0)
+    assert graphs == [False]
+
+
 @pytest.mark.parametrize("name", ["bit_nano", "mixer_nano"])
 def test_a_family_without_attention_is_told(name):
     model = create(name, classes=2, channels=1)
@@ -304,7 +312,8 @@ def test_coarser_maps_cover_the_patches_that_were_merged_in_them():
     assert (second[4:] == 1).all()
     assert np.isnan(drawn[:tall, wide + gap :].filled(np.nan)).all()  # the first layer has no second head
     assert [patch.get_bbox().bounds for patch in left.patches] == [(4, 5, 1, 1)]
-    assert [round(patch.get_width() / size) for patch in right.patches] == [1, 8, 8]
+    framed = [tuple(round(n / size) for n in (patch.get_width(), patch.get_height())) for patch in right.patches]
+    assert framed == [(1, 1), (5, 3), (5, 3)]  # of 4 by 8 patches, those that there are
     assert [label.get_text() for label in right.get_yticklabels()] == ["7×5   1", "2×1   2"]
 
 

@@ -19,6 +19,7 @@ from vitrail.explain import (
     faithfulness,
     mixing_maps,
     patch_filters,
+    position_similarity,
     relevance,
     stage_biases,
     stage_similarities,
@@ -205,6 +206,12 @@ def test_every_stage_of_a_pvt_has_positions():
     assert last[1, 1, 2, 0] == pytest.approx(float(cosine), abs=1e-6)
 
 
+def test_positions_of_a_compiled_hybrid_are_its_own():
+    model = tiny("hybrid")
+    compiled = torch.compile(model, backend="eager")
+    np.testing.assert_array_equal(position_similarity(compiled), position_similarity(model))
+
+
 # Mixing
 
 
@@ -244,6 +251,14 @@ PLACES = {
     "mixer": {"mixing"},
     "hybrid": {"positions"},
 }
+
+
+def test_a_coatnet_that_only_convolves_is_drawn_without_attention(digits, tmp_path):
+    model = randomise(build(CoAtNetConfig((16, 32), (1, 1), 8, convs=2, shrink=False, **SIZE)))
+    files = sorted((digits / "3").glob("*.png"))[:1]
+    result = vitrail.explain(model_file(tmp_path, model), files, out=tmp_path / "out")
+    assert [file.stem for file in result.files] == ["relevance", "filters"]
+    assert any("it has no attention" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("name", list(TINY))

@@ -44,6 +44,21 @@ def test_what_windows_see_lies_where_the_layer_has_it(grid, shifted):
     assert weights[0].numel() == layout.size
 
 
+@pytest.mark.parametrize("grid", [(8, 12), (7, 7), (9, 5), (5, 10), (3, 11)])
+def test_even_distance_is_that_of_layers_that_see_all_alike(grid):
+    """In a shifted layer whose map is padded, places of opposite edges see each other."""
+    model = Swin(SwinConfig((8,), (2,), (2,), window=4, patch=1, img_size=grid, channels=1, classes=3))
+    for layer in attentions(model):
+        for parameter in layer.parameters():
+            torch.nn.init.zeros_(parameter)
+    far = attention_distance(model, [torch.randn(1, 1, *grid)])
+    np.testing.assert_allclose(even_distance(model), far[:, 0], rtol=1e-5)
+
+
+def test_parts_of_a_window_that_are_kept_apart_have_an_edge_between_them():
+    assert Windows((7, 9), 1, 1, 4, (2, 2)).edges() == ([0, 1, 2, 6, 7], [0, 1, 2, 6, 9])
+
+
 @pytest.mark.parametrize(("shift", "expected"), [((0, 0), [0, 4, 8, 10]), ((2, 2), [0, 2, 6, 10])])
 def test_windows_are_cut_where_they_begin(shift, expected):
     down, across = Windows((10, 12), 1, 1, 4, shift).edges()

@@ -26,7 +26,7 @@ from vitrail.explain.attention import (
 )
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.filters import first_filters
-from vitrail.explain.layout import Attentive, window_layouts
+from vitrail.explain.layout import Attentive, attends, window_layouts
 from vitrail.explain.positions import position_similarity, relative_bias
 from vitrail.explain.relevance import relevance
 from vitrail.explain.relevance_figure import Pane
@@ -72,7 +72,7 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         against = shown.instead is not None
         maps = relevance(shown.model, images, first, other if against else None)
         others = relevance(shown.model, images, other, first if against else None)
-        flow = rollout(shown.model, images) if isinstance(shown.model, Attentive) else None
+        flow = rollout(shown.model, images) if attends(shown.model) else None
         settings = {"seed": shown.seed, "batch_size": shown.batch_size}
         measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
         names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes

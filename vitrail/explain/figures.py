@@ -125,14 +125,15 @@ def heads(
     _number(right, len(layers), count, "layer", "head", names=(_named(maps, layers), np.arange(count) + 1))
     right.set_anchor("NW")
     if patch is not None:
-        _mark(left, patch, 1, 1, 0, 0, 2.0)
+        _mark(left, patch, 1, 1, 2.0)
         tall, wide, gap = _spacing(h, w)
         for row, layer in enumerate(layers):
             times = _times(maps[layer].shape[1:], (h, w))
-            here = patch[0] // times[0], patch[1] // times[1]
+            y, x = (place // n * n for place, n in zip(patch, times, strict=True))
+            covered = min(times[0], h - y), min(times[1], w - x)  # the last patch of a side may cover fewer
             for column in range(min(len(maps[layer]), count)):
-                size = times[0] * tall / h, times[1] * wide / w
-                _mark(right, here, *size, row * (tall + gap), column * (wide + gap), 0.8)
+                corner = row * (tall + gap) + y * tall / h, column * (wide + gap) + x * wide / w
+                _mark(right, corner, covered[0] * tall / h, covered[1] * wide / w, 0.8)
     return figure
 
 
@@ -233,7 +234,8 @@ def filters(components: Array, title: str = "Patch filters", kind: str = "princi
     Those of three channels are in colour; of any other number there is a row for each one, a tile for each band.
     """
     count, _, _, channels = components.shape
-    scaled = components / np.abs(components).max(axis=(1, 2, 3), keepdims=True) / 2 + 0.5
+    most = np.maximum(np.abs(components).max(axis=(1, 2, 3), keepdims=True), 1e-12)  # a filter may have died
+    scaled = components / most / 2 + 0.5
     plain = channels in (1, 3)
     columns = min(7, count) if plain else channels
     rows = -(-count // columns) if plain else count
@@ -316,11 +318,10 @@ def _number(
     axes.set_xlabel(column)
 
 
-def _mark(axes: Axes, patch: tuple[int, int], tall: float, wide: float, y: float, x: float, line: float) -> None:
-    """Frames a patch of a picture or tile whose corner is at (y, x)."""
-    row, column = patch
-    corner = (x + column * wide, y + row * tall)
-    axes.add_patch(Rectangle(corner, wide, tall, fill=False, edgecolor=MARK, linewidth=line, clip_on=False))
+def _mark(axes: Axes, corner: tuple[float, float], tall: float, wide: float, line: float) -> None:
+    """Frames a patch of a picture or tile whose upper left corner is at (y, x)."""
+    y, x = corner
+    axes.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=MARK, linewidth=line, clip_on=False))
 
 
 def _bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> None:

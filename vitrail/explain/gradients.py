@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
+from vitrail.explain.layout import original
 from vitrail.models import Model, head
 from vitrail.models.bit import BiT
 from vitrail.models.coatnet import CoAtNet
@@ -49,7 +50,7 @@ def class_maps(model: Model, images: Tensor, classes: Classes, instead: Classes 
 
     Below 0 it speaks against the class. With `instead`, the difference of the two logits is explained.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped: hooks may be missing in compiled code
+    model = original(model)  # hooks may be missing in compiled code
     chosen = numbers(classes, len(images), model.config.classes)
     other = None if instead is None else numbers(instead, len(images), model.config.classes)
     training = model.training

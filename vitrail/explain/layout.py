@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import cast
+from typing import TypeGuard, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,7 @@ from vitrail.models.vit import ViT
 
 Attentive = ViT | Hybrid | Swin | PVT | PVTv2 | CoAtNet
 AnyAttention = Attention | WindowAttention | ReducedAttention | RelativeAttention
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +86,14 @@ class Tokens:
 Layout = Tokens | Windows
 
 
-def original(model: Attentive) -> Attentive:
+def original(model: AnyModule) -> AnyModule:
     """The model itself, if torch.compile has wrapped it."""
-    return cast(Attentive, getattr(model, "_orig_mod", model))
+    return cast(AnyModule, getattr(model, "_orig_mod", model))
+
+
+def attends(model: nn.Module) -> TypeGuard[Attentive]:
+    """Whether there is attention to show: a BiT and a Mixer have none, nor has a CoAtNet whose stages all convolve."""
+    return isinstance(model, Attentive) and any(isinstance(module, AnyAttention) for module in model.modules())
 
 
 def attentions(model: nn.Module) -> list[AnyAttention]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.errors import UserError
+from vitrail.explain.layout import original
 from vitrail.models.coatnet import CoAtNet, RelPos
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.position import Grid, RelativeBias
@@ -20,6 +21,7 @@ Array = NDArray[np.float32]
 
 def position_similarity(model: ViT | Hybrid) -> Array:
     """Cosine similarities of the position embeddings of all pairs of patches: (h, w, h, w), figure 7 of the paper."""
+    model = original(model)
     positions = model.pos_embed if isinstance(model, Hybrid) else model.positions()
     if positions is None:
         if isinstance(model, ViT) and model.config.pos == "relative":

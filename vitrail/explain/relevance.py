@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.explain.gradients import Classes, class_maps, numbers
-from vitrail.explain.layout import shares
+from vitrail.explain.layout import original, shares
 from vitrail.models import Model
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.layers import Attention, AttentionPool, Block
@@ -41,9 +41,9 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
     explained. In a ViT and a hybrid a patch that speaks against the class has 0. In the families whose answer is read
     from a map it is below 0, and the patches are the places of that map: see `gradients.py`.
     """
-    vit = next((part for part in model.modules() if isinstance(part, ViT | Hybrid)), None)  # within torch.compile's
-    if vit is None:
-        return class_maps(model, images, classes, instead)
+    vit = original(model)
+    if not isinstance(vit, ViT | Hybrid):
+        return class_maps(vit, images, classes, instead)
     chosen = numbers(classes, len(images), vit.config.classes)
     other = None if instead is None else numbers(instead, len(images), vit.config.classes)
     step = max(_ROOM // _cost(vit), 1)
@@ -109,30 +109,29 @@ def _explain(
 def _forward(vit: ViT | Hybrid, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
     """What enters every block, what leaves the last, the logits, and what attention pooling reads.
 
-    Only from the last block on is the graph kept: the blocks are cut apart by hooks.
+    The graph begins where the last block ends: that of what comes before, such as a ResNet, could be large.
     """
     inputs: list[Tensor] = []
     last: list[Tensor] = []
 
     thread = threading.get_ident()  # others may use the model at the same time
 
-    def cut(_: nn.Module, args: tuple[Tensor]) -> Tensor | None:
-        if threading.get_ident() != thread:
-            return None
-        inputs.append(args[0].detach())
-        return inputs[-1]
+    def keep(_: nn.Module, args: tuple[Tensor]) -> None:
+        if threading.get_ident() == thread:
+            inputs.append(args[0].detach())
 
     def end(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor | None:
         if threading.get_ident() != thread:
             return None
+        torch.set_grad_enabled(True)  # until the end of `no_grad`
         last.append(output.detach().requires_grad_())
         return last[-1]
 
-    hooks = [block.register_forward_pre_hook(cut) for block in vit.blocks]
+    hooks = [block.register_forward_pre_hook(keep) for block in vit.blocks]
     hooks.append(vit.blocks[-1].register_forward_hook(end))
     pool = _pool(vit)
     try:
-        with _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
+        with torch.no_grad(), _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
             logits = vit.forward(images)  # not by call: a compiled model would not notice the hooks
     finally:
         for hook in hooks:

@@ -29,7 +29,7 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
-from vitrail.explain.layout import Attentive
+from vitrail.explain.layout import Attentive, attends
 from vitrail.models import Model
 from vitrail.weights import Card, home, open_card, open_run
 
@@ -100,7 +100,7 @@ class Subject:
     @property
     def attentive(self) -> Attentive:
         """The model, for figures of its attention; a UserError if it has none."""
-        if not isinstance(self.model, Attentive):
+        if not attends(self.model):
             raise UserError(f"What a model attends to cannot be drawn of a {self.card.model}: it has no attention.")
         return self.model
 

@@ -43,9 +43,10 @@ class Windows:
     @property
     def even(self) -> float:
         """The attention distance, in pixels, of a head that looks at all of each window alike."""
-        down, across = ([end - begin for begin, end in pairwise(edges)] for edges in self.edges())
-        far = sum(h * w * _mean_distance(h, w) for h in down for w in across)
-        return far * self.pixels / (self.grid[0] * self.grid[1])
+        down, across = (self._parts(side, by) for side, by in zip(self.grid, self.shift, strict=True))
+        parts = self._cut(down[:, None] * (int(across.max()) + 1) + across)  # W n
+        together = parts[:, :, None] == parts[:, None]
+        return self.distance(together[None, :, None].float()).item()
 
     def follow(self, rows: Tensor, weights: Tensor) -> Tensor:
         """What is reached from tokens that count as `rows` say, (B or 1, N), in each head: (B, H, N)."""
@@ -65,16 +66,18 @@ class Windows:
         return (y[:, None] * self.grid[1] + x).flatten()
 
     def edges(self) -> tuple[list[int], list[int]]:
-        """The rows and the columns of the map at which windows begin, and its ends."""
-        down, across = (
-            [
-                0,
-                *(i for i in range(1, side) if (i - by) % side // self.window != (i - 1 - by) % side // self.window),
-                side,
-            ]
-            for side, by in zip(self.grid, self.shift, strict=True)
-        )
+        """The rows and the columns of the map at which windows or their parts begin, and its ends."""
+        parts = (self._parts(side, by)[:side].roll(by) for side, by in zip(self.grid, self.shift, strict=True))
+        down, across = ([0, *(1 + part.diff().nonzero().flatten()).tolist(), len(part)] for part in parts)
         return down, across
+
+    def _parts(self, side: int, by: int) -> Tensor:
+        """Along a side that was shifted and padded, numbers that are equal where tokens of a window may see each other.
+
+        The layer keeps apart what the shift brings into the last window; padding moves that away from the edges.
+        """
+        place = torch.arange(-(-side // self.window) * self.window)
+        return 2 * (place // self.window) + (place >= len(place) - by)
 
     def _join(self, windows: Tensor) -> Tensor:
         """Values of the tokens of windows, (B, W, H, n), where they are in the picture: (B, H, N)."""
@@ -85,8 +88,12 @@ class Windows:
         """Which token, counted row by row, is at each place of each window, or -1 where it is padding: (W, n)."""
         (h, w), n = self.grid, self.window
         numbers = torch.arange(h * w).reshape(h, w).roll((-self.shift[0], -self.shift[1]), dims=(0, 1))
-        whole = F.pad(numbers, (0, -w % n, 0, -h % n), value=-1)
-        return whole.reshape(-(-h // n), n, -(-w // n), n).transpose(1, 2).reshape(-1, n * n)
+        return self._cut(F.pad(numbers, (0, -w % n, 0, -h % n), value=-1))
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        """A padded map in windows, row by row: (W, n)."""
+        n = self.window
+        return whole.reshape(len(whole) // n, n, -1, n).transpose(1, 2).reshape(-1, n * n)
 
     @cached_property
     def _place(self) -> Tensor:
@@ -98,9 +105,3 @@ class Windows:
         """Pixels between the tokens of each window, for all heads alike: (W, 1, n, n)."""
         y, x = (self._tokens // self.grid[1]) * float(self.pixels), (self._tokens % self.grid[1]) * float(self.pixels)
         return torch.hypot(y[:, :, None] - y[:, None], x[:, :, None] - x[:, None])[:, None]
-
-
-def _mean_distance(h: int, w: int) -> float:
-    """Between the centres of all pairs of h·w tokens."""
-    y, x = torch.arange(h, dtype=torch.float32).repeat_interleave(w), torch.arange(w, dtype=torch.float32).repeat(h)
-    return torch.hypot(y[:, None] - y, x[:, None] - x).mean().item()

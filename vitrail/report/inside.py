@@ -11,7 +11,7 @@ from vitrail.data.loader import batches
 from vitrail.errors import UserError
 from vitrail.explain import attention_distance, position_similarity, relative_bias
 from vitrail.explain.filters import Filters, first_filters
-from vitrail.explain.layout import Attentive
+from vitrail.explain.layout import attends
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.vit import ViT
 from vitrail.report import charts
@@ -43,7 +43,7 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
         return Inside()
     which = first_filters(model)
     found = Inside(filters=album.add(tiles(which.values, 7), exact=True), which=which)
-    if facts.data is not None and isinstance(model, Attentive):
+    if facts.data is not None and attends(model):
         split = reads(facts.data.splits["val"], facts)
         images = min(_DISTANCE_IMAGES, len(split))
         read_ahead = batches(split, card.preprocess, 32, workers, range(images))
