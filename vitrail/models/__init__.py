@@ -143,9 +143,11 @@ def _of_any_patch(short: str) -> ViTConfig | None:
 
 def is_meant(name: str, asked: str) -> bool:
     """Whether a model, by its short name, is the one that is asked for by any spelling, or one of the family."""
-    if asked in FAMILIES or asked == "deit":
-        return name.startswith(f"{asked}_") or (name in CONFIGS and family(CONFIGS[name]) == asked)
-    return canonical(asked)[0] == name
+    if asked == "deit":
+        return name.startswith("deit_")
+    if asked in FAMILIES:  # what is not listed is called by its family, or is a ViT of another size
+        return asked == (family(CONFIGS[name]) if name in CONFIGS else name if name in FAMILIES else "vit")
+    return name == asked or name == canonical(asked)[0]
 
 
 _ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name
