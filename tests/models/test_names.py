@@ -77,6 +77,7 @@ DEIT_AND_DINOV2 = [
     ("deit_ti16", "deit_ti16", 224, "cls_dist", 0),
     ("deit_nano4", "deit_nano4", 32, "cls_dist", 0),
     ("deit_l16", "deit_l16", 224, "cls_dist", 0),
+    ("deit_b16_384", "deit_b16", 384, "cls_dist", 0),
     ("deit_tiny_distilled_patch16_224", "deit_ti16", 224, "cls_dist", 0),
     ("deit_base_distilled_patch16_384.fb_in1k", "deit_b16", 384, "cls_dist", 0),
     ("facebook/deit-base-distilled-patch16-224", "deit_b16", 224, "cls_dist", 0),
