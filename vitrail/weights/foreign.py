@@ -131,7 +131,8 @@ def settings(weights: Weights, folder: Path | None, like: ModelConfig | None = N
             raise UserError(f"{path} does not say what it should: {error!r}.") from error
     alike = {}
     if like is not None and family(like) == weights.family:
-        alike = {f.name: getattr(like, f.name) for f in fields(like) if f.name in UNSEEN}
+        # Also whether a class token without a position stays so, or gets one that adds nothing.
+        alike = {f.name: getattr(like, f.name) for f in fields(like) if f.name in (*UNSEEN, "pos")}
     shown = {"heads": npz.heads(weights.tensors.shapes)} if weights.format == "npz" else {}
     return replace(beside, fields={**alike, **beside.fields, **_coerced(weights.family, shown)})
 
