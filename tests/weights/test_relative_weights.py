@@ -407,6 +407,12 @@ def test_a_card_of_another_family_is_refused(tmp_path):
         open_run(path)
 
 
+def test_a_merge_of_tokens_alone_is_no_swin():
+    state = {"patch_embed.proj.weight": (32, 1, 2, 2), "layers.0.downsample.reduction.weight": (64, 128)}
+    with pytest.raises(UserError, match=r"is no whole Swin: layers\.0\.blocks\.0\.attn.* is missing"):
+        load({name: torch.zeros(shape) for name, shape in state.items()})
+
+
 def test_the_image_size_and_preprocessing_are_as_usual_where_nothing_says_them(tmp_path):
     with torch.device("meta"):
         state = models.create("swin_b_w12").state_dict()
