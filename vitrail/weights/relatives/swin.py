@@ -147,7 +147,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
 
 def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """Nothing that the tensors do not show; what our Swins do not have is refused."""
-    check_act(document, "gelu")
+    check_act(document)
     return {}
 
 
