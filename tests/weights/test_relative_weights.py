@@ -294,6 +294,16 @@ def test_our_own_tensors_need_no_card(config):
     assert again.config == small.config
 
 
+def test_whether_a_coatnets_stem_shrinks_is_as_something_tells_it(tmp_path):
+    small = models.create("coatnet_nano", classes=3)
+    assert load(small.state_dict()).config == small.config  # a listed model
+    model = models.build(replace(COATNET, shrink=False, img_size=(16, 16)))
+    start_from(model.state_dict(), models.build(model.config), NAMES)  # the model to train
+    path = keep(model, tmp_path / "own.safetensors")
+    with pytest.raises(UserError, match="reshaped    shrink: False, not True"):
+        start_from(path, models.build(replace(COATNET, img_size=(32, 32))), NAMES)
+
+
 # Others than those that are asked for
 
 

@@ -39,7 +39,7 @@ _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 # What only pre-training needs: mask tokens, MAE's decoder, the projection heads of DINO and iBOT.
 _PRETRAINING = re.compile(r"(mask_token|decoder[._]|head\.(mlp|last_layer)|(dino|ibot)_head|student\.)")
 _ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name
-UNSEEN = ("heads", "groups")  # numbers of an architecture that no tensor shows
+UNSEEN = ("heads", "groups", "shrink")  # what of an architecture no tensor shows
 
 
 def layouts(name: str) -> dict[Format, Layout]:
