@@ -158,12 +158,16 @@ def family(config: ModelConfig) -> str:
     return next(name for name, (kind, _) in FAMILIES.items() if isinstance(config, kind))
 
 
+def shape(config: ModelConfig) -> dict[str, Any]:
+    """What makes a model that of its name: all but what it may have of any value."""
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _ANY}
+
+
 def name_of(config: ModelConfig) -> str:
     """The name of a model of this size; one of another size is called by its family, a ViT by its width and depth."""
     if not isinstance(config, ViTConfig):
-        shape = [f.name for f in fields(config) if f.name not in _ANY]
         for name, other in CONFIGS.items():
-            if type(other) is type(config) and all(getattr(other, key) == getattr(config, key) for key in shape):
+            if type(other) is type(config) and shape(other) == shape(config):
                 return name
         return family(config)
     for name, listed in _DEIT3.items():
