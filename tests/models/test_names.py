@@ -77,6 +77,7 @@ DEIT_AND_DINOV2 = [
     ("deit_ti16", "deit_ti16", 224, "cls_dist", 0),
     ("deit_nano4", "deit_nano4", 32, "cls_dist", 0),
     ("deit_l16", "deit_l16", 224, "cls_dist", 0),
+    ("deit_b16_384", "deit_b16", 384, "cls_dist", 0),
     ("deit_tiny_distilled_patch16_224", "deit_ti16", 224, "cls_dist", 0),
     ("deit_base_distilled_patch16_384.fb_in1k", "deit_b16", 384, "cls_dist", 0),
     ("facebook/deit-base-distilled-patch16-224", "deit_b16", 224, "cls_dist", 0),
@@ -230,3 +231,26 @@ def test_sizes_may_be_given_in_any_form(size):
 def test_options_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         models.configure("vit_b16", **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "meant"),
+    [
+        ("vit_b16", "google/vit-base-patch16-384", True),
+        ("vit_b16", "vit_b32", False),
+        ("pvt_ti", "pvt", True),
+        ("pvt_v2_b0", "pvt", False),
+        ("pvt_v2_b0", "pvt_v2", True),
+        ("swin", "swin", True),  # of a size that has no name
+        ("swin", "vit", False),
+        ("vit_w32d2p4", "vit_w32d2p4", True),
+        ("vit_w32d2p4", "vit", True),
+        ("deit_l16", "vit", True),
+        ("deit_l16", "deit", True),
+        ("deit3_s16", "vit", True),
+        ("deit3_s16", "deit", False),
+        ("vit_b16", "deit", False),
+    ],
+)
+def test_a_model_is_meant_by_its_names_and_by_its_family(name, asked, meant):
+    assert models.is_meant(name, asked) == meant

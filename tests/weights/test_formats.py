@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
 import peers
 import pytest
 import torch
-from peers import TOLERANCE, distance, hf_vit, images, jax_arrays, jax_forward, randomise, timm_features, timm_vit
+from peers import (
+    TOLERANCE,
+    distance,
+    hf_vit,
+    identical,
+    images,
+    jax_arrays,
+    jax_forward,
+    randomise,
+    timm_features,
+    timm_vit,
+)
 from safetensors.torch import save_file
 
 import vitrail
@@ -70,6 +82,21 @@ def test_timm(config, options):
     x = images(config)
     assert distance(model.embed(x), timm_features(theirs, x)) < TOLERANCE
     assert distance(model(x), theirs(x)) < TOLERANCE
+
+
+@torch.no_grad()
+def test_deit3_of_its_authors_keeps_its_positions_where_it_is_asked_for():
+    config = replace(DINOV2, pos="patches")
+    theirs = timm_vit(config, no_embed_class=True)
+    files = {re.sub(r"ls(\d)\.gamma", r"gamma_\1", name): value for name, value in theirs.state_dict().items()}
+    read = peers.timm("timm.models.vision_transformer").checkpoint_filter_fn
+    assert identical(read({"model": files}, theirs, adapt_layer_scale=True), theirs.state_dict())
+    model = load({"model": files}, model=config)
+    assert model.config == config
+    assert distance(model(images(config)), theirs(images(config))) < TOLERANCE
+    fresh = build(config)
+    start_from({"model": files}, fresh, tuple("01234"))
+    assert identical(fresh.state_dict(), model.state_dict())
 
 
 @torch.no_grad()

@@ -294,6 +294,16 @@ def test_our_own_tensors_need_no_card(config):
     assert again.config == small.config
 
 
+def test_whether_a_coatnets_stem_shrinks_is_as_something_tells_it(tmp_path):
+    small = models.create("coatnet_nano", classes=3)
+    assert load(small.state_dict()).config == small.config  # a listed model
+    model = models.build(replace(COATNET, shrink=False, img_size=(16, 16)))
+    start_from(model.state_dict(), models.build(model.config), NAMES)  # the model to train
+    path = keep(model, tmp_path / "own.safetensors")
+    with pytest.raises(UserError, match="reshaped    shrink: False, not True"):
+        start_from(path, models.build(replace(COATNET, img_size=(32, 32))), NAMES)
+
+
 # Others than those that are asked for
 
 
@@ -405,6 +415,12 @@ def test_a_card_of_another_family_is_refused(tmp_path):
     save_file(models.build(MIXER).state_dict(), path)
     with pytest.raises(UserError, match=r"does not fit the architecture in its own\.json: it is a Mixer"):
         open_run(path)
+
+
+def test_a_merge_of_tokens_alone_is_no_swin():
+    state = {"patch_embed.proj.weight": (32, 1, 2, 2), "layers.0.downsample.reduction.weight": (64, 128)}
+    with pytest.raises(UserError, match=r"is no whole Swin: layers\.0\.blocks\.0\.attn.* is missing"):
+        load({name: torch.zeros(shape) for name, shape in state.items()})
 
 
 def test_the_image_size_and_preprocessing_are_as_usual_where_nothing_says_them(tmp_path):

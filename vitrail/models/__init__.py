@@ -143,9 +143,11 @@ def _of_any_patch(short: str) -> ViTConfig | None:
 
 def is_meant(name: str, asked: str) -> bool:
     """Whether a model, by its short name, is the one that is asked for by any spelling, or one of the family."""
-    if asked in FAMILIES or asked == "deit":
-        return name.startswith(f"{asked}_") or (name in CONFIGS and family(CONFIGS[name]) == asked)
-    return canonical(asked)[0] == name
+    if asked == "deit":
+        return name.startswith("deit_")
+    if asked in FAMILIES:  # what is not listed is called by its family, or is a ViT of another size
+        return asked == (family(CONFIGS[name]) if name in CONFIGS else name if name in FAMILIES else "vit")
+    return name == asked or name == canonical(asked)[0]
 
 
 _ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name
@@ -156,12 +158,16 @@ def family(config: ModelConfig) -> str:
     return next(name for name, (kind, _) in FAMILIES.items() if isinstance(config, kind))
 
 
+def shape(config: ModelConfig) -> dict[str, Any]:
+    """What makes a model that of its name: all but what it may have of any value."""
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _ANY}
+
+
 def name_of(config: ModelConfig) -> str:
     """The name of a model of this size; one of another size is called by its family, a ViT by its width and depth."""
     if not isinstance(config, ViTConfig):
-        shape = [f.name for f in fields(config) if f.name not in _ANY]
         for name, other in CONFIGS.items():
-            if type(other) is type(config) and all(getattr(other, key) == getattr(config, key) for key in shape):
+            if type(other) is type(config) and shape(other) == shape(config):
                 return name
         return family(config)
     for name, listed in _DEIT3.items():

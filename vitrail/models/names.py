@@ -91,7 +91,7 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
 _TRAINED_ON = r"(?:[-_](?:in1k|in21k|in22k|imagenet\d*k?|i1k|i21k|pre|3rdparty))*"
 _VIT = re.compile(
     _OWNER
-    + r"(?:(?P<family>vit|deit)[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
+    + r"(?:(?:vit|deit)[-_]?)?(?P<size>nano|tiny|ti|small|s|base|b|large|l|huge|h|gigantic|giant|g)"
     + r"(?P<distilled>[-_]distilled)?[-_/]?(?:patch|p)?(?P<patch>\d{1,2})"
     + _TRAINED_ON
     + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?"
@@ -99,7 +99,7 @@ _VIT = re.compile(
     + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag; the recipe in AugReg's file names
     re.IGNORECASE,
 )
-_DEIT = re.compile(r"deit_(?:nano|ti|[sblh]|giant|gigantic)\d{1,2}")
+_DEIT = re.compile(r"deit_(?:nano|ti|[sblh]|giant|gigantic)\d{1,2}(?:_\d{2,3})?")
 _DINOV2 = re.compile(
     _OWNER + r"(?:"
     r"dinov2_(?:vit)?(?P<authors>[sblg])14(?:_reg4?)?"

@@ -65,8 +65,7 @@ def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dic
     write = layouts[to].write if to in layouts else None
     if write is None:
         *most, last = ["vitrail", *(format for format, layout in layouts.items() if layout.write is not None)]
-        kinds = f"{', '.join(most)} or {last}" if most else last
-        raise UserError(f"A {card.model} is written for {kinds}, but not for {to}.")
+        raise UserError(f"A {card.model} is written for {', '.join(most)} or {last}, but not for {to}.")
     missing = layouts[to].cannot(card.config)
     if missing is None and card.task != "multiclass" and to == "hf":
         missing = f"the task {card.task}"

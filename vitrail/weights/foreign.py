@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.config import coerce
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
-from vitrail.models import FAMILIES, ModelConfig, canonical, family, name_of
+from vitrail.models import FAMILIES, ModelConfig, canonical, family, name_of, shape
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import hf, npz, timm, vit
 from vitrail.weights.beside import Beside, read_json
@@ -38,8 +38,7 @@ _FORMATS = "timm, Hugging Face, JAX, torchvision, the families' authors or vitra
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 # What only pre-training needs: mask tokens, MAE's decoder, the projection heads of DINO and iBOT.
 _PRETRAINING = re.compile(r"(mask_token|decoder[._]|head\.(mlp|last_layer)|(dino|ibot)_head|student\.)")
-_ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name
-UNSEEN = ("heads", "groups")  # numbers of an architecture that no tensor shows
+UNSEEN = ("heads", "groups", "shrink")  # what of an architecture no tensor shows
 
 
 def layouts(name: str) -> dict[Format, Layout]:
@@ -131,7 +130,8 @@ def settings(weights: Weights, folder: Path | None, like: ModelConfig | None = N
             raise UserError(f"{path} does not say what it should: {error!r}.") from error
     alike = {}
     if like is not None and family(like) == weights.family:
-        alike = {f.name: getattr(like, f.name) for f in fields(like) if f.name in UNSEEN}
+        # Also whether a class token without a position stays so, or gets one that adds nothing.
+        alike = {f.name: getattr(like, f.name) for f in fields(like) if f.name in (*UNSEEN, "pos")}
     shown = {"heads": npz.heads(weights.tensors.shapes)} if weights.format == "npz" else {}
     return replace(beside, fields={**alike, **beside.fields, **_coerced(weights.family, shown)})
 
@@ -155,8 +155,7 @@ def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) ->
             raise
         raise UserError(f"{where} is no {weights.kind} that vitrail can build: {error}") from error
     if model is not None and not isinstance(config, ViTConfig):  # a ViT is told how it pools, and more, by its tensors
-        shape = [f.name for f in fields(config) if f.name not in _ANY]
-        compare(where, {key: getattr(config, key) for key in shape}, {key: getattr(model, key) for key in shape})
+        compare(where, shape(config), shape(model))
     return config
 
 

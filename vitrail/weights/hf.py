@@ -111,7 +111,7 @@ def cannot(config: ViTConfig) -> str | None:
 
 def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """What `config.json` says of a ViT and tensors do not show."""
-    check_act(document, "gelu")
+    check_act(document)
     return {"heads": document.get("num_attention_heads")}
 
 
@@ -195,11 +195,10 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any], fields: 
     )
 
 
-def check_act(document: Mapping[str, Any], act: str) -> None:
-    """Refuses another activation than that of our models of a family."""
-    if document.get("hidden_act", act) != act:
-        ours = {"gelu": "GELU", "relu": "ReLU"}[act]
-        raise UserError(f"Its activation is {document['hidden_act']!r}, but vitrail's models have {ours}.")
+def check_act(document: Mapping[str, Any]) -> None:
+    """Refuses another activation than that of our transformers."""
+    if document.get("hidden_act", "gelu") != "gelu":
+        raise UserError(f"Its activation is {document['hidden_act']!r}, but vitrail's models have GELU.")
 
 
 def _mlp_ratio(config: ViTConfig) -> int | None:

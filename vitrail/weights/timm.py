@@ -1,5 +1,5 @@
 """timm's `VisionTransformer` and `VisionTransformerDistilled`, whose names are ours, and those who took its names over:
-DeiT, MAE, DINO, DINOv2."""
+DeiT, DeiT III, MAE, DINO, DINOv2."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from vitrail.weights.names import count_blocks, inverse, rename, stems
 
 MARKER = "patch_embed.proj.weight"
 
-# What DINOv2's authors call otherwise.
+# What the authors of DINOv2 and of DeiT III call otherwise.
 _TOP = {"reg_token": "register_tokens", "head": "linear_head"}
-_BLOCK = {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"}
+_BLOCK = {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3", "ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
 
 
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -64,6 +64,8 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
     asked = model.img_size if model is not None and model.patch == patch else None
     placed = ("cls_token" in state) + (pool == "cls_dist")
     size = _img_size(where, state, (0, placed, placed + registers), patch, beside.img_size, asked)
+    told = model.pos if model is not None else beside.fields.get("pos")
+    bare = state["pos_embed"].shape[1] == (size[0] // patch) * (size[1] // patch)
     return ViTConfig(
         width=width,
         depth=depth,
@@ -74,6 +76,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         channels=channels,
         classes=sizes(where, "ViT", state, "head.weight", 2)[0] if "head.weight" in state else 1,
         pool=pool,
+        pos="patches" if told == "patches" and bare else "learned",
         head="tanh" if "pre_logits.weight" in state else "linear",
         act="swiglu" if gated else "gelu",
         registers=registers,

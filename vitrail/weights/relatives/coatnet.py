@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError
-from vitrail.models.coatnet import CoAtNetConfig
+from vitrail.models.coatnet import CONFIGS, CoAtNetConfig
 from vitrail.weights.beside import Beside
 from vitrail.weights.names import count_blocks
 from vitrail.weights.relatives import HALF, Format, Layout, from_stages, sizes, to_stages
@@ -37,7 +37,7 @@ LAYOUTS: dict[Format, Layout] = {
 
 
 def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: CoAtNetConfig | None) -> CoAtNetConfig:
-    """The architecture that tensors have, by their shapes."""
+    """The architecture that tensors have, by their shapes: all but whether the stem shrinks the image."""
     first, channels, _, _ = sizes(where, "CoAtNet", state, "stem.conv1.weight", 4)
     second = sizes(where, "CoAtNet", state, "stem.conv2.weight", 4)[0]
     if first != second:
@@ -54,11 +54,14 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         convs += conv
         last = "conv3_1x1.weight" if conv else "attn.proj.weight"
         widths.append(sizes(where, "CoAtNet", state, block + last, 4)[0])
-    shrink = model.shrink if model is not None else True
+    depths = tuple(count_blocks(state, rf"layers\.{i}\.blocks\.(\d+)\.") for i in range(stages))
+    seen = {"widths": tuple(widths), "depths": depths, "first": first, "convs": convs}
+    listed = next((config.shrink for config in CONFIGS.values() if vars(config) | seen == vars(config)), True)
+    shrink = model.shrink if model is not None else beside.fields.get("shrink", listed)
     said = beside.img_size, model.img_size if model is not None else None
     return CoAtNetConfig(
         widths=tuple(widths),
-        depths=tuple(count_blocks(state, rf"layers\.{i}\.blocks\.(\d+)\.") for i in range(stages)),
+        depths=depths,
         first=first,
         convs=convs,
         shrink=shrink,

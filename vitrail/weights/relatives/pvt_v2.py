@@ -110,7 +110,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
 
 def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """What transformers' `config.json` says and tensors do not show."""
-    check_act(document, "gelu")
+    check_act(document)
     return {"heads": document.get("num_attention_heads")}
 
 

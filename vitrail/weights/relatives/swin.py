@@ -132,8 +132,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         heads.append(count)
         if rows != math.isqrt(rows) ** 2 or rows % 2 == 0:
             raise UserError(f"{where} has {rows} biases in stage {i + 1}, which are those of no square window.")
-    rows = state[_TABLE].shape[0]
-    window = (math.isqrt(rows) + 1) // 2
+    window = (math.isqrt(sizes(where, "Swin", state, _TABLE, 2)[0]) + 1) // 2
     return SwinConfig(
         widths=tuple(widths),
         depths=tuple(depths),
@@ -148,7 +147,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
 
 def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
     """Nothing that the tensors do not show; what our Swins do not have is refused."""
-    check_act(document, "gelu")
+    check_act(document)
     return {}
 
 

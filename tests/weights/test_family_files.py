@@ -13,7 +13,7 @@ from peers import distance, randomise
 from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.weights import Card, load, open_run, save, start_from
+from vitrail.weights import Card, load, open_card, open_run, save, start_from
 
 FAMILIES = [name for name in models.FAMILIES if name != "vit"]
 
@@ -75,3 +75,10 @@ def test_weights_of_another_family_are_refused(saved):
     model = models.create("vit_nano8", classes=4, img_size=32)
     with pytest.raises(UserError, match=r"are a \w+_nano, but the model to train is a vit_nano8"):
         start_from(path, model, tuple("abcd"))
+
+
+def test_weights_of_a_deit_are_opened_by_its_kind(tmp_path):
+    config = models.configure("deit_nano8", classes=1, img_size=8)
+    card = Card(model="deit_nano8", config=config, classes=("a",), preprocess=Preprocess((8, 8), 3))
+    save(tmp_path / "model.safetensors", models.build(config), card)
+    assert open_card(tmp_path, "deit").model == "deit_nano8"
