@@ -33,13 +33,13 @@ DIGITS = tuple("0123456789")
 NARROW = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=10, pool="gap")
 
 
-def write(path, config=NARROW, classes=DIGITS, seed=0, **card):
+def write(path, config=NARROW, classes=DIGITS, seed=0, name="vit_nano4", **card):
     """A model of random weights as a file, whose answers differ from image to image and from class to class."""
     config = replace(config, classes=len(classes))
     preprocess = card.pop("preprocess", Preprocess(config.img_size, config.channels))
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = randomise(build(config), seed)
-    save(path, whole, Card(model="vit_nano4", config=config, classes=classes, preprocess=preprocess, **card))
+    save(path, whole, Card(model=name, config=config, classes=classes, preprocess=preprocess, **card))
     return str(path)
 
 
@@ -184,6 +184,15 @@ def test_weights_of_others_teach_the_classes_in_their_order(tmp_path, caplog):
     save_file(build(NARROW).state_dict(), tmp_path / "narrow.safetensors")
     with pytest.raises(UserError, match=r"do not show.* For a teacher that is --teacher-model\."):
         Teacher(DistillConfig(teacher=str(tmp_path / "narrow.safetensors")), student, "cpu")
+
+
+def test_the_model_of_a_teacher_may_be_a_family(tmp_path):
+    file = write(tmp_path / "deit.safetensors", replace(NARROW, pool="cls_dist"), name="deit_nano4")
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
+    for name in ("vit", "deit", "deit_nano4"):
+        assert Teacher(DistillConfig(teacher=file, teacher_model=name), student, "cpu").known.model == "deit_nano4"
+    with pytest.raises(UserError, match="are a deit_nano4, not a swin"):
+        Teacher(DistillConfig(teacher=file, teacher_model="swin"), student, "cpu")
 
 
 def onnx_file(path, shape, kind, weights, card=None):

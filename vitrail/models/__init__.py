@@ -143,9 +143,13 @@ def _of_any_patch(short: str) -> ViTConfig | None:
 
 def is_meant(name: str, asked: str) -> bool:
     """Whether a model, by its short name, is the one that is asked for by any spelling, or one of the family."""
-    if asked in FAMILIES or asked == "deit":
-        return name.startswith(f"{asked}_") or (name in CONFIGS and family(CONFIGS[name]) == asked)
-    return canonical(asked)[0] == name
+    if asked == "deit":
+        return name.startswith("deit_")
+    if asked not in FAMILIES:
+        return canonical(asked)[0] == name
+    if name in CONFIGS:
+        return family(CONFIGS[name]) == asked
+    return name.startswith(("vit_", "deit_")) if asked == "vit" else name == asked  # of a size without a name
 
 
 _ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name

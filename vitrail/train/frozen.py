@@ -65,7 +65,7 @@ def open_frozen(source: str, model: str | None, device: str) -> tuple[Answer, st
     """What answers, and a fingerprint that changes whenever the answers do."""
     if _is_onnx(source):
         return _open_onnx(source, device)
-    whole, card = open_run(source, device, model=model)
+    whole, card = open_run(source, device, model=open_card(source, model).config)
     whole.requires_grad_(False)
     digest = hashlib.blake2b(repr((card.config, _of_card(card))).encode())
     for name, value in whole.state_dict().items():

@@ -182,7 +182,7 @@ def open_card(source: str | Path, model: str | None = None) -> Card:
 
     `model` is the name of a model, or what a card calls one: it tells the numbers that nothing else does.
     """
-    named = model is not None and not model.startswith(_NAMELESS) and model not in FAMILIES
+    named = model is not None and not model.startswith(_NAMELESS) and model not in (*FAMILIES, "deit")
     config = canonical(model)[1] if model and named else None
     return _open(source, like=config).card
 
