@@ -61,6 +61,16 @@ def test_keeps_time_free_for_the_last_validation():
     assert slow.lr(Progress(step=90, seconds=180)) == pytest.approx(0)
 
 
+def test_the_time_in_which_a_teacher_was_asked_is_of_the_budget_but_tells_nothing_of_the_steps():
+    slow = replace(TIME, validation=30.0)
+    begun = Progress(step=1, seconds=121, prepared=120)  # by 121 seconds a step, the last validation would take 1,210
+    assert not slow.over(begun)
+    assert TIME.lr(Progress(step=0, seconds=120, prepared=120)) == pytest.approx(0.1)  # the warm-up is not left out
+    assert TIME.lr(Progress(step=40, seconds=164, prepared=120)) == pytest.approx(0.5)
+    assert TIME.over(Progress(step=80, seconds=200, prepared=120))
+    assert STEPS.seconds_left(Progress(step=50, seconds=170, prepared=120)) == pytest.approx(50)
+
+
 def test_there_is_one_step_even_if_there_is_no_time_for_it():
     assert not TIME.over(Progress(step=0, seconds=1e6))
 
