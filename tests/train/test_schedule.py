@@ -46,6 +46,12 @@ def test_by_steps_the_clock_does_not_matter():
         assert STEPS.over(Progress(step=100, seconds=seconds))
 
 
+@pytest.mark.parametrize(("epochs", "steps", "parts"), [(0.001, 1, 1), (0.5, 25, 1), (2.005, 100, 2), (2.02, 101, 3)])
+def test_epochs_may_be_parts_of_one(epochs, steps, parts):
+    schedule = replace(STEPS, optim=replace(OPTIM, epochs=epochs))
+    assert (schedule.steps, schedule.epochs) == (steps, parts)
+
+
 def test_by_time_the_number_of_steps_does_not_matter():
     for step in (1, 10_000):
         assert TIME.lr(Progress(step=step, seconds=110)) == pytest.approx(0.5)

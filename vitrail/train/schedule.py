@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -33,6 +34,11 @@ class Schedule:
     def steps(self) -> int:
         """Steps of the whole run; with a time budget as they were planned."""
         return max(round(self.per_epoch * self.optim.epochs), 1)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole run; the last one may be a part of one."""
+        return math.ceil(self.steps / self.per_epoch)
 
     def lr(self, progress: Progress) -> float:
         """The learning rate of the next step."""
