@@ -302,7 +302,7 @@ def test_a_class_in_val_that_train_lacks(refuses):
         (["--recipe", "smal"], "There is no recipe 'smal'. Did you mean 'small'?"),
         (["--model", "vit_b16", "--img-size", "100"], "must be a multiple of the patch size, 16, but it is 100x100"),
         (["--img-size", "huge"], "'img_size' must be a size like 224 or 192x256, but it is 'huge'."),
-        (["--epochs", "0"], "'epochs' must be above 0, but it is 0."),
+        (["--epochs", "0"], "'epochs' must be above 0 and finite, but it is 0."),
         (["--weights", "nowhere"], "nowhere is neither a run folder nor a weights file"),
         (["--device", "cuda:77"], "The device 'cuda:77' cannot be used"),
         (["--grad-accum-steps", "1000"], "Lower --grad-accum-steps"),

@@ -20,7 +20,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from peers import randomise
-from PIL import Image
+from PIL import ExifTags, Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -193,10 +193,12 @@ def test_the_program_in_the_docs_says_what_predict_says(exported, trained, digit
     (code,) = re.findall(r"```python\n(import.*?)```", (DOCS / "export.md").read_text(), re.S)
     shutil.copy(exported.file, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
     for image in sorted(digits.rglob("*.png"))[::60]:
-        Image.open(image).save("photo.jpg", format="PNG")  # without loss
+        Image.open(image).save("photo.jpg", format="PNG", exif=turned)  # without loss
         exec(compile(code, "export.md", "exec"), {})
-        (told,) = vitrail.predict(trained, [image], top=1)
+        (told,) = vitrail.predict(trained, ["photo.jpg"], top=1)
         assert capsys.readouterr().out == f"{told.labels[0]} {told.probabilities[0]:.1%}\n"
 
 
@@ -270,9 +272,9 @@ def test_deep_images_are_rounded(tmp_path):
 
 def test_preprocessing_in_words():
     assert in_words(Preprocess((224, 192), 3, crop=0.875)) == (
-        "Resize the image (bicubic, antialiased, its shape kept) so that it just covers 256 x 219 (height x width), "
-        "crop the centre 224 x 192, and give its pixels (batch, height, width, channels), RGB, as uint8, 0 to 255: "
-        "the graph normalises them."
+        "Turn the image upright by its EXIF data, resize it (bicubic, antialiased, its shape kept) so that it just "
+        "covers 256 x 219 (height x width), crop the centre 224 x 192, and give its pixels (batch, height, width, "
+        "channels), RGB, as uint8, 0 to 255: the graph normalises them."
     )
     assert "grey, as uint16, 0 to 65535:" in in_words(Preprocess((8, 8), 1, bits=16))
     assert "5 channels, as float32, as they are:" in in_words(Preprocess((8, 8), 5, bits=32))

@@ -172,6 +172,25 @@ def test_a_patch_size_is_needed_between_1_and_32(name):
         models.canonical(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "asked", "meant"),
+    [
+        ("pvt_v2_nano", "pvt_v2", True),
+        ("pvt_v2_nano", "pvt", False),
+        ("r26_vit_s32", "hybrid", True),
+        ("swin", "swin", True),  # of a size without a name
+        ("vit_w32d1p4", "vit", True),
+        ("deit_s8", "vit", True),
+        ("deit_s8", "deit", True),
+        ("deit3_s16", "deit", False),
+        ("vit_b16", "google/vit-base-patch16-384", True),
+        ("vit_b16", "vit_b32", False),
+    ],
+)
+def test_a_family_means_all_of_its_models_and_no_others(name, asked, meant):
+    assert models.is_meant(name, asked) == meant
+
+
 def test_a_name_with_a_size_that_its_patch_does_not_divide_is_refused():
     with pytest.raises(UserError, match="multiple of the patch size, 16, but it is 225x225"):
         models.canonical("vit_base_patch16_225")

@@ -21,6 +21,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import measure
 from vitrail.models import create
+from vitrail.report.facts import Facts
 from vitrail.report.gallery import choose
 from vitrail.report.pictures import Album, overlay, similarities, thumbnail, tiles
 from vitrail.report.tables import Cell, Line, Table
@@ -98,6 +99,15 @@ def test_a_run_that_was_stopped_says_how_far_it_came(trained, tmp_path):
     text = text_of(vitrail.report(run))
     assert "has not come to its end: this is the state after 2 of 9 epochs" in text
     assert f"vitrail train --resume {run}" in text
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "stopped"),
+    [(2.0, [], True), (2.01, [14, 28], False), (2.5, [14, 28], True), (2.5, [14, 28, 35], False), (0.5, [7], False)],
+)
+def test_a_run_may_come_to_its_end_within_an_epoch(tmp_path, epochs, steps, stopped):
+    config = vitrail.recipes("small", "digits", epochs=epochs)
+    assert Facts(tmp_path, config, [{"step": step} for step in steps], ()).stopped == stopped
 
 
 def test_a_run_whose_data_has_changed_or_is_gone_keeps_its_numbers(digits, tiny, tmp_path):

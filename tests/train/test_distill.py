@@ -33,13 +33,13 @@ DIGITS = tuple("0123456789")
 NARROW = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=10, pool="gap")
 
 
-def write(path, config=NARROW, classes=DIGITS, seed=0, **card):
+def write(path, config=NARROW, classes=DIGITS, seed=0, name="vit_nano4", **card):
     """A model of random weights as a file, whose answers differ from image to image and from class to class."""
     config = replace(config, classes=len(classes))
     preprocess = card.pop("preprocess", Preprocess(config.img_size, config.channels))
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = randomise(build(config), seed)
-    save(path, whole, Card(model="vit_nano4", config=config, classes=classes, preprocess=preprocess, **card))
+    save(path, whole, Card(model=name, config=config, classes=classes, preprocess=preprocess, **card))
     return str(path)
 
 
@@ -186,14 +186,23 @@ def test_weights_of_others_teach_the_classes_in_their_order(tmp_path, caplog):
         Teacher(DistillConfig(teacher=str(tmp_path / "narrow.safetensors")), student, "cpu")
 
 
-def onnx_file(path, shape, kind, weights, card=None):
+def test_the_model_of_a_teacher_may_be_a_family(tmp_path):
+    file = write(tmp_path / "deit.safetensors", replace(NARROW, pool="cls_dist"), name="deit_nano4")
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
+    for name in ("vit", "deit", "deit_nano4"):
+        assert Teacher(DistillConfig(teacher=file, teacher_model=name), student, "cpu").known.model == "deit_nano4"
+    with pytest.raises(UserError, match="are a deit_nano4, not a swin"):
+        Teacher(DistillConfig(teacher=file, teacher_model="swin"), student, "cpu")
+
+
+def onnx_file(path, shape, kind, weights, card=None, axis=1):
     """A linear model as a file: of the pixels (batch, height, width, channels) if it has a card, else of images."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     nodes = [
         helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
-        helper.make_node("Flatten", ["float"], ["flat"]),
+        helper.make_node("Flatten", ["float"], ["flat"], axis=axis),
         helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
     ]
     graph = helper.make_graph(
@@ -205,7 +214,7 @@ def onnx_file(path, shape, kind, weights, card=None):
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     if card is not None:
-        helper.set_model_props(model, {"vitrail": json.dumps(card.to_json())})
+        helper.set_model_props(model, {"vitrail": json.dumps(card if isinstance(card, dict) else card.to_json())})
     onnx.save(model, path)
     return str(path)
 
@@ -252,6 +261,19 @@ def test_an_onnx_file_of_vitrail_reads_pixels_and_says_what_it_is(tmp_path):
         Teacher(DistillConfig(teacher=file), student, "cpu").load_state_dict(state)
 
 
+def test_an_onnx_file_for_deep_images_reads_rounded_ones(tmp_path):
+    seen, own = Preprocess((8, 8), 1, bits=16), Preprocess((16, 16), 1, bits=16)
+    weights = np.ones((16 * 16, 10), np.float32)
+    card = Card(model="", config=replace(NARROW, img_size=(16, 16)), classes=DIGITS, preprocess=own)
+    file = onnx_file(tmp_path / "a.onnx", ["batch", 16, 16, 1], 4, weights, card)
+    stored = np.random.default_rng(0).integers(0, 65536, (2, 8, 8, 1), np.uint16)
+    images = seen.normalise(torch.from_numpy(seen.pixels(stored)))
+    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=seen)
+    taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, np.arange(2))
+    expected = np.rint(own.pixels(stored).astype(np.float64)).sum(axis=(1, 2, 3))
+    np.testing.assert_allclose(taught[:, 0], expected, atol=30)  # cut off, they would be 128 less
+
+
 def test_onnx_files_that_cannot_teach(tmp_path):
     student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
 
@@ -268,6 +290,10 @@ def test_onnx_files_that_cannot_teach(tmp_path):
     refused("with fixed channels, height and width")
     onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights[:, :7])
     refused("has 7 outputs, but the data has 10 classes")
+    onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights, axis=0)
+    refused("cannot be run on 2 images")
+    onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 1], 2, weights, {"classes": ["a"]})
+    refused("holds no model card of vitrail where it should: KeyError")
     (tmp_path / "a.onnx").write_bytes(b"no model")
     refused("is no ONNX file that can be run")
 
@@ -335,6 +361,7 @@ def test_a_student_comes_to_agree_with_its_teacher(settings, trained):
     assert f"top1 {card['teacher']['metrics']['top1']:.2%} on the validation images" in spoken
     assert rows(run)[0]["teach"] > 0
     assert f"teacher {rows(run)[-1]['teach']:.0%}" in spoken
+    assert f"agree {agree[-1]:.1%}" in spoken
 
 
 def test_answers_that_never_change_are_asked_for_once(settings):
@@ -422,6 +449,7 @@ def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
         ({"teacher": "nowhere"}, r"The teacher cannot be used\. .*nowhere does not exist"),
         ({"teacher": "nowhere.onnx"}, r"The teacher cannot be used\. .*nowhere.onnx does not exist"),
         ({"teacher_model": "vit_b16"}, "are a vit_nano4, not a vit_b16"),
+        ({"teacher": "a.onnx", "teacher_model": "vit_b16"}, r"a\.onnx is an ONNX file, .*: leave out --teacher-model"),
     ],
 )
 def test_settings_that_cannot_be(settings, given, message):

@@ -46,6 +46,12 @@ def test_by_steps_the_clock_does_not_matter():
         assert STEPS.over(Progress(step=100, seconds=seconds))
 
 
+@pytest.mark.parametrize(("epochs", "steps", "parts"), [(0.001, 1, 1), (0.5, 25, 1), (2.005, 100, 2), (2.02, 101, 3)])
+def test_epochs_may_be_parts_of_one(epochs, steps, parts):
+    schedule = replace(STEPS, optim=replace(OPTIM, epochs=epochs))
+    assert (schedule.steps, schedule.epochs) == (steps, parts)
+
+
 def test_by_time_the_number_of_steps_does_not_matter():
     for step in (1, 10_000):
         assert TIME.lr(Progress(step=step, seconds=110)) == pytest.approx(0.5)
@@ -59,6 +65,16 @@ def test_keeps_time_free_for_the_last_validation():
     assert not slow.over(Progress(step=90, seconds=179))
     assert slow.over(Progress(step=90, seconds=180))
     assert slow.lr(Progress(step=90, seconds=180)) == pytest.approx(0)
+
+
+def test_the_time_in_which_a_teacher_was_asked_is_of_the_budget_but_tells_nothing_of_the_steps():
+    slow = replace(TIME, validation=30.0)
+    begun = Progress(step=1, seconds=121, prepared=120)  # by 121 seconds a step, the last validation would take 1,210
+    assert not slow.over(begun)
+    assert TIME.lr(Progress(step=0, seconds=120, prepared=120)) == pytest.approx(0.1)  # the warm-up is not left out
+    assert TIME.lr(Progress(step=40, seconds=164, prepared=120)) == pytest.approx(0.5)
+    assert TIME.over(Progress(step=80, seconds=200, prepared=120))
+    assert STEPS.seconds_left(Progress(step=50, seconds=170, prepared=120)) == pytest.approx(50)
 
 
 def test_there_is_one_step_even_if_there_is_no_time_for_it():

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ class Proof:
             "same_answers": self.same / self.images,
             "milliseconds_per_image": {name: dict(speeds) for name, speeds in self.milliseconds.items()},
             "threads": torch.get_num_threads(),
-            "versions": versions() | {name: version(name) for name in ("onnx", "onnxscript", "onnxruntime")},
+            "versions": versions() | _versions(),
         }
 
     def table(self) -> str:
@@ -137,10 +136,11 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
     # Written so that what is no number fails too.
     if same < len(pixels) or not all(difference.relative <= TOLERANCE for difference in differences.values()):
         told = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differences.items())
+        made = _versions()
         raise UserError(
             f"The exported file is not the model: on {source} its outputs differ from PyTorch's ({told}), and "
             f"{len(pixels) - same} of {len(pixels)} answers are others. No file was kept; try other versions of "
-            f"onnxscript ({version('onnxscript')}) and onnxruntime ({version('onnxruntime')})."
+            f"onnxscript ({made['onnxscript']}) and onnxruntime ({made['onnxruntime']})."
         )
     return Proof(
         file=file,
@@ -152,6 +152,15 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
         milliseconds={"PyTorch": _speeds(reference, pixels), "onnxruntime": _speeds(run, pixels)},
         parts={part.name: _part(part) for part in (file, file.with_name(f"{file.name}.data")) if part.exists()},
     )
+
+
+def _versions() -> dict[str, str]:
+    """Asked of the modules, for packages have several names: onnxruntime-gpu is onnxruntime too."""
+    import onnx
+    import onnxruntime
+    import onnxscript
+
+    return {"onnx": onnx.__version__, "onnxscript": onnxscript.__version__, "onnxruntime": onnxruntime.__version__}
 
 
 def _run(program: Program, batches: Sequence[Array]) -> Answers:

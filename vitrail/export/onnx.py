@@ -112,7 +112,7 @@ def in_words(preprocess: Preprocess) -> str:
     h, w = preprocess.img_size
     cover = " x ".join(str(int(side / preprocess.crop)) for side in preprocess.img_size)
     return (
-        f"Resize the image ({preprocess.interpolation}, antialiased, its shape kept) so that it just covers {cover} "
-        f"(height x width), crop the centre {h} x {w}, and give its pixels (batch, height, width, channels), {kind}, "
-        f"as {PIXELS[preprocess.bits]}, {values}: the graph normalises them."
+        f"Turn the image upright by its EXIF data, resize it ({preprocess.interpolation}, antialiased, its shape kept) "
+        f"so that it just covers {cover} (height x width), crop the centre {h} x {w}, and give its pixels (batch, "
+        f"height, width, channels), {kind}, as {PIXELS[preprocess.bits]}, {values}: the graph normalises them."
     )

@@ -73,7 +73,8 @@ class Facts:
         if optim.time_budget is not None:
             decayed = last.get("lr", optim.lr) <= optim.lr * (optim.min_lr + 0.1)
             return not (decayed and last["seconds"] >= optim.time_budget / 2)
-        return last.get("epoch", 0) < optim.epochs
+        # The first row tells the steps of an epoch. Of the last there may be a part; one below half a step is none.
+        return not self.rows or last["step"] < round(self.rows[0]["step"] * optim.epochs)
 
 
 def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str | None = None) -> Facts:

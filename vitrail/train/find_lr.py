@@ -45,7 +45,7 @@ class RangeTest(Schedule):
         return progress.step >= STEPS or recent > 1.5 * begin or recent > 4 * best
 
     def seconds_left(self, progress: Progress) -> float:
-        return progress.seconds / max(progress.step, 1) * (STEPS - progress.step)
+        return progress.elapsed / max(progress.step, 1) * (STEPS - progress.step)
 
     def rates(self) -> list[float]:
         return [LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1)) for step in range(len(self.losses))]

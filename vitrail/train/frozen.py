@@ -52,6 +52,8 @@ class Known:
 def know(source: str, model: str | None) -> Known:
     """What a file says of its model; `model` is its name, where the file does not show it."""
     if _is_onnx(source):
+        if model is not None:
+            raise UserError(f"{source} is an ONNX file, which shows what its model is: leave out --teacher-model.")
         return _know_onnx(source, _session(source, "cpu"))
     card = open_card(source, model)
     if model is not None and not is_meant(card.model, model):
@@ -65,7 +67,7 @@ def open_frozen(source: str, model: str | None, device: str) -> tuple[Answer, st
     """What answers, and a fingerprint that changes whenever the answers do."""
     if _is_onnx(source):
         return _open_onnx(source, device)
-    whole, card = open_run(source, device, model=model)
+    whole, card = open_run(source, device, model=open_card(source, model).config)
     whole.requires_grad_(False)
     digest = hashlib.blake2b(repr((card.config, _of_card(card))).encode())
     for name, value in whole.state_dict().items():
@@ -104,30 +106,41 @@ def _session(source: str, device: str) -> Any:
     try:
         return onnxruntime.InferenceSession(source, options, providers=usable)
     except Exception as error:  # of its own kinds, by what is wrong with the file
-        raise UserError(f"{source} is no ONNX file that can be run: {str(error).splitlines()[0]}.") from error
+        raise UserError(f"{source} is no ONNX file that can be run: {_first_line(error)}.") from error
 
 
-def _card(session: Any) -> Card | None:
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _card(source: str, session: Any) -> Card | None:
     text = session.get_modelmeta().custom_metadata_map.get("vitrail")
-    return None if text is None else Card.from_json(json.loads(text))
+    try:
+        return None if text is None else Card.from_json(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{source} holds no model card of vitrail where it should: {error!r}.") from error
 
 
 def _know_onnx(source: str, session: Any) -> Known:
-    if (card := _card(session)) is not None:
+    if (card := _card(source, session)) is not None:
         return _of_card(card)
     inputs = session.get_inputs()
-    shape = inputs[0].shape
-    if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(shape) != 4:
+    if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
         raise UserError(f"{source} must have one input, float images (batch, channels, height, width).")
+    shape = inputs[0].shape
     if not all(isinstance(side, int) for side in shape[1:]) or (isinstance(shape[0], int) and shape[0] != 1):
         raise UserError(
             f"{source} reads images {shape}. Export it with fixed channels, height and width, and for any number of "
             "images or for one."
         )
     _, channels, h, w = shape
-    logits = session.run(None, {inputs[0].name: np.zeros((1, channels, h, w), np.float32)})[0]
-    if logits.ndim != 2:
-        raise UserError(f"{source} must give numbers for every class, (batch, classes), not {logits.shape}.")
+    images = np.zeros((1 if shape[0] == 1 else 2, channels, h, w), np.float32)
+    try:
+        logits = session.run(None, {inputs[0].name: images})[0]
+    except Exception as error:  # some files say that they read any number of images, but read one
+        raise UserError(f"{source} cannot be run on {len(images)} images: {_first_line(error)}.") from error
+    if np.ndim(logits) != 2 or len(logits) != len(images):
+        raise UserError(f"{source} must give numbers for every class, (batch, classes), not {np.shape(logits)}.")
     mean, std = _IMAGENET if channels == 3 else ((0.5,), (0.5,))
     size = f"{Path(source).stat().st_size / 2**20:.1f} MiB"
     classes = tuple(map(str, range(logits.shape[1])))
@@ -136,7 +149,7 @@ def _know_onnx(source: str, session: Any) -> Known:
 
 def _open_onnx(source: str, device: str) -> tuple[Answer, str]:
     session = _session(source, device)
-    known, own = _know_onnx(source, session), _card(session) is not None
+    known, own = _know_onnx(source, session), _card(source, session) is not None
     if not own:
         assumed = "ImageNet's mean and std" if known.preprocess.channels == 3 else "a mean and std of 0.5"
         log.info(f"From {source}: {assumed}, as nothing in the file says which.")
@@ -150,6 +163,8 @@ def _open_onnx(source: str, device: str) -> tuple[Answer, str]:
 
     def answer(pixels: Tensor) -> Tensor:
         seen = pixels.permute(0, 2, 3, 1) if own else known.preprocess.normalise(pixels)
+        if number is np.uint16:
+            seen = seen.round()  # deep ones have fractions once they were resized
         images = np.ascontiguousarray(seen.cpu().numpy().astype(number, copy=False))
         parts = np.split(images, len(images)) if single else [images]
         return torch.from_numpy(np.concatenate([run(part) for part in parts])).float().to(pixels.device)

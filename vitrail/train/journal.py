@@ -60,7 +60,7 @@ class Journal:
             tqdm(
                 total=per_epoch,
                 initial=done,
-                desc=f"epoch {epoch + 1}/{math.ceil(optim.epochs)}",
+                desc=f"epoch {epoch + 1}/{schedule.epochs}",
                 unit="step",
                 leave=False,
                 disable=quiet,
@@ -84,7 +84,7 @@ class Journal:
 
     def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, over: bool) -> None:
         """Writes down all epochs so far; the last one is new, and the end of the run if that is `over`."""
-        epochs = math.ceil(schedule.optim.epochs)
+        epochs = schedule.epochs
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -103,9 +103,10 @@ class Journal:
                     events.add_scalar(name, value, int(row["epoch"]))
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
         loss = scores.pop("loss")
+        agree = f"  agree {row['train_agree']:.1%}" if "train_agree" in row else ""
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(
-            f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}  "
+            f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}{agree}  "
             f"val loss {loss:.3f}  {'  '.join(f'{name} {shown(name, value)}' for name, value in scores.items())}  "
             f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}{teacher}"
         )

@@ -244,6 +244,7 @@ def optimise(
             card = replace(card, teacher=teacher.introduce(val_split, config.source.workers))
             if still(config.augment) and test is None and not schedule.over(progress):
                 teacher.answer_once(loader.split, config.source.workers)
+        progress.prepared += progress.tick()
 
     def checkpoint() -> None:
         save_checkpoint(run, progress.state(data) | {name: part.state_dict() for name, part in parts.items()})

@@ -211,7 +211,7 @@ def check(config: TrainConfig) -> TrainConfig:
     """Refuses values that no training could use, before anything starts."""
     o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
     rules = [
-        ("epochs", o.epochs, o.epochs > 0, "above 0"),
+        ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
         ("grad_accum_steps", o.grad_accum_steps, o.grad_accum_steps >= 1, "at least 1"),
         ("lr", o.lr, o.lr > 0, "above 0"),

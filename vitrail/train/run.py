@@ -162,6 +162,7 @@ class Progress:
 
     step: int = 0
     seconds: float = 0.0
+    prepared: float = 0.0  # those of them before any step, in which a teacher was asked
     lr: float = 0.0  # of the last step
     trained: float = 0.0  # seconds of this epoch's steps
     waited: float = 0.0  # and those of them without data
@@ -173,6 +174,11 @@ class Progress:
 
     def __post_init__(self) -> None:
         self._clock = self._saved = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of steps and validations, by which the time of those to come is estimated."""
+        return self.seconds - self.prepared
 
     def tick(self) -> float:
         """Adds the time since the last tick to the run's time, and returns it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -34,11 +35,17 @@ class Schedule:
         """Steps of the whole run; with a time budget as they were planned."""
         return max(round(self.per_epoch * self.optim.epochs), 1)
 
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole run; the last one may be a part of one."""
+        return math.ceil(self.steps / self.per_epoch)
+
     def lr(self, progress: Progress) -> float:
         """The learning rate of the next step."""
         place: float = progress.step
         if self.optim.time_budget is not None:
-            place = min(progress.seconds / self._training_seconds(progress), 1) * self.steps
+            elapsed = progress.elapsed
+            place = elapsed / max(self._training_seconds(progress) - progress.prepared, elapsed, 1e-9) * self.steps
         return lr_at(place, self.steps, round(self.per_epoch * self.optim.warmup_epochs), self.optim)
 
     def over(self, progress: Progress) -> bool:
@@ -49,13 +56,13 @@ class Schedule:
 
     def seconds_left(self, progress: Progress) -> float:
         if self.optim.time_budget is None:
-            return progress.seconds / max(progress.step, 1) * (self.steps - progress.step)
+            return progress.elapsed / max(progress.step, 1) * (self.steps - progress.step)
         return max(self.optim.time_budget - progress.seconds, 0)
 
     def _training_seconds(self, progress: Progress) -> float:
         """The time budget less what the last validation will take, as far as the steps so far tell."""
         assert self.optim.time_budget is not None
-        last = self.validation * _FORWARD * progress.seconds / max(progress.step, 1)
+        last = self.validation * _FORWARD * progress.elapsed / max(progress.step, 1)
         return max(self.optim.time_budget - last, self.optim.time_budget / 2)
 
 
