@@ -229,7 +229,7 @@ def explain(
     seed: int = 0,
     img_size: Annotated[str | None, arg(metavar="H[xW]")] = None,
 ) -> int:
-    """Draw what a model sees: attention over pictures, how far heads look, positions, patch filters.
+    """Draw what a model sees: attention over pictures, what speaks for a class, positions, filters, its mistakes.
 
     Args:
         run: run folder or .safetensors file
@@ -303,7 +303,8 @@ def train(
     resume: Annotated[str | None, arg(metavar="RUN", help_behavior_hint="")] = None,
     overwrite: Annotated[bool, arg(help_behavior_hint="")] = False,
     find_lr: Annotated[bool, arg(help_behavior_hint="")] = False,
-    what: OmitArgPrefixes[_flags("")],  # type: ignore[valid-type]  # made when the module is
+    # mypy takes no type that is made when the module is loaded: hence all that it is told to ignore here.
+    what: OmitArgPrefixes[_flags("")],  # type: ignore[valid-type]
     source: OmitArgPrefixes[_flags("source")],  # type: ignore[valid-type]
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]
     arch: OmitArgPrefixes[_flags("arch")],  # type: ignore[valid-type]
@@ -393,6 +394,7 @@ def recipes(
     data: Positional[Annotated[str | None, arg(metavar="[DATA]", help_behavior_hint="")]] = None,
     *,
     json_: Annotated[bool, arg(name="json")] = False,
+    # Ignored as those of `train` are.
     what: OmitArgPrefixes[_flags("", "recipe")],  # type: ignore[valid-type]
     source: OmitArgPrefixes[_flags("source")],  # type: ignore[valid-type]
     input: OmitArgPrefixes[_flags("input")],  # type: ignore[valid-type]

@@ -17,6 +17,7 @@ from vitrail.data.pixels import WHITE, Pixels, UnreadableImage, bits_of, fit
 from vitrail.errors import UserError
 
 Resizing = Literal["bicubic", "bilinear", "lanczos"]
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)

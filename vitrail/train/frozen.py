@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.config import Task
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.errors import UserError
 from vitrail.models import is_meant, parameters
 from vitrail.progress import log
@@ -28,7 +28,6 @@ from vitrail.weights import Card, open_card, open_run
 Answer = Callable[[Tensor], Tensor]  # pixels (B, C, H, W) of its own preprocessing → outputs (B, K)
 
 _NUMBERS = {"tensor(uint8)": np.uint8, "tensor(uint16)": np.uint16, "tensor(float)": np.float32}
-_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def _know_onnx(source: str, session: Any) -> Known:
         raise UserError(f"{source} cannot be run on {len(images)} images: {_first_line(error)}.") from error
     if np.ndim(logits) != 2 or len(logits) != len(images):
         raise UserError(f"{source} must give numbers for every class, (batch, classes), not {np.shape(logits)}.")
-    mean, std = _IMAGENET if channels == 3 else ((0.5,), (0.5,))
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,), (0.5,))
     size = f"{Path(source).stat().st_size / 2**20:.1f} MiB"
     classes = tuple(map(str, range(logits.shape[1])))
     return Known(Path(source).name, size, classes, Preprocess((h, w), channels, mean=mean, std=std))

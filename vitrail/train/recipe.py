@@ -26,7 +26,7 @@ from vitrail.config import (
     override,
 )
 from vitrail.data import Data
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
@@ -105,9 +105,6 @@ def preprocessing(config: TrainConfig) -> Preprocess:
     return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
 
 
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-
-
 def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
     """How pixels are brought around zero: as asked, as the weights were trained, or as their depth needs it."""
     seen = config.input
@@ -125,7 +122,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     elif choice == "imagenet":
         if seen.channels != 3:
             raise UserError(f"ImageNet's mean is that of 3 channels, but the model sees {seen.channels}.")
-        numbers = _IMAGENET
+        numbers = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     elif choice == "weights":
         if card is None or not fits:
             raise UserError(

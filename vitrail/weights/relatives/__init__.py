@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitrail.data.preprocess import Resizing
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Resizing
 from vitrail.errors import UserError
 
 Format = Literal["timm", "hf", "npz", "torchvision", "original"]
@@ -36,7 +36,7 @@ class Habit:
 
 
 HALF = Habit()
-IMAGENET = Habit((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET = Habit(IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _nothing(_: Any) -> None:

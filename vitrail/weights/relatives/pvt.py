@@ -16,6 +16,7 @@ from torch import Tensor
 from vitrail.config import Ints, Size
 from vitrail.errors import UserError
 from vitrail.models.pvt import CONFIGS, PVTConfig
+from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.weights.beside import Beside
 from vitrail.weights.hf import check_act
 from vitrail.weights.names import count_blocks, inverse, join, rename, split_qkv
@@ -97,22 +98,13 @@ def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def hf_document(config: PVTConfig) -> dict[str, Any]:
     """What transformers' `config.json` must say."""
-    strides = [config.patch, *(2 for _ in config.widths[1:])]
     return {
         "architectures": ["PvtForImageClassification"],
         "model_type": "pvt",
         "num_labels": config.classes,  # 1000 else, whatever the names of the classes are
-        "num_encoder_blocks": len(config.widths),
-        "depths": list(config.depths),
         "sequence_reduction_ratios": list(config.reductions),
-        "hidden_sizes": list(config.widths),
-        "patch_sizes": strides,
-        "strides": strides,
-        "num_attention_heads": list(config.heads),
-        "mlp_ratios": list(config.ratios),
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
-        "qkv_bias": True,
+        "patch_sizes": strides(config),
+        **hf_pyramid(config),
     }
 
 
@@ -168,3 +160,23 @@ def count_heads(where: str, widths: Ints, usual: Mapping[Ints, Ints], beside: Be
             "Put a config.json beside it, or give `model`."
         )
     return told
+
+
+def strides(config: PVTConfig | PVTv2Config) -> list[int]:
+    """By what each stage divides the map before it."""
+    return [config.patch, *(2 for _ in config.widths[1:])]
+
+
+def hf_pyramid(config: PVTConfig | PVTv2Config) -> dict[str, Any]:
+    """What transformers' `config.json` calls alike in both."""
+    return {
+        "num_encoder_blocks": len(config.widths),
+        "depths": list(config.depths),
+        "hidden_sizes": list(config.widths),
+        "strides": strides(config),
+        "num_attention_heads": list(config.heads),
+        "mlp_ratios": list(config.ratios),
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": True,
+    }

@@ -14,10 +14,10 @@ from torch import Tensor
 from vitrail.errors import UserError
 from vitrail.models.pvt_v2 import CONFIGS, PVTv2Config
 from vitrail.weights.beside import Beside
-from vitrail.weights.hf import check_act
 from vitrail.weights.names import inverse, join, rename, split_qkv
 from vitrail.weights.relatives import IMAGENET, Format, Layout, from_stages, sizes, to_stages
-from vitrail.weights.relatives.pvt import HABIT, count_depths, count_heads, pyramid
+from vitrail.weights.relatives.pvt import HABIT, count_depths, count_heads, hf_pyramid, pyramid, strides
+from vitrail.weights.relatives.pvt import hf_settings as hf_settings  # they tell the same
 
 _HF_BLOCK = {
     "norm1": "layer_norm_1",
@@ -108,28 +108,13 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
     )
 
 
-def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers' `config.json` says and tensors do not show."""
-    check_act(document)
-    return {"heads": document.get("num_attention_heads")}
-
-
 def hf_document(config: PVTv2Config) -> dict[str, Any]:
     """What transformers' `config.json` must say."""
-    strides = [config.patch, *(2 for _ in config.widths[1:])]
     return {
         "architectures": ["PvtV2ForImageClassification"],
         "model_type": "pvt_v2",
-        "num_encoder_blocks": len(config.widths),
-        "depths": list(config.depths),
         "sr_ratios": list(config.reductions),
-        "hidden_sizes": list(config.widths),
-        "patch_sizes": [2 * stride - 1 for stride in strides],
-        "strides": strides,
-        "num_attention_heads": list(config.heads),
-        "mlp_ratios": list(config.ratios),
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
-        "qkv_bias": True,
+        "patch_sizes": [2 * stride - 1 for stride in strides(config)],
         "linear_attention": config.linear,
+        **hf_pyramid(config),
     }
