@@ -211,6 +211,22 @@ def test_another_model_is_not_proven(change, tampered, exported, trained):
         prove(tampered(change), model, about, pixels, source)
 
 
+def test_an_answer_between_two_that_are_as_good_is_no_failure(trained, tmp_path):
+    model, about = open_run(trained)
+    pixels, source = images_to_check(trained, about, None, 1)
+    with torch.no_grad():
+        for parameter in model.head.parameters():
+            parameter[6] = parameter[0]  # classes that nobody can tell apart
+        write(tmp_path / "twins.onnx", model, about)
+        model.head.bias[6] += 1e-5
+        proof = prove(tmp_path / "twins.onnx", model, about, pixels, source)
+        assert 40 < proof.same < 64
+        assert f"{64 - proof.same} between two that are as good" in proof.table()
+        model.head.bias[6] += 1
+        with pytest.raises(UserError, match=r"and [1-9]\d* of 64 answers are others"):
+            prove(tmp_path / "twins.onnx", model, about, pixels, source)
+
+
 def test_a_file_that_fails_is_not_kept(tampered, trained, tmp_path, monkeypatch):
     wrong, out = tampered(np.negative), tmp_path / "out"
     monkeypatch.setattr(verbs, "write", lambda path, *_: shutil.copy(wrong, path))
@@ -237,6 +253,7 @@ def test_weights_without_data_are_checked_on_random_pixels(tmp_path, capsys):
     path = tmp_path / "weights.safetensors"
     save(path, randomise(models.build(VIT)), card(VIT))
     path.with_suffix(".onnx").write_text("older")
+    path.with_suffix(".onnx.data").write_text("older weights")
     with pytest.raises(SystemExit) as exit:
         main(["export", str(path), "--overwrite"])
     assert exit.value.code == 0
@@ -244,6 +261,7 @@ def test_weights_without_data_are_checked_on_random_pixels(tmp_path, capsys):
     assert re.search(r"^checked on +random pixels, for .* does not say what its model was trained on", said, re.M)
     assert re.search(r"^answers +64 of 64 the same$", said, re.M)
     assert onnx.load(path.with_suffix(".onnx")).producer_name == "vitrail"
+    assert not path.with_suffix(".onnx.data").exists()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -137,6 +137,12 @@ def test_every_parameter_gets_a_finite_gradient(config):
 
 @every_small_model
 @torch.no_grad()
+def test_no_images_give_no_answers(config):
+    assert models.build(config).eval()(images(config, 0)).shape == (0, config.classes)
+
+
+@every_small_model
+@torch.no_grad()
 def test_evaluation_is_deterministic_and_images_do_not_mix(config):
     model = randomise(models.build(replace(config, drop=0.5, drop_path=0.5)))
     x = images(config, 3)

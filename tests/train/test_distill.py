@@ -473,6 +473,14 @@ def test_a_teacher_must_know_the_classes_of_the_data(settings, tmp_path):
     refused("reads floating-point images, which cannot be made of the student's 8-bit ones", preprocess=floats)
 
 
+def test_a_teacher_whose_outputs_are_no_numbers_is_refused(settings, tmp_path):
+    file = write(tmp_path / "broken.safetensors")
+    tensors = load_file(file)
+    save_file(tensors | {"head.weight": torch.full_like(tensors["head.weight"], 3e38)}, file)
+    with pytest.raises(UserError, match="gives outputs that are no finite numbers"):
+        vitrail.train("digits", **(settings | {"teacher": file}))
+
+
 def test_a_run_does_not_replace_its_teacher(settings):
     run = vitrail.train("digits", **(settings | {"epochs": 1}))
     with pytest.raises(UserError, match=r"lies in .*, the run to make"):

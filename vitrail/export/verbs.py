@@ -51,6 +51,8 @@ def export(
             unfinished.with_name(f"{path.name}.json").write_text(document, encoding="utf-8")
             for file in sorted(Path(folder).iterdir()):
                 file.replace(path.with_name(file.name))
+            if f"{path.name}.data" not in proof.parts:
+                path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # of a larger model that was here
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}. Choose another with --out.") from error
     return proof

@@ -150,7 +150,7 @@ def is_meant(name: str, asked: str) -> bool:
     return name == asked or name == canonical(asked)[0]
 
 
-_ANY = ("img_size", "channels", "classes", "drop", "drop_path")  # what a model may have of any value under its name
+_ANY = ("img_size", "channels", "classes", "drop", "drop_path", "eps")  # of any value under the name of a model
 
 
 def family(config: ModelConfig) -> str:

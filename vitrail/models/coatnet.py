@@ -181,7 +181,7 @@ class RelativeAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._split(x)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.rel_pos().to(q.dtype))
-        y = y.transpose(2, 3).reshape(x.shape[0], -1, *x.shape[2:])  # B D h w
+        y = y.transpose(2, 3).reshape(x.shape[0], self.heads * _HEAD, *x.shape[2:])  # B D h w
         return self.drop(self.proj(y))
 
     def weights(self, x: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ class PVTConfig:
     classes: int = 1000
     drop: float = 0.0
     drop_path: float = 0.0
+    eps: float = 1e-5  # of the norms of patches and of keys; transformers has 1e-6 there too
 
     def __post_init__(self) -> None:
         check_counts(self, "widths", "depths", "heads", "ratios", "reductions", "patch")
@@ -112,7 +113,7 @@ class ReducedAttention(nn.Module):
     `linear` is that of PVT v2: the map is averaged to 7×7, whatever its size, so the cost grows with the image only.
     """
 
-    def __init__(self, width: int, heads: int, reduction: int, drop: float, linear: bool = False):
+    def __init__(self, width: int, heads: int, reduction: int, drop: float, eps: float, linear: bool = False):
         super().__init__()
         self.heads = heads
         self.linear = linear
@@ -123,7 +124,7 @@ class ReducedAttention(nn.Module):
         reduces = reduction > 1 or linear
         size = 1 if linear else reduction
         self.sr = nn.Conv2d(width, width, size, stride=size) if reduces else None
-        self.norm = nn.LayerNorm(width) if reduces else None
+        self.norm = nn.LayerNorm(width, eps) if reduces else None
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         q, k, v = self._split(x, grid)
@@ -138,7 +139,7 @@ class ReducedAttention(nn.Module):
     def _split(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # B H N D/H
         if self.sr is not None and self.norm is not None:
-            picture = x.transpose(1, 2).reshape(x.shape[0], -1, *grid)
+            picture = x.transpose(1, 2).reshape(x.shape[0], x.shape[2], *grid)  # B D h w
             picture = F.adaptive_avg_pool2d(picture, 7) if self.linear else picture
             x = self.norm(self.sr(picture).flatten(2).transpose(1, 2))  # B M D
             x = F.gelu(x) if self.linear else x
@@ -149,12 +150,13 @@ class ReducedAttention(nn.Module):
 class PVTBlock(nn.Module):
     """One pre-norm encoder block with reduced attention."""
 
-    def __init__(self, width: int, heads: int, ratio: int, reduction: int, drop: float, drop_path: float):
+    def __init__(self, c: PVTConfig, i: int, drop_path: float):
         super().__init__()
+        width = c.widths[i]
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = ReducedAttention(width, heads, reduction, drop)
+        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, c.eps)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = Mlp(width, ratio * width, drop)
+        self.mlp = Mlp(width, c.ratios[i] * width, c.drop)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -165,10 +167,10 @@ class PVTBlock(nn.Module):
 class PatchEmbed(nn.Module):
     """Cuts a map into patches, and projects and normalises each one."""
 
-    def __init__(self, channels: int, width: int, patch: int):
+    def __init__(self, channels: int, width: int, patch: int, eps: float):
         super().__init__()
         self.proj = nn.Conv2d(channels, width, patch, stride=patch)
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.proj(x).flatten(2).transpose(1, 2))  # B N D
@@ -181,11 +183,9 @@ class PVT(nn.Module):
         rates = iter(torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist())
         last = len(c.widths) - 1
         for i, (width, (h, w)) in enumerate(zip(c.widths, c.grids, strict=True)):
-            patches = PatchEmbed(c.widths[i - 1], width, 2) if i else PatchEmbed(c.channels, width, c.patch)
-            blocks = nn.ModuleList(
-                PVTBlock(width, c.heads[i], c.ratios[i], c.reductions[i], c.drop, next(rates))
-                for _ in range(c.depths[i])
-            )
+            before, patch = (c.widths[i - 1], 2) if i else (c.channels, c.patch)
+            patches = PatchEmbed(before, width, patch, c.eps)
+            blocks = nn.ModuleList(PVTBlock(c, i, next(rates)) for _ in range(c.depths[i]))
             # The authors count the stages in the names of their parts.
             self.add_module(f"patch_embed{i + 1}", patches)
             self.register_parameter(f"pos_embed{i + 1}", nn.Parameter(torch.zeros(1, h * w + (i == last), width)))

@@ -42,6 +42,7 @@ class PVTv2Config:
     classes: int = 1000
     drop: float = 0.0
     drop_path: float = 0.0
+    eps: float = 1e-5  # of the norms of patches and of keys; transformers has 1e-6 there too
 
     def __post_init__(self) -> None:
         check_counts(self, "widths", "depths", "heads", "ratios", "reductions", "patch")
@@ -115,7 +116,7 @@ class PVTv2Block(nn.Module):
         super().__init__()
         width = c.widths[i]
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, c.linear)
+        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, c.eps, c.linear)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = ConvMlp(width, c.ratios[i] * width, c.drop, c.linear)
         self.drop_path = DropPath(drop_path)
@@ -128,11 +129,11 @@ class PVTv2Block(nn.Module):
 class OverlapPatchEmbed(nn.Module):
     """A convolution that is about twice as wide as its stride, and a norm."""
 
-    def __init__(self, channels: int, width: int, stride: int):
+    def __init__(self, channels: int, width: int, stride: int, eps: float):
         super().__init__()
         size = 2 * stride - 1
         self.proj = nn.Conv2d(channels, width, size, stride, size // 2)
-        self.norm = nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width, eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.proj(x).flatten(2).transpose(1, 2))  # B N D
@@ -144,7 +145,7 @@ class Layer(nn.Module):
     def __init__(self, c: PVTv2Config, i: int, rates: list[float]):
         super().__init__()
         self.grid = c.grids[i]
-        self.downsample = OverlapPatchEmbed(c.widths[i - 1], c.widths[i], 2) if i else None
+        self.downsample = OverlapPatchEmbed(c.widths[i - 1], c.widths[i], 2, c.eps) if i else None
         self.blocks = nn.ModuleList(PVTv2Block(c, i, rate) for rate in rates)
         self.norm = nn.LayerNorm(c.widths[i], eps=1e-6)
 
@@ -159,7 +160,7 @@ class PVTv2(nn.Module):
     def __init__(self, config: PVTv2Config):
         super().__init__()
         c = self.config = config
-        self.patch_embed = OverlapPatchEmbed(c.channels, c.widths[0], c.patch)
+        self.patch_embed = OverlapPatchEmbed(c.channels, c.widths[0], c.patch, c.eps)
         rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
         ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
         self.layers = nn.ModuleList(Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends))

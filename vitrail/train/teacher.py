@@ -100,7 +100,13 @@ class Teacher:
         """Its outputs for all images of a split, in order."""
         read = batches(split, self._student.preprocess, _BATCH, workers)
         loader = track(read, title, math.ceil(len(split) / _BATCH), "batch")
-        return torch.cat([self._look(pixels.to(self._device)).cpu() for pixels, _ in loader])
+        outputs = torch.cat([self._look(pixels.to(self._device)).cpu() for pixels, _ in loader])
+        if not outputs.isfinite().all():
+            raise UserError(
+                f"The teacher {self.source} gives outputs that are no finite numbers, so nothing can be learnt from "
+                "it. Was it trained to the end?"
+            )
+        return outputs
 
     @torch.no_grad()
     def _look(self, pixels: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from vitrail.weights.beside import Beside
 from vitrail.weights.relatives import HALF, IMAGENET, Format, Habit, Layout, compare, sizes
 
 # The usual number of heads of a width, by the tables of the papers.
-_HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
+_HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
 _LAYER_SCALE = 1e-5  # its first value, which trained weights have replaced
 
 

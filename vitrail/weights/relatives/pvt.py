@@ -1,6 +1,7 @@
 """PVT: transformers' `PvtForImageClassification`, and the files of the authors, whose names are ours.
 
-transformers has one epsilon for all norms; the authors, and so we, have 1e-5 in the norms of patches and of keys.
+transformers has one epsilon for all norms; the authors, and so we, have 1e-5 in the norms of patches and of keys. What
+comes with transformers' `config.json` keeps its own, so that it gives the same answers.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         img_size=_img_size(where, state, patch, beside.img_size, None if model is None else model.img_size),
         channels=channels,
         classes=sizes(where, "PVT", state, "head.weight", 2)[0] if "head.weight" in state else 1,
+        eps=key_eps(beside, model),
     )
 
 
@@ -160,6 +162,11 @@ def count_heads(where: str, widths: Ints, usual: Mapping[Ints, Ints], beside: Be
             "Put a config.json beside it, or give `model`."
         )
     return told
+
+
+def key_eps(beside: Beside, model: PVTConfig | PVTv2Config | None) -> float:
+    """The epsilon of the norms of patches and of keys: as a `config.json` says, or `model`, or the authors'."""
+    return beside.eps or (PVTConfig.eps if model is None else model.eps)
 
 
 def strides(config: PVTConfig | PVTv2Config) -> list[int]:

@@ -1,6 +1,7 @@
 """PVT v2: timm's `PyramidVisionTransformerV2`, transformers' `PvtV2ForImageClassification`, and the authors' files.
 
-transformers has one epsilon for all norms; the authors, timm and we have 1e-5 in the norms of patches and of keys.
+transformers has one epsilon for all norms; the authors, timm and we have 1e-5 in the norms of patches and of keys. What
+comes with transformers' `config.json` keeps its own, so that it gives the same answers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from vitrail.models.pvt_v2 import CONFIGS, PVTv2Config
 from vitrail.weights.beside import Beside
 from vitrail.weights.names import inverse, join, rename, split_qkv
 from vitrail.weights.relatives import IMAGENET, Format, Layout, from_stages, sizes, to_stages
-from vitrail.weights.relatives.pvt import HABIT, count_depths, count_heads, hf_pyramid, pyramid, strides
+from vitrail.weights.relatives.pvt import HABIT, count_depths, count_heads, hf_pyramid, key_eps, pyramid, strides
 from vitrail.weights.relatives.pvt import hf_settings as hf_settings  # they tell the same
 
 _HF_BLOCK = {
@@ -105,6 +106,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         img_size=beside.img_size or (size if model is None else model.img_size),
         channels=channels,
         classes=sizes(where, "PVT v2", state, "head.weight", 2)[0] if "head.weight" in state else 1,
+        eps=key_eps(beside, model),
     )
 
 
