@@ -3,7 +3,7 @@
     python benchmarks/families.py speed                      # on an otherwise idle machine
     python benchmarks/families.py train                      # every run of the table that has not been made yet
     python benchmarks/families.py distil                     # DeiT with and without a teacher, likewise
-    python benchmarks/families.py draw                       # the figure and the tables of docs/models.md
+    python benchmarks/families.py draw                       # figures and tables of docs/models.md and docs/distill.md
 
 `speed` trains every model for a short time, in turns, with the command's own loop, and times its forward pass. `train`
 gives every model the images that it would have seen in five minutes at that speed: so the result does not depend on
@@ -11,9 +11,11 @@ what else the machine does meanwhile, and can be had again to the bit. Everythin
 FAMILY` chooses, with the recipe `small`, which was made for the ViT: no family has settings of its own.
 
 Of the 60,000 training images 1,000 are held out to choose the best epoch, and 5,000 of the others are the small set;
-the 10,000 test images are met once, at the end. Results go to `benchmarks/results/families.json`. Several processes
-may `train` at a time, with fewer `--threads` each; a process that was killed leaves a file `.taken` behind, to be
-removed before its run can be made again.
+the 10,000 test images are met once, at the end. Teacher and students, whose differences are small, are measured by the
+other 54,000 training images too, which none of them has seen.
+
+Results go to `benchmarks/results/families.json`. Several processes may `train` at a time, with fewer `--threads` each;
+a process that was killed leaves a file `.taken` behind, to be removed before its run can be made again.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from vitrail.weights.files import write_text
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "families.json"
-FIGURE = HERE.parent / "docs" / "images" / "families.png"
+FIGURES = HERE.parent / "docs" / "images"
 
 BUDGET = 300  # seconds
 SETS = (5_000, 59_000)
@@ -89,8 +91,8 @@ TRIALS = (
 TEACHER = Trial("bit", SETS[0], 0, budget=900)
 DISTILLED = (
     TEACHER,
-    *(Trial("deit", SETS[0], seed, TEACHER.name, how) for seed in range(3) for how in ("soft", "hard")),
-    *(Trial("deit", SETS[0], seed) for seed in range(3)),
+    *(Trial("deit", SETS[0], seed, *taught) for seed in range(3) for taught in ((TEACHER.name, "hard"), ())),
+    *(Trial("deit", SETS[0], seed, TEACHER.name, "soft") for seed in range(3)),
 )
 
 
@@ -98,7 +100,6 @@ def data(work: Path, images: int) -> Path:
     """The file with so many of the training images, the held-out ones and the test images."""
     path = work / f"fashion-{images}.npz"
     if not path.exists():
-        work.mkdir(parents=True, exist_ok=True)
         splits = open_data("fashion-mnist").splits
         train, test = splits["train"], splits["val"]
         order = np.random.default_rng(0).permutation(len(train))
@@ -112,6 +113,16 @@ def data(work: Path, images: int) -> Path:
             x_test=test.pixels,
             y_test=test.targets,
         )
+    return path
+
+
+def unseen(work: Path) -> Path:
+    """The file with the training images that are neither in the small set nor held out."""
+    path = work / "fashion-unseen.npz"
+    if not path.exists():
+        train = open_data("fashion-mnist").splits["train"]
+        chosen = np.sort(np.random.default_rng(0).permutation(len(train))[1000 + SETS[0] :])
+        np.savez(path, x_test=train.pixels[chosen], y_test=train.targets[chosen])
     return path
 
 
@@ -205,6 +216,16 @@ def train(work: Path, trial: Trial) -> None:
     claim.unlink()
 
 
+def measure_unseen(work: Path, trial: Trial) -> None:
+    """Measures a run of the small set by the images that are in no set of it, unless that was done."""
+    with results() as found:
+        if "unseen" in found["runs"].get(trial.name, {"unseen": None}):
+            return
+    top1 = vitrail.evaluate(work / trial.name, unseen(work)).top1
+    with results() as found:
+        found["runs"][trial.name]["unseen"] = top1
+
+
 @contextmanager
 def results() -> Iterator[dict[str, Any]]:
     """What was measured so far, to be changed by one process at a time."""
@@ -217,7 +238,7 @@ def results() -> Iterator[dict[str, Any]]:
 
 
 def draw() -> None:
-    """The figure, and the tables as Markdown on the screen."""
+    """The figures, and the tables as Markdown on the screen."""
     found = json.loads(RESULTS.read_text())
     runs = [run for run in found["runs"].values() if run["budget"] == BUDGET]  # without the teacher, which had longer
     print("| family | model | parameters | training | inference | epochs | of 5,000 | epochs | of 59,000 |")
@@ -231,15 +252,44 @@ def draw() -> None:
             cells += [f"{BUDGET * facts['train'] / images:.1f}", _spread(ends[family][-1])]
         speeds = f"{facts['train']:,.0f} | {facts['inference']:,.0f}"
         print(f"| {family} | `{facts['model']}` | {facts['params']:,} | {speeds} | {' | '.join(cells)} |")
-    print("\n| student | learns from the teacher | top-1 |\n|---|---|---|")
-    for how in ("", "hard", "soft"):
-        students = [run for run in runs if (run["family"], run["images"], run["distill"]) == ("deit", SETS[0], how)]
-        top1 = _spread([100 * run["top1"] for run in students])
-        print(f"| `{found['speed']['deit']['model']}` | {how or 'nothing: there is none'} | {top1} |")
-    if TEACHER.name in found["runs"]:
-        print(f"\nThe teacher reaches {100 * found['runs'][TEACHER.name]['top1']:.2f} %.")
+    print("\n| | top-1 of 10,000 test images | of 54,000 unseen ones |\n|---|---|---|")
+    schools = _schools(found["runs"])
+    for name, measured in schools.items():
+        print(f"| {name} | {' | '.join(map(_spread, measured))} |")
     with mpl.rc_context(STYLE):
-        save(_figure(found["speed"], ends), FIGURE)
+        save(_figure(found["speed"], ends), FIGURES / "families.png")
+        save(_distilled(schools), FIGURES / "distill.png")
+
+
+def _schools(runs: dict[str, Any]) -> dict[str, tuple[list[float], list[float]]]:
+    """The teacher and how students learn, with the top-1 of every run: of test images, and of those nobody saw."""
+    found = {}
+    for name, school in (
+        ("the teacher, BiT", [TEACHER]),
+        ("without a teacher", [trial for trial in DISTILLED if trial.family == "deit" and not trial.distill]),
+        ("its choices, `hard`", [trial for trial in DISTILLED if trial.distill == "hard"]),
+        (f"its probabilities, `soft` at {TAU:g}", [trial for trial in DISTILLED if trial.distill == "soft"]),
+    ):
+        made = [runs[trial.name] for trial in school if "unseen" in runs.get(trial.name, ())]
+        found[name] = [100 * run["top1"] for run in made], [100 * run["unseen"] for run in made]
+    return found
+
+
+def _distilled(schools: dict[str, tuple[list[float], list[float]]]) -> Figure:
+    """A row for the teacher and each kind of student; every seed is a stroke."""
+    figure = Figure(figsize=(8, 2.6), layout="constrained")
+    axes = figure.subplots()
+    shown = [(name.replace("`", ""), top1) for name, (_, top1) in schools.items() if top1][::-1]
+    for row, (_, top1) in enumerate(shown):
+        axes.plot(statistics.mean(top1), row, "o", color=GREY if row == len(shown) - 1 else BLUE, markersize=8)
+        if len(top1) > 1:
+            axes.plot(top1, [row] * len(top1), "|", color=INK, markersize=9)
+    axes.set_yticks(range(len(shown)), [name for name, _ in shown])
+    axes.set_ylim(-0.6, len(shown) - 0.4)
+    axes.set_xlabel("top-1 in % of 54,000 images that none of them has seen")
+    axes.set_title("What a DeiT learns of 5,000 images, and of a teacher that saw no others")
+    axes.grid(axis="y", visible=False)
+    return figure
 
 
 def _spread(top1: list[float]) -> str:
@@ -284,9 +334,13 @@ def main() -> None:
         speed(asked.work, asked.seconds)
     elif asked.what == "draw":
         draw()
-    else:
-        for trial in TRIALS if asked.what == "train" else DISTILLED:
+    elif asked.what == "train":
+        for trial in TRIALS:
             train(asked.work, trial)
+    else:
+        for trial in DISTILLED:
+            train(asked.work, trial)
+            measure_unseen(asked.work, trial)
 
 
 if __name__ == "__main__":
