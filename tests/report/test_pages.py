@@ -223,6 +223,31 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
         assert absent not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "headings"),
+    [
+        ("swin_nano", ["Relative positions, stage 1", "Relative positions, stage 3"]),
+        ("coatnet_nano", ["Relative positions, stage 2", "Relative positions, stage 3"]),
+        ("pvt_nano", ["Position similarity, stage 1", "Position similarity, stage 3"]),
+        ("mixer_nano", ["Token mixing, layer 1", "Token mixing, layer 6"]),
+        ("bit_nano", []),
+    ],
+)
+def test_places_are_shown_of_every_stage(trained, tmp_path, name, headings):
+    run = copy(trained, tmp_path / "run")
+    model = create(name, img_size=32, channels=1, classes=10)
+    preprocess = Preprocess((32, 32), 1)
+    save(
+        run / "model.safetensors",
+        model,
+        Card(model=name, config=model.config, classes=tuple("0123456789"), preprocess=preprocess),
+    )
+    text = text_of(vitrail.report(run))
+    found = re.findall(r"(?:Relative positions|Position similarity|Token mixing), (?:stage|layer) \d", text)
+    assert set(headings) <= set(found)
+    assert bool(found) == bool(headings)
+
+
 # Several runs
 
 

@@ -1,18 +1,27 @@
-"""The section of a run's page that shows what is inside the model: how far heads look, positions, the first filters."""
+"""The section of a run's page that shows what is inside the model: how far heads look, places, the first filters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from vitrail.data.loader import batches
 from vitrail.errors import UserError
 from vitrail.explain import attention_distance, position_similarity, relative_bias
-from vitrail.explain.filters import Filters, first_filters
+from vitrail.explain.filters import first_filters
 from vitrail.explain.layout import attends
+from vitrail.explain.mixing import in_pairs, mixing_maps
+from vitrail.explain.positions import stage_biases, stage_similarities
+from vitrail.models import Model
+from vitrail.models.coatnet import CoAtNet
 from vitrail.models.hybrid import Hybrid
+from vitrail.models.mixer import Mixer
+from vitrail.models.pvt import PVT
+from vitrail.models.swin import Swin
 from vitrail.models.vit import ViT
 from vitrail.report import charts
 from vitrail.report.charts import Chart
@@ -21,6 +30,22 @@ from vitrail.report.pictures import Album, Picture, similarities, tiles
 from vitrail.report.sections import reads
 
 _DISTANCE_IMAGES = 128
+_BIAS = (
+    "What a place adds to the attention, a row for each layer and a tile for each head; the middle of a tile is the "
+    "patch that looks."
+)
+_MIXING = "What hidden units take of each patch, a tile for each; opposites in pairs, from low to high frequency."
+
+Drawn = tuple[str, str, Image.Image]  # a title, a text and a sheet of tiles
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Tiles in one picture, and what they show."""
+
+    title: str
+    text: str
+    picture: Picture
 
 
 @dataclass(frozen=True)
@@ -28,42 +53,65 @@ class Inside:
     """What the weights show; where a model has no such thing, a sentence in its place."""
 
     distance: Chart | None = None
-    similarity: Picture | None = None
-    bias: Picture | None = None  # of relative positions, a row for each layer
-    filters: Picture | None = None
-    which: Filters | None = None  # what the picture of filters shows
+    sheets: list[Sheet] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    spread: str = ""
 
 
 def inside(facts: Facts, album: Album, workers: int) -> Inside:
-    """How far heads look, what positions are like, and the first filters, as in figure 7 of the paper."""
+    """How far heads look, what the model knows of places, and the first filters, as in figure 7 of the paper."""
     model, card = facts.model, facts.card
     if model is None or card is None:
         return Inside()
-    which = first_filters(model)
-    found = Inside(filters=album.add(tiles(which.values, 7), exact=True), which=which)
+    distance, notes = None, []
     if facts.data is not None and attends(model):
         split = reads(facts.data.splits["val"], facts)
         images = min(_DISTANCE_IMAGES, len(split))
         read_ahead = batches(split, card.preprocess, 32, workers, range(images))
         normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
-        values = attention_distance(model, normalised)
-        found = replace(found, distance=charts.distance(values, card.config.img_size, images))
-    if not isinstance(model, ViT | Hybrid):
-        return found
+        distance = charts.distance(attention_distance(model, normalised), card.config.img_size, images)
     try:
-        similar = position_similarity(model)
-        found = replace(
-            found, similarity=album.add(similarities(similar), exact=True), spread=_rows_and_columns(similar)
-        )
+        drawn = [*_places(model)]
     except UserError as error:
+        drawn, notes = [], [str(error)]
+    drawn.append(_filters(model))
+    added = ((title, text, album.add(picture, exact=True)) for title, text, picture in drawn)
+    return Inside(distance, [Sheet(title, text, picture) for title, text, picture in added if picture], notes)
+
+
+def _places(model: Model) -> Iterator[Drawn]:
+    """What the model knows about places or how it mixes them; a sheet for each stage that has its own."""
+    if isinstance(model, ViT | Hybrid):
         if isinstance(model, ViT) and model.config.pos == "relative":
-            bias = relative_bias(model)
-            found = replace(found, bias=album.add(similarities(bias / max(np.abs(bias).max(), 1e-12)), exact=True))
+            yield "Relative positions", _BIAS, _biases(relative_bias(model))
         else:
-            found.notes.append(str(error))
-    return found
+            yield "Position similarity", *_alike(position_similarity(model))
+    elif isinstance(model, PVT):
+        for stage, similar in enumerate(stage_similarities(model), start=1):
+            yield f"Position similarity, stage {stage}", *_alike(similar)
+    elif isinstance(model, Swin | CoAtNet):
+        for stage, bias in stage_biases(model).items():
+            yield f"Relative positions, stage {stage}", _BIAS, _biases(bias)
+    elif isinstance(model, Mixer):
+        maps = mixing_maps(model)
+        for layer in sorted({0, len(maps) - 1}):
+            units = maps[layer][in_pairs(maps[layer]), ..., None]
+            yield f"Token mixing, layer {layer + 1}", _MIXING, tiles(units, 8)
+
+
+def _biases(tables: NDArray[np.float32]) -> Image.Image:
+    return similarities(tables / max(np.abs(tables).max(), 1e-12))
+
+
+def _alike(similar: NDArray[np.float32]) -> tuple[str, Image.Image]:
+    text = (
+        "A tile for every patch: how alike its position is to every other, from dark (opposite) to yellow (the same)."
+    )
+    return f"{text} {_rows_and_columns(similar)}", similarities(similar)
+
+
+def _filters(model: Model) -> Drawn:
+    found = first_filters(model)
+    return found.title, f"What reads the image: the first {len(found.values)} {found.kind}.", tiles(found.values, 7)
 
 
 def _rows_and_columns(similar: NDArray[np.float32]) -> str:
