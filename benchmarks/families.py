@@ -312,7 +312,7 @@ def _figure(speeds: dict[str, Any], ends: dict[str, list[list[float]]]) -> Figur
             if top1:
                 axes.plot(statistics.mean(top1), row, "o", color=color, markersize=8)
             if len(top1) > 1:
-                axes.plot(top1, [row] * len(top1), "|", color=INK, markersize=9)
+                axes.plot(top1, [row] * len(top1), "|", color=color, markersize=13)
     axes.set_yticks(range(len(order)), [f"{family}  {speeds[family]['params'] / 1e6:.2f} M" for family in order])
     axes.set_xlabel("test top-1 in %, trained on 5,000 images (orange) and on 59,000 (blue)")
     axes.set_title("Fashion-MNIST in five minutes of two CPU cores")
