@@ -113,7 +113,7 @@ class ReducedAttention(nn.Module):
     `linear` is that of PVT v2: the map is averaged to 7×7, whatever its size, so the cost grows with the image only.
     """
 
-    def __init__(self, width: int, heads: int, reduction: int, drop: float, eps: float, linear: bool = False):
+    def __init__(self, width: int, heads: int, reduction: int, drop: float, linear: bool = False, eps: float = 1e-5):
         super().__init__()
         self.heads = heads
         self.linear = linear
@@ -154,7 +154,7 @@ class PVTBlock(nn.Module):
         super().__init__()
         width = c.widths[i]
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, c.eps)
+        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, eps=c.eps)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = Mlp(width, c.ratios[i] * width, c.drop)
         self.drop_path = DropPath(drop_path)

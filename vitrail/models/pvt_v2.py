@@ -116,7 +116,7 @@ class PVTv2Block(nn.Module):
         super().__init__()
         width = c.widths[i]
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
-        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, c.eps, c.linear)
+        self.attn = ReducedAttention(width, c.heads[i], c.reductions[i], c.drop, c.linear, c.eps)
         self.norm2 = nn.LayerNorm(width, eps=1e-6)
         self.mlp = ConvMlp(width, c.ratios[i] * width, c.drop, c.linear)
         self.drop_path = DropPath(drop_path)
