@@ -54,6 +54,7 @@ RESULTS = HERE / "results" / "families.json"
 FIGURES = HERE.parent / "docs" / "images"
 
 BUDGET = 300  # seconds
+HELD = 1_000
 SETS = (5_000, 59_000)
 ROUNDS = 3
 TAU = 3.0  # of soft distillation, as in DeiT
@@ -98,14 +99,19 @@ DISTILLED = (
 )
 
 
+def shuffled(count: int) -> np.ndarray:
+    """The numbers of the training images: first those held out, then those of the small set, then all others."""
+    return np.random.default_rng(0).permutation(count)
+
+
 def data(work: Path, images: int) -> Path:
     """The file with so many of the training images, the held-out ones and the test images."""
     path = work / f"fashion-{images}.npz"
     if not path.exists():
         splits = open_data("fashion-mnist").splits
         train, test = splits["train"], splits["val"]
-        order = np.random.default_rng(0).permutation(len(train))
-        held, chosen = order[:1000], np.sort(order[1000 : 1000 + images])
+        order = shuffled(len(train))
+        held, chosen = order[:HELD], np.sort(order[HELD : HELD + images])
         np.savez(
             path,
             x_train=train.pixels[chosen],
@@ -123,7 +129,7 @@ def unseen(work: Path) -> Path:
     path = work / "fashion-unseen.npz"
     if not path.exists():
         train = open_data("fashion-mnist").splits["train"]
-        chosen = np.sort(np.random.default_rng(0).permutation(len(train))[1000 + SETS[0] :])
+        chosen = np.sort(shuffled(len(train))[HELD + SETS[0] :])
         np.savez(path, x_test=train.pixels[chosen], y_test=train.targets[chosen])
     return path
 
@@ -229,14 +235,16 @@ def measure_unseen(work: Path, trial: Trial) -> None:
             return
     model, card = open_run(work / trial.name)
     split = open_data(unseen(work), classes=card.classes).splits["test"]
-    measured = {}
-    for name in ("unseen", "last"):
-        if name == "last":
-            model.load_state_dict(load_checkpoint(work / trial.name, "cpu")["model"])
+
+    def top1() -> float:
         logits, labels = run_split(model, split, card.preprocess)
-        measured[name] = float((logits.argmax(1) == labels).mean())
+        return float((logits.argmax(axis=1) == labels).mean())
+
+    kept = top1()
+    model.load_state_dict(load_checkpoint(work / trial.name, "cpu")["model"])
+    last = top1()
     with results() as found:
-        found["runs"][trial.name] |= measured
+        found["runs"][trial.name] |= {"unseen": kept, "last": last}
 
 
 @contextmanager

@@ -227,6 +227,20 @@ def test_an_answer_between_two_that_are_as_good_is_no_failure(trained, tmp_path)
             prove(tmp_path / "twins.onnx", model, about, pixels, source)
 
 
+def test_a_label_on_its_threshold_is_no_failure(tmp_path):
+    about = card(VIT, task="multilabel", thresholds=(0.5, 0.3, 0.6))
+    model = randomise(models.build(VIT))
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([0.0, 5.0, -5.0]))  # the first is on its threshold, the others are clear
+        write(tmp_path / "edge.onnx", model, about)
+        model.head.bias[0] = -1e-5
+        assert prove(tmp_path / "edge.onnx", model, about, noise(about, 8), "noise").same == 0
+        model.head.bias[0] = -1
+        with pytest.raises(UserError, match="and 8 of 8 answers are others"):
+            prove(tmp_path / "edge.onnx", model, about, noise(about, 8), "noise")
+
+
 def test_a_file_that_fails_is_not_kept(tampered, trained, tmp_path, monkeypatch):
     wrong, out = tampered(np.negative), tmp_path / "out"
     monkeypatch.setattr(verbs, "write", lambda path, *_: shutil.copy(wrong, path))
