@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 import vitrail
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.models import build, canonical, configure
+from vitrail.models import CONFIGS, build, canonical, configure
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import foreign, load, open_card, open_run, start_from, vit
 from vitrail.weights.tensors import from_memory
@@ -82,6 +82,14 @@ def test_timm(config, options):
     x = images(config)
     assert distance(model.embed(x), timm_features(theirs, x)) < TOLERANCE
     assert distance(model(x), theirs(x)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if re.match(r"(vit|deit3?|dinov2)_(?!nano)", name)])
+def test_the_width_of_a_published_vit_tells_its_heads(name):
+    with torch.device("meta"):
+        state = build(CONFIGS[name]).state_dict()
+    found = foreign.architecture(foreign.recognise(from_memory(state, "it"), "it"), foreign.Beside(), None)
+    assert (found.width, found.heads) == (CONFIGS[name].width, CONFIGS[name].heads)
 
 
 @torch.no_grad()
