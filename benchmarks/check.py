@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from vitrail.data.audit import audit
-from vitrail.data.similar import closest
+from vitrail.data.audit.near_duplicates import closest
 
 GOAL = 100_000
 

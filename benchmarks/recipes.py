@@ -142,8 +142,8 @@ def draw() -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
+    from vitrail.charts.figures import BLUE, GREY, ORANGE, STYLE, save
     from vitrail.config import TrainConfig, coerce
-    from vitrail.evaluate.figures import BLUE, GREY, ORANGE, STYLE, save
 
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in json.loads(RESULTS.read_text()):

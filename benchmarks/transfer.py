@@ -33,12 +33,12 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 import vitrail
+from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, SKY, STYLE, save
 from vitrail.data import open_data
 from vitrail.evaluate import fewshot, knn, linear
-from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, SKY, STYLE, save
+from vitrail.files import write_text
 from vitrail.weights import open_run
 from vitrail.weights import save as save_model
-from vitrail.weights.files import write_text
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "transfer.json"

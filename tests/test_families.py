@@ -12,7 +12,7 @@ import vitrail
 from vitrail import models
 from vitrail.errors import UserError
 from vitrail.train.checkpoint import checkpoint_path
-from vitrail.weights import foreign, load, open_run
+from vitrail.weights import load, open_run, recognise
 
 FAMILIES = [*models.FAMILIES, "deit"]
 
@@ -78,7 +78,7 @@ def test_it_is_converted_to_what_has_a_place_for_it(finished, tmp_path):
     model, card = open_run(run)
     images = torch.randn(2, card.config.channels, *card.config.img_size, generator=torch.Generator().manual_seed(1))
     names = {"vitrail": "model.safetensors", "timm": "model.safetensors", "npz": "model.npz", "hf": ""}
-    layouts = foreign.layouts(models.family(card.config))
+    layouts = recognise.layouts(models.family(card.config))
     for format in ["vitrail", *(format for format, layout in layouts.items() if layout.write)]:
         path = tmp_path / format / names.get(format, "model.safetensors")
         if format != "vitrail" and layouts[format].cannot(card.config):

@@ -19,6 +19,7 @@ PACKAGE = Path(vitrail.__file__).parent
 ORDER = (
     "cli",
     "mistakes",
+    "verbs",
     "studies",
     "serve",
     "report",
@@ -26,12 +27,15 @@ ORDER = (
     "explain",
     "train",
     "evaluate",
+    "runs",
     "weights",
     "data",
+    "tasks",
+    "charts",
     "models",
     "config",
 )
-BELOW = ("verb", "device", "progress", "errors", "version")
+BELOW = ("verb", "files", "device", "progress", "errors", "version")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 SHOW_HEAVY = """

@@ -25,8 +25,8 @@ from vitrail.data import stream as stream_module
 from vitrail.data.audit import audit
 from vitrail.data.huggingface import _Shards
 from vitrail.data.loader import TrainBatches, batches
+from vitrail.data.packed import PackedSplit
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.stored import StoredSplit
 from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 
@@ -75,7 +75,7 @@ def test_a_saved_data_set_without_splits_is_split_class_by_class(tmp_path, kind)
     data = open_data(tmp_path / "pets", val_fraction=0.2)
     names = ("0", "1") if kind == datasets.Value("int32") else ("cat", "dog")
     assert (data.name, data.classes, data.size, data.channels) == ("pets", names, (4, 6), 1)
-    assert isinstance(data.splits["train"], StoredSplit)
+    assert isinstance(data.splits["train"], PackedSplit)
     assert {split: len(found) for split, found in data.splits.items()} == {"train": 16, "val": 4}
     assert sorted(pairs(data.splits["train"]) + pairs(data.splits["val"])) == odd(20)
 

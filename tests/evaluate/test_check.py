@@ -14,12 +14,12 @@ from PIL import Image, ImageEnhance
 
 import vitrail
 from vitrail import cli
-from vitrail.data.findings import Audit
+from vitrail.data.audit.contact_sheet import wrap
+from vitrail.data.audit.findings import Audit
+from vitrail.data.audit.near_duplicates import closest, signatures
 from vitrail.data.images import survey_image
-from vitrail.data.similar import closest, signatures
 from vitrail.errors import UserError
 from vitrail.evaluate.check import check
-from vitrail.evaluate.sheet import wrap
 
 
 def scene(seed: int, size: tuple[int, int] = (96, 120)) -> Image.Image:

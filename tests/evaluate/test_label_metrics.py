@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score, log_loss, mean_absolute_error, r2_score
 
+from vitrail.charts import figures
 from vitrail.data.images import read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate import figures
 from vitrail.evaluate.metrics import measure_labels, measure_model, measure_values, measured
 from vitrail.evaluate.predict import Prediction, predict, write
 from vitrail.models import create

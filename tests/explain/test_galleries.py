@@ -9,10 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from vitrail.charts.figures import INK, ORANGE, save
 from vitrail.data.dataset import ArraySplit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import INK, ORANGE, save
 from vitrail.evaluate.metrics import measure, measure_labels, measure_values
 from vitrail.explain.galleries import Tile, captions, gallery, least_certain, losses, margins, most_wrong, sheet
 from vitrail.models.vit import ViTConfig

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image
 from sklearn.metrics.pairwise import cosine_similarity
 
+from vitrail.charts.figures import INK, ORANGE
 from vitrail.data.dataset import ArraySplit
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import INK, ORANGE
 from vitrail.explain.galleries import Tile
 from vitrail.explain.neighbours import neighbours, neighbours_figure, unit
 

@@ -26,7 +26,7 @@ from vitrail.explain import (
     watch,
 )
 from vitrail.explain.attention import even_distance, parts
-from vitrail.explain.layout import Tokens, attentions, layouts
+from vitrail.explain.geometry import Tokens, attentions, layouts
 from vitrail.explain.windows import Windows
 from vitrail.models import Model, ModelConfig, build, create
 from vitrail.models.coatnet import CoAtNetConfig

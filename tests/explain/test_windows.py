@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.explain import attention_distance, patch_attention, window_attention
 from vitrail.explain.attention import even_distance
-from vitrail.explain.layout import attentions, window_layouts
+from vitrail.explain.geometry import attentions, window_layouts
 from vitrail.explain.windows import Windows
 from vitrail.models.swin import Swin, SwinConfig, WindowAttention
 

@@ -23,9 +23,9 @@ from vitrail.evaluate.metrics import measure
 from vitrail.models import create
 from vitrail.report.facts import Facts
 from vitrail.report.gallery import choose
-from vitrail.report.pictures import Album, overlay, similarities, thumbnail, tiles
+from vitrail.report.images import Album, overlay, similarities, thumbnail, tiles
 from vitrail.report.tables import Cell, Line, Table
-from vitrail.report.words import settings
+from vitrail.report.text import settings
 from vitrail.weights import Card, save
 
 

@@ -24,7 +24,7 @@ from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.vit import ViTConfig
-from vitrail.weights import Card, foreign, load, open_run, save
+from vitrail.weights import Card, load, open_run, recognise, save
 from vitrail.weights.convert import convert
 from vitrail.weights.tensors import from_memory
 
@@ -271,8 +271,8 @@ def of_shapes(build: Callable[[], nn.Module]) -> ModelConfig:
     """The architecture that the tensors of a model show by themselves."""
     with torch.device("meta"):
         state = build().state_dict()
-    weights = foreign.recognise(from_memory(state, "x"), "x")
-    found: ModelConfig = foreign.architecture(weights, foreign.settings(weights, None), None)
+    weights = recognise.recognise(from_memory(state, "x"), "x")
+    found: ModelConfig = recognise.architecture(weights, recognise.settings(weights, None), None)
     return found
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import Model, build, configure, parameters
-from vitrail.weights import Card, foreign, load, save, vit
+from vitrail.weights import Card, load, recognise, save
 from vitrail.weights.convert import convert
+from vitrail.weights.formats import vit
 from vitrail.weights.tensors import from_memory
 
 B16 = configure("vit_b16")
@@ -126,5 +127,5 @@ def test_dinov2s_giant():
             use_mask_token=False,
         )
         theirs = peers.transformers().Dinov2Model(about)
-    weights = foreign.recognise(from_memory(theirs.state_dict(), "it"), "it")
-    assert foreign.architecture(weights, foreign.Beside(), None) == config
+    weights = recognise.recognise(from_memory(theirs.state_dict(), "it"), "it")
+    assert recognise.architecture(weights, recognise.Beside(), None) == config

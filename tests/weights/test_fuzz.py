@@ -23,7 +23,7 @@ from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import load, open_card, start_from
-from vitrail.weights.vit import LAYOUTS
+from vitrail.weights.formats.vit import LAYOUTS
 
 CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
 

@@ -15,10 +15,10 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.weights import Card, foreign, hf, load, save, start_from
-from vitrail.weights.beside import Beside
+from vitrail.weights import Card, load, recognise, save, start_from
 from vitrail.weights.convert import convert
-from vitrail.weights.relatives import pvt, pvt_v2
+from vitrail.weights.formats import hf, pvt, pvt_v2
+from vitrail.weights.sidecar import Beside
 from vitrail.weights.tensors import Tensors
 
 PVT = PVTConfig((32, 64, 96), (1, 2, 1), (1, 2, 3), (4, 2, 2), (4, 2, 1), 4, (32, 32), channels=1, classes=5)
@@ -248,8 +248,8 @@ def test_every_named_model_is_known_by_its_shapes_and_is_the_peers(name):
 
 def seen(state):
     """The architecture that is seen in tensors without their values."""
-    weights = foreign.recognise(Tensors(state, state.__getitem__), "It")
-    return foreign.architecture(weights, Beside(), None)
+    weights = recognise.recognise(Tensors(state, state.__getitem__), "It")
+    return recognise.architecture(weights, Beside(), None)
 
 
 def test_what_no_tensor_shows_must_be_told():

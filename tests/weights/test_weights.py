@@ -20,10 +20,10 @@ import vitrail
 from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
+from vitrail.files import replacing
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import Card, load, open_card, open_run, save, start_from
-from vitrail.weights.files import replacing
 
 CONFIG = ViTConfig(
     width=16, depth=2, heads=2, mlp=32, patch=2, img_size=(8, 12), channels=3, classes=3, pool="cls", registers=1

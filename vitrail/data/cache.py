@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, Split, StoredSplit
+from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, Split, PackedSplit
 from vitrail.data.download import cache_folder
 from vitrail.data.images import Pixels
 from vitrail.data.loader import ReadySplit, batches, images
@@ -34,7 +34,7 @@ _VERSION = 1  # of the pixels: to be raised when images are decoded or resized i
 _IN_MEMORY = 2 * 2**30  # bytes of resized arrays that a split may take
 _FREE = 2**30  # bytes of the disk that are left to others
 _BATCH = 256
-Files = FileSplit | StoredSplit  # what has to be decoded, and is always the same
+Files = FileSplit | PackedSplit  # what has to be decoded, and is always the same
 
 _PIXELS, _TABLE = "pixels", "table.npy"
 
@@ -70,7 +70,7 @@ def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, wo
     """
     if isinstance(split, ArraySplit | MappedSplit):
         return split if crops else _resized(split, preprocess)
-    if not isinstance(split, FileSplit | StoredSplit) or preprocess.bits > 8:
+    if not isinstance(split, FileSplit | PackedSplit) or preprocess.bits > 8:
         return split
     if crops:
         split = replace(split, least=2 * max(preprocess.img_size))

@@ -79,7 +79,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class StoredSplit:
+class PackedSplit:
     """Rows of a store, read when asked for."""
 
     store: Store
@@ -190,7 +190,7 @@ class Data:
                 f"made: 'bits' must be {'32' if self.bits == 32 else '8 or 16'}."
             )
         splits = {
-            name: replace(split, channels=channels, bits=bits) if isinstance(split, FileSplit | StoredSplit) else split
+            name: replace(split, channels=channels, bits=bits) if isinstance(split, FileSplit | PackedSplit) else split
             for name, split in self.splits.items()
         }
         return replace(self, splits=splits)

@@ -19,7 +19,7 @@ from vitrail.data.arrays import class_numbers
 from vitrail.data.dataset import Array, Found, Parts
 from vitrail.data.folder import SPLITS, prove, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
-from vitrail.data.stored import Stored, from_stores
+from vitrail.data.packed import Stored, from_stores
 from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log, track

@@ -21,7 +21,7 @@ try:
 except ImportError:  # the extra `fast`; Pillow takes half as long again for the same pixels
     simplejpeg = None
 
-from vitrail.data.bands import Bands, read_bands
+from vitrail.data.multiband import Bands, read_bands
 from vitrail.data.pixels import NAMES, bits_of, fit, floats, picture
 from vitrail.data.pixels import Pixels as Pixels
 from vitrail.data.pixels import UnreadableImage as UnreadableImage

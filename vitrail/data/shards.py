@@ -31,7 +31,7 @@ from vitrail.data.dataset import Array, Found, Numbers, files_version
 from vitrail.data.download import cache_folder
 from vitrail.data.folder import SPLITS, prove, subfolders
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
-from vitrail.data.stored import Stored, from_stores
+from vitrail.data.packed import Stored, from_stores
 from vitrail.errors import UserError
 from vitrail.progress import track
 from vitrail.version import VERSION

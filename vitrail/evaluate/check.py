@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 from scipy.special import softmax
 
+from vitrail.charts.figures import save
 from vitrail.data.audit import audit
+from vitrail.data.audit.contact_sheet import contact_sheet, sections
+from vitrail.data.audit.findings import Audit, Finding, Item, worst_first
 from vitrail.data.dataset import Numbers, Task
-from vitrail.data.findings import Audit, Finding, Item, worst_first
 from vitrail.data.images import Pixels
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
 from vitrail.evaluate.features import run_split
-from vitrail.evaluate.figures import save
-from vitrail.evaluate.sheet import contact_sheet, sections
+from vitrail.files import replacing
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.weights import Card, open_run
-from vitrail.weights.files import replacing
 
 # A model contradicts a label if its own choice is likelier than not, and 19 times in 20 if only the two are to choose
 # from. The probability alone would not do: label smoothing and mixup teach a model never to be 95 % sure.

@@ -24,9 +24,9 @@ from vitrail.data.images import UnreadableImage
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.predict import listed, run_files
+from vitrail.files import replacing
 from vitrail.progress import track
 from vitrail.weights import open_body
-from vitrail.weights.files import replacing
 
 Vectors = NDArray[np.float32]
 Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # names of files, and their vectors (N, D)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Split, StoredSplit
+from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Split, PackedSplit
 from vitrail.data.loader import batches
 from vitrail.data.preprocess import Preprocess
 from vitrail.device import Precision
@@ -104,7 +104,7 @@ def _key(model: Model, split: Split, preprocess: Preprocess) -> str | None:
 
 
 def _version(split: Split) -> str | None:
-    if isinstance(split, FileSplit | StoredSplit):
+    if isinstance(split, FileSplit | PackedSplit):
         return split.version()
     if not isinstance(split, ArraySplit | MappedSplit):  # a stream
         return None

@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from vitrail.charts import figures
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import Data, full_name, open_data
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
-from vitrail.evaluate import figures
 from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
+from vitrail.files import replacing, write_text
 from vitrail.weights import Card, home, open_body, open_card, open_run
-from vitrail.weights.files import replacing, write_text
 
 Method = Literal["head", "knn", "linear", "fewshot"]
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.explain.layout import AnyAttention, Attentive, Layout, attentions, layouts, original, refine
+from vitrail.explain.geometry import AnyAttention, Attentive, Layout, attentions, layouts, original, refine
 from vitrail.explain.windows import Windows
 from vitrail.models.layers import AttentionPool
 from vitrail.models.position import Grid

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.charts.figures import INK
 from vitrail.data.targets import WORDS, in_words
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import INK
 from vitrail.explain.embedding_map import choose, embedding_figure, embedding_map
 from vitrail.explain.galleries import (
     Tile,

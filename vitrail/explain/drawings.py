@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.charts.figures import short
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import short
 from vitrail.explain import figures, relative_drawings
 from vitrail.explain.attention import (
     Array,
@@ -26,7 +26,7 @@ from vitrail.explain.attention import (
 )
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.filters import first_filters
-from vitrail.explain.layout import Attentive, attends, window_layouts
+from vitrail.explain.geometry import Attentive, attends, window_layouts
 from vitrail.explain.positions import position_similarity, relative_bias
 from vitrail.explain.relevance import relevance
 from vitrail.explain.relevance_figure import Pane

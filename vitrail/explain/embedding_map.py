@@ -15,9 +15,9 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.charts.figures import GREY, INK, STYLE, short
 from vitrail.data import Split
 from vitrail.data.dataset import Task
-from vitrail.evaluate.figures import GREY, INK, STYLE, short
 from vitrail.explain.galleries import thumbnail
 from vitrail.explain.neighbours import unit
 

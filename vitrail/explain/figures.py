@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from vitrail.evaluate.figures import BLUE, GREY, INK, ORANGE, heading, short, styled
+from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, heading, short, styled
 
 Array = NDArray[np.float32]
 View = NDArray[np.uint8]  # h w 3

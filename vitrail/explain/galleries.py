@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.special import expit, softmax
 
+from vitrail.charts.figures import GREY, INK, ORANGE, STYLE, short
 from vitrail.data import Split
+from vitrail.data.audit.contact_sheet import wrap
 from vitrail.data.pixels import picture
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import GREY, INK, ORANGE, STYLE, short
 from vitrail.evaluate.metrics import each_image
-from vitrail.evaluate.sheet import wrap
 from vitrail.weights import Card
 
 Numbers = NDArray[np.int64]

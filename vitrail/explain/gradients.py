@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.explain.layout import original
+from vitrail.explain.geometry import original
 from vitrail.models import Model, head
 from vitrail.models.bit import BiT
 from vitrail.models.coatnet import CoAtNet

@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from vitrail.charts.figures import BLUE, INK, ORANGE
 from vitrail.data import Split
 from vitrail.data.dataset import Task
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import BLUE, INK, ORANGE
 from vitrail.explain.galleries import Tile, sheet, thumbnail
 
 _ROWS = 1024  # feature vectors that are compared at a time

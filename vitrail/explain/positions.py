@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.errors import UserError
-from vitrail.explain.layout import original
+from vitrail.explain.geometry import original
 from vitrail.models.coatnet import CoAtNet, RelPos
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.position import Grid, RelativeBias

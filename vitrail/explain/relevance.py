@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.explain.geometry import original, shares
 from vitrail.explain.gradients import Classes, class_maps, numbers
-from vitrail.explain.layout import original, shares
 from vitrail.models import Model
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.layers import Attention, AttentionPool, Block

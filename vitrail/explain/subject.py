@@ -29,7 +29,7 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
-from vitrail.explain.layout import Attentive, attends
+from vitrail.explain.geometry import Attentive, attends
 from vitrail.models import Model
 from vitrail.weights import Card, home, open_card, open_run
 

@@ -11,15 +11,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.charts.figures import save
 from vitrail.config import Size
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.evaluate.figures import save
 from vitrail.explain import data_drawings, drawings, relative_drawings
 from vitrail.explain.subject import Drawing, Subject, open_subject
+from vitrail.files import replacing
 from vitrail.progress import track
 from vitrail.weights import home
-from vitrail.weights.files import replacing
 
 Format = Literal["png", "svg", "pdf"]
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.config import Size, coerce
 from vitrail.errors import UserError, nearest
-from vitrail.models import bit, coatnet, hybrid, mixer, names, pvt, pvt_v2, swin
+from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, swin
 from vitrail.models.bit import BiT, BiTConfig
 from vitrail.models.coatnet import CoAtNet, CoAtNetConfig
 from vitrail.models.hybrid import Hybrid, HybridConfig
@@ -124,7 +124,7 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     >>> canonical("google/vit-base-patch16-384")[0]
     'vit_b16'
     """
-    short, changes = (name, {}) if name in CONFIGS else names.find(name) or ("", {})
+    short, changes = (name, {}) if name in CONFIGS else aliases.find(name) or ("", {})
     config = CONFIGS.get(short) or _of_any_patch(short)
     if config is None:
         raise UserError(

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.checks import check_counts, check_images, check_rates, check_stages
 from vitrail.models.layers import DropPath, Stage
 from vitrail.models.position import Grid
+from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
 
 
 @dataclass(frozen=True)

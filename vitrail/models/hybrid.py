@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import GroupNormAct, StdConv
-from vitrail.models.checks import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
 from vitrail.models.layers import Block, Stage
 from vitrail.models.position import Grid
+from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vitrail.models.checks import check_counts, check_images, check_multiple, check_rates
 from vitrail.models.layers import DropPath, Mlp, Stage
 from vitrail.models.position import Grid
+from vitrail.models.validate import check_counts, check_images, check_multiple, check_rates
 from vitrail.models.vit import PatchEmbed
 
 

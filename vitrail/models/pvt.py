@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.checks import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
 from vitrail.models.layers import DropPath, Mlp, Stage
 from vitrail.models.position import Grid, Interpolation, resample
+from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.checks import check_counts, check_heads, check_images, check_rates, check_stages
 from vitrail.models.layers import DropPath, Stage
 from vitrail.models.position import Grid
 from vitrail.models.pvt import ReducedAttention, check_reductions
+from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.checks import check_counts, check_heads, check_images, check_rates, check_stages
 from vitrail.models.layers import DropPath, Mlp, Stage
 from vitrail.models.position import Grid, offsets
+from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
 
 _APART = -100.0  # what the authors add to the logit of a pair that must not attend
 

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.checks import check_counts, check_heads, check_images, check_multiple, check_rates
 from vitrail.models.layers import Activation, AttentionPool, Block, Stage
 from vitrail.models.position import Grid, RelativeBias, sincos2d
+from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates
 
 Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
 

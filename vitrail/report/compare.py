@@ -10,14 +10,14 @@ import numpy as np
 from vitrail.config import Task, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
 from vitrail.errors import UserError
+from vitrail.evaluate.bootstrap import difference
 from vitrail.models import parameters
-from vitrail.report import charts, words
-from vitrail.report.bootstrap import difference
+from vitrail.report import charts, text
 from vitrail.report.charts import shown
 from vitrail.report.facts import Facts
 from vitrail.report.page import render
 from vitrail.report.tables import MAIN_SCORE, Cell, Line, Table, each
-from vitrail.report.words import MEASURES, between, main_name, plus_minus, setting
+from vitrail.report.text import MEASURES, between, main_name, plus_minus, setting
 
 _NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
 
@@ -58,7 +58,7 @@ def comparison_page(runs: Sequence[Facts], subject: str) -> str:
         notes=[(name, note) for name, facts in zip(names, runs, strict=True) for note in facts.notes],
         paired=_same_images(runs),
         measured=measured(runs),
-        facts=[dict(words.training(facts)) | _size(facts) for facts in runs],
+        facts=[dict(text.training(facts)) | _size(facts) for facts in runs],
         differing=differing(runs),
         curves=charts.together({name: facts.rows for name, facts in zip(names, runs, strict=True)}),
         scores=class_scores(runs, names),
@@ -77,16 +77,16 @@ def _size(facts: Facts) -> dict[str, str]:
     return {"parameters": f"{parameters(facts.card.config):,}"} if facts.card is not None else {}
 
 
-def _headline(runs: Sequence[Facts], names: Sequence[str]) -> words.Headline:
+def _headline(runs: Sequence[Facts], names: Sequence[str]) -> text.Headline:
     known = [(facts.metrics.main, i) for i, facts in enumerate(runs) if facts.metrics is not None]
     if not known:
-        return words.Headline(f"{len(runs)} runs side by side.", "", "")
+        return text.Headline(f"{len(runs)} runs side by side.", "", "")
     best = max(known)[1]
     metrics = runs[best].metrics
     assert metrics is not None
     main = main_name(metrics)
     score = f"{shown(main, metrics.main)}{plus_minus(main, runs[best].samples.interval(main))}"
-    return words.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {MEASURES[main][0]}.")
+    return text.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {MEASURES[main][0]}.")
 
 
 def _same_images(runs: Sequence[Facts]) -> bool:

@@ -20,6 +20,7 @@ from vitrail.data import Data, open_data
 from vitrail.data.cache import once
 from vitrail.device import choose_device
 from vitrail.errors import UserError
+from vitrail.evaluate.bootstrap import Samples, sample
 from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import (
     AnyMetrics,
@@ -33,7 +34,6 @@ from vitrail.evaluate.metrics import (
     measure_model,
 )
 from vitrail.models import Model
-from vitrail.report.bootstrap import Samples, sample
 from vitrail.train.run import CONFIG_FILE, split_settings
 from vitrail.weights import WEIGHTS_FILE, Card, open_run
 

@@ -18,11 +18,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from vitrail.report import charts, sections, tables, words
+from vitrail.report import charts, sections, tables, text
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
-from vitrail.report.inside import inside
-from vitrail.report.pictures import Album
+from vitrail.report.images import Album
+from vitrail.report.internals import inside
 from vitrail.version import VERSION
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -37,8 +37,8 @@ def run_page(facts: Facts, workers: int) -> str:
         title=facts.name,
         subject=facts.name,
         facts=facts,
-        headline=words.headline(facts),
-        measures=words.measures(facts),
+        headline=text.headline(facts),
+        measures=text.measures(facts),
         # In this order, for the first to come find room: what was mistaken tells more than what was learnt from.
         mistakes=sections.mistakes(facts, album, workers),
         inside=inside(facts, album, workers),
@@ -46,13 +46,13 @@ def run_page(facts: Facts, workers: int) -> str:
         data=sections.data_table(data, album, workers) if data is not None else None,
         results=sections.result_charts(facts),
         scores=tables.scores(facts),
-        lead=words.leads(facts),
+        lead=text.leads(facts),
         sizes=sections.sizes(data) if data is not None else [],
         curves=charts.curves(facts.rows) if facts.rows else [],
-        training=words.training(facts),
-        settings=words.settings(facts.config),
-        commands=words.commands(facts),
-        elsewhere=words.elsewhere(facts),
+        training=text.training(facts),
+        settings=text.settings(facts.config),
+        commands=text.commands(facts),
+        elsewhere=text.elsewhere(facts),
         here=Path.cwd(),
     )
 

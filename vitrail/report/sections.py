@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.data.balance import class_counts
-from vitrail.data.dataset import Data, FileSplit, Numbers, Split, StoredSplit
+from vitrail.data.dataset import Data, FileSplit, Numbers, Split, PackedSplit
 from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
@@ -22,7 +22,7 @@ from vitrail.report import charts
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
 from vitrail.report.gallery import Answer, Gallery, choose
-from vitrail.report.pictures import Album, Picture, overlay, read, seen, thumbnail
+from vitrail.report.images import Album, Picture, overlay, read, seen, thumbnail
 from vitrail.report.tables import Cell, Line, Table
 
 THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with a map
@@ -134,7 +134,7 @@ def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[di
 def reads(split: Split, facts: Facts) -> Split:
     """A split that is read with the channels and bits that the model wants."""
     assert facts.card is not None
-    if isinstance(split, FileSplit | StoredSplit):
+    if isinstance(split, FileSplit | PackedSplit):
         return replace(split, channels=facts.card.preprocess.channels, bits=facts.card.preprocess.bits)
     return split
 
@@ -240,4 +240,4 @@ def _shown(data: Data) -> Split:
     split = data.splits["train"]
     if isinstance(split, StreamSplit):
         return data.splits["val"]
-    return replace(split, least=THUMBNAIL) if isinstance(split, FileSplit | StoredSplit) else split
+    return replace(split, least=THUMBNAIL) if isinstance(split, FileSplit | PackedSplit) else split

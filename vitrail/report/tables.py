@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from vitrail.config import Task
 from vitrail.data.targets import WORDS
+from vitrail.evaluate.bootstrap import Interval
 from vitrail.evaluate.metrics import AnyMetrics, ClassScore, LabelMetrics, LabelScore, Metrics, ValueScore
-from vitrail.report.bootstrap import Interval
 from vitrail.report.charts import shown
 from vitrail.report.facts import Facts
-from vitrail.report.pictures import Picture
-from vitrail.report.words import between
+from vitrail.report.images import Picture
+from vitrail.report.text import between
 
 
 @dataclass(frozen=True)

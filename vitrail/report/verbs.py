@@ -9,12 +9,12 @@ from pathlib import Path
 
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.errors import UserError
+from vitrail.files import replacing
 from vitrail.progress import speak
 from vitrail.report.compare import comparison_page
 from vitrail.report.facts import gather
 from vitrail.report.page import run_page
 from vitrail.train.run import CONFIG_FILE
-from vitrail.weights.files import replacing
 
 REPORT_FILE = "report.html"
 _SUBJECT = re.compile(r'<meta name="vitrail-report" content="([^"]*)">')

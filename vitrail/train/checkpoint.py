@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from vitrail.errors import UserError
-from vitrail.weights.files import replacing
+from vitrail.files import replacing
 
 
 class Stateful(Protocol):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.charts import figures
 from vitrail.errors import UserError
-from vitrail.evaluate import figures
+from vitrail.files import write_text
 from vitrail.train.run import Progress
 from vitrail.train.schedule import Schedule
-from vitrail.weights.files import write_text
 
 LOWEST, HIGHEST, STEPS = 1e-6, 10.0, 175  # 25 steps for every factor of 10
 _TRUSTED = 10  # steps before which a loss that rises is taken for chance

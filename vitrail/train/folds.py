@@ -16,10 +16,10 @@ from typing import Any
 from vitrail.config import TrainConfig, flat, load_yaml, override
 from vitrail.data import full_name, open_data
 from vitrail.errors import UserError
+from vitrail.files import write_text
 from vitrail.progress import log, speak
 from vitrail.train.loop import complete, given, plan, prepare
 from vitrail.train.run import CONFIG_FILE, create_run, reopen, split_settings
-from vitrail.weights.files import write_text
 
 Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
 

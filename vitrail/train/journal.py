@@ -15,14 +15,14 @@ from types import TracebackType
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
+from vitrail.charts import figures
 from vitrail.config import Duration
 from vitrail.errors import UserError
-from vitrail.evaluate import figures
 from vitrail.evaluate.metrics import shown
+from vitrail.files import replacing, write_text
 from vitrail.progress import log
 from vitrail.train.run import Progress
 from vitrail.train.schedule import Schedule
-from vitrail.weights.files import replacing, write_text
 
 _LINE_EVERY = 30.0  # seconds between log lines within an epoch where there is no terminal
 _DRAW_EVERY = 10.0  # seconds between drawings of the curves, which take a quarter of a second

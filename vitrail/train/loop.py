@@ -38,7 +38,7 @@ from vitrail.train.lora import merged
 from vitrail.train.memory import keep_freed_memory, recompute_activations
 from vitrail.train.objectives import build_objective
 from vitrail.train.optim import Ema, build_optimizers, set_lr
-from vitrail.train.recipe import free_name, model_config, preprocessing, resolve
+from vitrail.train.resolve import free_name, model_config, preprocessing, resolve
 from vitrail.train.run import (
     Diverged,
     Interruption,

@@ -28,7 +28,7 @@ from vitrail.models import Model, is_meant, parameters
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
-from vitrail.train.recipe import check
+from vitrail.train.resolve import check
 from vitrail.train.transfer import describe_learning
 
 CONFIG_FILE = "config.yaml"

@@ -2,7 +2,7 @@
 
 The card in `model.json` makes a model whole: its architecture, class names and preprocessing are what
 `evaluate`, `predict`, `explain`, `export` and `serve` use. Weights of others have no card: theirs is made from what
-their tensors and files show (`foreign.py`). Nothing here ever unpickles code.
+their tensors and files show (`recognise.py`). Nothing here ever unpickles code.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from vitrail.config import Size, Task, coerce
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
+from vitrail.files import replacing, write_text
 from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, filters, name_of, resized_state
 from vitrail.models.position import Interpolation
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, speak
-from vitrail.weights import foreign, hub, vit
+from vitrail.weights import hub, recognise
 from vitrail.weights.card import Card as Card
 from vitrail.weights.card import read_card
-from vitrail.weights.files import replacing, write_text
-from vitrail.weights.parts import INDEXES, is_index, open_parts
+from vitrail.weights.formats import vit
+from vitrail.weights.sharded import INDEXES, is_index, open_parts
 from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensors
 
 WEIGHTS_FILE = "model.safetensors"
@@ -193,7 +194,7 @@ class _Opened:
 
     where: str
     card: Card
-    weights: foreign.Weights
+    weights: recognise.Weights
     own: bool  # has a card beside it
     notes: tuple[str, ...] = ()
 
@@ -215,17 +216,17 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
         if isinstance(expected, ModelConfig) and expected != card.config:
             raise UserError(f"The weights in {where} are a {card.config}, but `model` asks for {expected}.")
         try:
-            weights = foreign.recognise(tensors, where)
+            weights = recognise.recognise(tensors, where)
             if weights.family != family(card.config):
                 raise UserError(f"it is a {weights.kind}.")
             return _Opened(where, card, weights, own=True)
         except UserError as error:
             raise UserError(f"{where} does not fit the architecture in its {path.stem}.json: {error}") from error
-    model = foreign.expected(expected)
-    weights = foreign.recognise(tensors, where)
-    beside = foreign.settings(weights, path.parent if path is not None else None, like)
-    config = foreign.architecture(weights, beside, model)
-    preprocess, assumed = foreign.preprocessing(weights, config, beside)
+    model = recognise.expected(expected)
+    weights = recognise.recognise(tensors, where)
+    beside = recognise.settings(weights, path.parent if path is not None else None, like)
+    config = recognise.architecture(weights, beside, model)
+    preprocess, assumed = recognise.preprocessing(weights, config, beside)
     shapes = weights.shapes()
     has_head = "head.weight" in shapes or "head.fc.weight" in shapes
     fits = len(beside.classes) == config.classes
@@ -284,7 +285,7 @@ def _adapt(
     state = opened.weights.read(old)
     notes = list(opened.notes)
 
-    unneeded = foreign.pretraining(state)
+    unneeded = recognise.pretraining(state)
     fresh = card.classes != wanted.classes or card.task != wanted.task  # then no old head is needed, nor looked for
     if fresh:
         task = wanted.task
@@ -322,7 +323,7 @@ def _adapt(
         heads = {name: value for name, value in model.named_parameters() if _HEADS.fullmatch(name)}
         state |= {name: torch.zeros(value.shape) for name, value in heads.items()}
     wrong = _mismatch(state, model.state_dict())
-    for name in [f.name for f in dataclasses.fields(old) if f.name in foreign.UNSEEN]:
+    for name in [f.name for f in dataclasses.fields(old) if f.name in recognise.UNSEEN]:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             wrong[name] = f"reshaped    {name}: {before}, not {after}"

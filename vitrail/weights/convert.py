@@ -12,10 +12,10 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from vitrail.errors import UserError, nearest
+from vitrail.files import replacing, write_text
 from vitrail.models import ModelConfig, family
-from vitrail.weights import WEIGHTS_FILE, Card, Source, foreign, hf, open_run, save
-from vitrail.weights.files import replacing, write_text
-from vitrail.weights.relatives import Format
+from vitrail.weights import WEIGHTS_FILE, Card, Source, open_run, recognise, save
+from vitrail.weights.formats import Format, hf
 
 To = Literal["vitrail", "timm", "hf", "npz", "torchvision"]
 
@@ -51,7 +51,7 @@ def convert(
     state = _writer(card, to)(whole.state_dict(), card.config)
     path.parent.mkdir(parents=True, exist_ok=True)
     if to == "hf":
-        about = foreign.MODULES[family(card.config)].hf_document(card.config)
+        about = recognise.MODULES[family(card.config)].hf_document(card.config)
         for name, document in hf.documents(about, card.classes, card.preprocess).items():
             write_text(path.with_name(name), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     _write(path, state)
@@ -61,7 +61,7 @@ def convert(
 
 def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]]:
     """What writes a model for others, if they have a place for all of it."""
-    layouts = foreign.layouts(family(card.config))
+    layouts = recognise.layouts(family(card.config))
     write = layouts[to].write if to in layouts else None
     if write is None:
         *most, last = ["vitrail", *(format for format, layout in layouts.items() if layout.write is not None)]

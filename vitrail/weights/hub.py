@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrail.errors import UserError, some
-from vitrail.weights.parts import INDEXES, files_of, is_index
+from vitrail.weights.sharded import INDEXES, files_of, is_index
 
 PREFIXES = ("timm:", "hf:")
 

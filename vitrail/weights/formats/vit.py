@@ -17,9 +17,8 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError, some
 from vitrail.models.vit import Pool, ViTConfig
-from vitrail.weights import hf, npz, timm, torchvision
-from vitrail.weights.beside import Beside
-from vitrail.weights.relatives import HALF, IMAGENET, Format, Habit, Layout, compare, sizes
+from vitrail.weights.formats import HALF, IMAGENET, Format, Habit, Layout, compare, hf, npz, sizes, timm, torchvision
+from vitrail.weights.sidecar import Beside
 
 # The usual number of heads of a width, by the tables of the papers.
 _HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from vitrail.models.hybrid import CONFIGS, HybridConfig
 from vitrail.models.vit import ViTConfig
-from vitrail.weights import hf, npz, vit
-from vitrail.weights.beside import Beside
-from vitrail.weights.names import inverse, new_name
-from vitrail.weights.relatives import Format, Layout, bit, compare, same, sizes
+from vitrail.weights.formats import Format, Layout, bit, compare, hf, npz, same, sizes, vit
+from vitrail.weights.key_tables import inverse, new_name
+from vitrail.weights.sidecar import Beside
 
 _RESNET = "patch_embed.backbone."
 _BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.dataset import Array, Found, Numbers, Parts, Store, StoredSplit
+from vitrail.data.dataset import Array, Found, Numbers, Parts, Store, PackedSplit
 from vitrail.data.folder import channels_and_bits, leave_out
 from vitrail.data.images import ImageFacts
 from vitrail.errors import UserError
@@ -41,7 +41,7 @@ def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, Stored]
         name=name,
         classes=classes,
         parts=usable,
-        make=lambda _, rows, targets: StoredSplit(*stores.find(rows), targets, channels, bits),
+        make=lambda _, rows, targets: PackedSplit(*stores.find(rows), targets, channels, bits),
         size=(int(np.median([fact.h for fact in good.values()])), int(np.median([fact.w for fact in good.values()]))),
         channels=channels,
         bits=bits,

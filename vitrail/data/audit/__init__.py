@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.audit.findings import FEW, Audit, Finding, Item, counted, worst_first
+from vitrail.data.audit.near_duplicates import TOLD_APART, closest, signatures
+from vitrail.data.audit.scan import gather
 from vitrail.data.balance import LOPSIDED, imbalance
 from vitrail.data.dataset import Task
-from vitrail.data.findings import FEW, Audit, Finding, Item, counted, worst_first
-from vitrail.data.gather import gather
 from vitrail.data.images import (
     THUMBNAIL,
     Pixels,
@@ -22,7 +23,6 @@ from vitrail.data.images import (
     survey_image,
     survey_pixels,
 )
-from vitrail.data.similar import TOLD_APART, closest, signatures
 from vitrail.errors import UserError
 from vitrail.progress import track
 

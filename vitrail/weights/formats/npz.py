@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.names import Table, count_blocks, inverse, join, new_name, split_qkv, stems
+from vitrail.weights.key_tables import Table, count_blocks, inverse, join, new_name, split_qkv, stems
 
 MARKER = "embedding/kernel"
 

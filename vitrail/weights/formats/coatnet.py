@@ -11,9 +11,9 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError
 from vitrail.models.coatnet import CONFIGS, CoAtNetConfig
-from vitrail.weights.beside import Beside
-from vitrail.weights.names import count_blocks
-from vitrail.weights.relatives import HALF, Format, Layout, from_stages, sizes, to_stages
+from vitrail.weights.formats import HALF, Format, Layout, from_stages, sizes, to_stages
+from vitrail.weights.key_tables import count_blocks
+from vitrail.weights.sidecar import Beside
 
 
 def _cannot(config: CoAtNetConfig) -> str | None:

@@ -12,12 +12,12 @@ from typing import Any
 from vitrail.config import Duration, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
 from vitrail.errors import some
+from vitrail.evaluate.bootstrap import Interval
 from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics
 from vitrail.models import family, parameters
-from vitrail.report.bootstrap import Interval
 from vitrail.report.charts import percent, shown
 from vitrail.report.facts import Facts
-from vitrail.weights.foreign import layouts
+from vitrail.weights.recognise import layouts
 
 _FAMILIES = {"vit": "ViT"}
 _GROUPS = {

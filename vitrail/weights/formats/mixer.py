@@ -15,9 +15,9 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError
 from vitrail.models.mixer import MixerConfig
-from vitrail.weights.beside import Beside
-from vitrail.weights.names import count_blocks, inverse, new_name, stems
-from vitrail.weights.relatives import HALF, Format, Layout, same, sizes
+from vitrail.weights.formats import HALF, Format, Layout, same, sizes
+from vitrail.weights.key_tables import count_blocks, inverse, new_name, stems
+from vitrail.weights.sidecar import Beside
 
 _TOP = {"stem.proj": "stem", "norm": "pre_head_layer_norm", "head": "head"}
 _BLOCK = {

@@ -15,8 +15,8 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.beside import Beside
-from vitrail.weights.names import count_blocks, inverse, join, rename, split_qkv, stems
+from vitrail.weights.key_tables import count_blocks, inverse, join, rename, split_qkv, stems
+from vitrail.weights.sidecar import Beside
 
 MARKER = "embeddings.patch_embeddings.projection.weight"
 

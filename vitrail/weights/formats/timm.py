@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.beside import Beside
-from vitrail.weights.names import count_blocks, inverse, rename, stems
+from vitrail.weights.key_tables import count_blocks, inverse, rename, stems
+from vitrail.weights.sidecar import Beside
 
 MARKER = "patch_embed.proj.weight"
 

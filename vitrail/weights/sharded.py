@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrail.errors import UserError, some
-from vitrail.weights.beside import read_json
+from vitrail.weights.sidecar import read_json
 from vitrail.weights.tensors import PICKLED, Tensors, open_tensors
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from vitrail.errors import UserError
 from vitrail.models.pvt_v2 import CONFIGS, PVTv2Config
-from vitrail.weights.beside import Beside
-from vitrail.weights.names import inverse, join, rename, split_qkv
-from vitrail.weights.relatives import IMAGENET, Format, Layout, from_stages, sizes, to_stages
-from vitrail.weights.relatives.pvt import HABIT, count_depths, count_heads, hf_pyramid, key_eps, pyramid, strides
-from vitrail.weights.relatives.pvt import hf_settings as hf_settings  # they tell the same
+from vitrail.weights.formats import IMAGENET, Format, Layout, from_stages, sizes, to_stages
+from vitrail.weights.formats.pvt import HABIT, count_depths, count_heads, hf_pyramid, key_eps, pyramid, strides
+from vitrail.weights.formats.pvt import hf_settings as hf_settings  # they tell the same
+from vitrail.weights.key_tables import inverse, join, rename, split_qkv
+from vitrail.weights.sidecar import Beside
 
 _HF_BLOCK = {
     "norm1": "layer_norm_1",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.evaluate import figures
+from vitrail.charts import figures
 from vitrail.evaluate.metrics import Metrics, measure
 
 

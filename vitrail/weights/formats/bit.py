@@ -16,9 +16,9 @@ from torch import Tensor
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import CONFIGS, BiTConfig
-from vitrail.weights.beside import Beside
-from vitrail.weights.names import count_blocks, inverse, new_name
-from vitrail.weights.relatives import HALF, Format, Layout, compare, from_stages, sizes, to_stages
+from vitrail.weights.formats import HALF, Format, Layout, compare, from_stages, sizes, to_stages
+from vitrail.weights.key_tables import count_blocks, inverse, new_name
+from vitrail.weights.sidecar import Beside
 
 _BLOCK = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
 

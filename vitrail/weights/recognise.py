@@ -16,9 +16,24 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, some
 from vitrail.models import FAMILIES, ModelConfig, canonical, family, name_of, shape
 from vitrail.models.vit import ViTConfig
-from vitrail.weights import hf, npz, timm, vit
-from vitrail.weights.beside import Beside, read_json
-from vitrail.weights.relatives import HALF, Format, Layout, bit, coatnet, compare, hybrid, mixer, pvt, pvt_v2, swin
+from vitrail.weights.formats import (
+    HALF,
+    Format,
+    Layout,
+    bit,
+    coatnet,
+    compare,
+    hf,
+    hybrid,
+    mixer,
+    npz,
+    pvt,
+    pvt_v2,
+    swin,
+    timm,
+    vit,
+)
+from vitrail.weights.sidecar import Beside, read_json
 from vitrail.weights.tensors import Tensors
 
 # Each family's module says by which names it is known. The first that is found counts, so ViTs come last: hybrids and

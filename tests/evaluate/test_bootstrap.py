@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from vitrail.evaluate.bootstrap import SAMPLES, Samples, difference, sample
 from vitrail.evaluate.metrics import AnyMetrics, measure, measure_labels, measure_values
-from vitrail.report.bootstrap import SAMPLES, Samples, difference, sample
 
 IMAGES, CLASSES = 60, ("a", "b", "c", "d", "e", "f")
 
@@ -66,7 +66,7 @@ def test_many_images_are_drawn_some_samples_at_a_time(monkeypatch):
     logits, labels = classes()
     metrics = measure(logits, labels, CLASSES)
     at_once = sample(metrics, logits, labels)
-    monkeypatch.setattr("vitrail.report.bootstrap._AT_ONCE", 7 * IMAGES)
+    monkeypatch.setattr("vitrail.evaluate.bootstrap._AT_ONCE", 7 * IMAGES)
     parts = sample(metrics, logits, labels)
     for name, values in parts.whole.items():
         np.testing.assert_allclose(values, at_once.whole[name])

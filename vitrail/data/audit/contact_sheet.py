@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from vitrail.data.findings import KINDS, Audit, Finding, Item
+from vitrail.charts.figures import GREY, INK, ORANGE, PALE, STYLE
+from vitrail.data.audit.findings import KINDS, Audit, Finding, Item
 from vitrail.data.pixels import Pixels, UnreadableImage, picture
-from vitrail.evaluate.figures import GREY, INK, ORANGE, PALE, STYLE
 
 _ACROSS = 8  # pictures in a row
 _MOST = 2 * _ACROSS  # pictures of a kind

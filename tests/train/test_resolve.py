@@ -13,8 +13,8 @@ from vitrail.data import ArraySplit, Data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
-from vitrail.train.recipe import model_config, resolve
 from vitrail.train.recipes import RECIPES
+from vitrail.train.resolve import model_config, resolve
 from vitrail.weights import Card, save
 
 SIZES = [4, 8, 12, 20, 28, 32, 33, 48, 64, 90, 96, 97, 100, 128, 224, 500, (20, 90), (28, 96), (40, 4000), (31, 17)]

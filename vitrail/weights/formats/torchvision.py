@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.names import count_blocks, inverse, rename, stems
+from vitrail.weights.key_tables import count_blocks, inverse, rename, stems
 
 MARKER = "conv_proj.weight"
 

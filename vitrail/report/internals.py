@@ -13,7 +13,7 @@ from vitrail.data.loader import batches
 from vitrail.errors import UserError
 from vitrail.explain import attention_distance, position_similarity, relative_bias
 from vitrail.explain.filters import first_filters
-from vitrail.explain.layout import attends
+from vitrail.explain.geometry import attends
 from vitrail.explain.mixing import in_pairs, mixing_maps
 from vitrail.explain.positions import stage_biases, stage_similarities
 from vitrail.models import Model
@@ -26,7 +26,7 @@ from vitrail.models.vit import ViT
 from vitrail.report import charts
 from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
-from vitrail.report.pictures import Album, Picture, similarities, tiles
+from vitrail.report.images import Album, Picture, similarities, tiles
 from vitrail.report.sections import reads
 
 _DISTANCE_IMAGES = 128

@@ -18,10 +18,10 @@ from vitrail.config import Ints, Size
 from vitrail.errors import UserError
 from vitrail.models.pvt import CONFIGS, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.weights.beside import Beside
-from vitrail.weights.hf import check_act
-from vitrail.weights.names import count_blocks, inverse, join, rename, split_qkv
-from vitrail.weights.relatives import IMAGENET, Format, Layout, compare, same, sizes
+from vitrail.weights.formats import IMAGENET, Format, Layout, compare, same, sizes
+from vitrail.weights.formats.hf import check_act
+from vitrail.weights.key_tables import count_blocks, inverse, join, rename, split_qkv
+from vitrail.weights.sidecar import Beside
 
 _BLOCK = {
     "norm1": "layer_norm_1",

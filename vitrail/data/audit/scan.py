@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit, Split, StoredSplit, Task
-from vitrail.data.findings import Finding, Item
+from vitrail.data.dataset import FileSplit, Split, PackedSplit, Task
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import Pixels, image_format
 from vitrail.data.sources import find, folder_kind
@@ -42,7 +42,7 @@ def gather(
 def _place(split: Split, i: int) -> Path | Callable[[], Pixels | bytes]:
     if isinstance(split, FileSplit):
         return split.paths[i]
-    return partial(split.content if isinstance(split, StoredSplit) else split.image, i)
+    return partial(split.content if isinstance(split, PackedSplit) else split.image, i)
 
 
 def _walk(root: Path) -> tuple[list[Item], list[Finding]]:

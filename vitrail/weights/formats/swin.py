@@ -16,10 +16,10 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError
 from vitrail.models.swin import SwinConfig
-from vitrail.weights.beside import Beside
-from vitrail.weights.hf import check_act
-from vitrail.weights.names import Table, count_blocks, inverse, join, rename, split_qkv
-from vitrail.weights.relatives import IMAGENET, Format, Layout, same, sizes
+from vitrail.weights.formats import IMAGENET, Format, Layout, same, sizes
+from vitrail.weights.formats.hf import check_act
+from vitrail.weights.key_tables import Table, count_blocks, inverse, join, rename, split_qkv
+from vitrail.weights.sidecar import Beside
 
 _BUFFERS = re.compile(r".*\.(relative_position_index|attn_mask)")  # made anew by every model
 _TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
