@@ -22,7 +22,6 @@ Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
-Task = Literal["multiclass", "multilabel", "regression"]
 Freeze = Literal["all"] | int  # all but the head, or the first blocks and what enters them
 
 
@@ -51,7 +50,7 @@ class SourceConfig:
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
     image_column: str | None = option("column of a table or hf: data set that holds the images (else found)", None)
     label_column: Names | None = option("column of a table or hf: data set with the labels, or x,y (else found)", None)
-    task: Task | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
+    task: str | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
     streaming: bool = option("read an hf: data set or Parquet files as a stream, storing nothing", False)
     class_weights: bool = option("weigh the loss of every class by the inverse of its frequency", False)
     balanced_sampling: bool = option("show every class equally often", False)
