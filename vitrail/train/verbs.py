@@ -1,4 +1,4 @@
-"""The recipes, and every value of one: `vitrail.recipes("deit", "photos/")` is `vitrail recipes deit photos/`."""
+"""The recipes and their values: `vitrail.recipes("deit", "photos/")` is `vitrail recipes deit photos/`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import overload
 
 import numpy as np
 
-from vitrail.config import TrainConfig, coerce
+from vitrail.config import TrainConfig
 from vitrail.data import ArraySplit, Data, full_name, open_data
-from vitrail.train.loop import plan
 from vitrail.train.recipes import RECIPES
+from vitrail.train.resolve import plan, typed
 from vitrail.train.run import split_settings
 
 
@@ -25,20 +25,20 @@ def recipes(name: str, data: str | Path | None = None, **settings: object) -> Tr
 def recipes(
     name: str | None = None, data: str | Path | None = None, **settings: object
 ) -> dict[str, str] | TrainConfig:
-    """Every recipe with what it is for; or all that one of them chooses for some data, ImageNet if none is given.
+    """Every recipe with a line on its use; or, for one of them, every value it chooses for `data` (default: ImageNet).
 
-    `settings` are those of `vitrail.train`: what they decide, the recipe does not.
+    `settings` are those of `vitrail.train` and override the recipe.
     """
     if name is None:
         return {name: recipe.line for name, recipe in RECIPES.items()}
-    given = {key: coerce(TrainConfig, key, value) for key, value in {**settings, "recipe": name}.items()}
+    given = typed({**settings, "recipe": name})
     if data is None:
         return plan("imagenet", _imagenet(), given)
     return plan(full_name(str(data)), open_data(str(data), **split_settings(given)), given)
 
 
 def _imagenet() -> Data:
-    """As many photographs of the size and classes as ImageNet-1k has, of which none takes memory."""
+    """A stand-in for ImageNet-1k: its number of images, size and classes, without its memory."""
 
     def photos(count: int) -> ArraySplit:
         pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (count, 375, 500, 3))
