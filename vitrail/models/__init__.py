@@ -237,6 +237,19 @@ def head(model: Model) -> nn.Linear | nn.Conv2d:
     return model.head if isinstance(model.head, nn.Linear) else model.head.fc
 
 
+def heads(model: Model) -> list[nn.Linear | nn.Conv2d]:
+    """The classification layers: one, or two in a model with a distillation token."""
+    second = model.head_dist if isinstance(model, ViT) else None
+    return [head(model)] if second is None else [head(model), second]
+
+
+def head_outputs(model: Model, images: Tensor) -> list[Tensor]:
+    """The outputs of each of the `heads`, (B, K) each; `forward` gives their mean."""
+    if isinstance(model, ViT) and model.head_dist is not None:
+        return list(model.heads(images))
+    return [model(images)]
+
+
 def filters(state: Mapping[str, Tensor]) -> str:
     """Which of a model's weights read the image: those of the first convolution, in every family."""
     return next(name for name, value in state.items() if value.ndim == 4)

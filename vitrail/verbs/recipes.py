@@ -6,7 +6,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from vitrail.config import TrainConfig, coerce, to_plain, to_yaml
+from vitrail.config import TrainConfig, to_plain, to_yaml
 
 if TYPE_CHECKING:
     from vitrail.data import Data
@@ -31,13 +31,13 @@ def recipes(
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from vitrail.data import full_name, open_data
-    from vitrail.train.loop import plan
     from vitrail.train.recipes import RECIPES
+    from vitrail.train.resolve import plan, typed
     from vitrail.train.run import split_settings
 
     if recipe is None:
         return {name: known.line for name, known in RECIPES.items()}
-    given = {name: coerce(TrainConfig, name, value) for name, value in {**settings, "recipe": recipe}.items()}
+    given = typed({**settings, "recipe": recipe})
     if data is None:
         return plan("imagenet", _imagenet(), given)
     return plan(full_name(str(data)), open_data(str(data), **split_settings(given)), given)

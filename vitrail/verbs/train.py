@@ -27,12 +27,13 @@ def train(
         find_lr: run a learning-rate range test instead of training
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
-    from vitrail.train import folds, loop
+    from vitrail.train import folds
+    from vitrail.train.start import start
 
     source, run = None if data is None else str(data), None if resume is None else str(resume)
     if folds.wanted(resume, settings) and not find_lr:
         return folds.train(source, run, overwrite, settings)
-    return loop.train(source, run, overwrite, find_lr, settings)
+    return start(source, run, overwrite, find_lr, settings)
 
 
 def show(run: Path, *, find_lr: bool = False) -> int:
