@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.cli import VERBS
-from vitrail.models import table
 from vitrail.train.recipes import RECIPES
-from vitrail.train.verbs import recipes
+from vitrail.verbs import VERBS
+from vitrail.verbs.models import models
+from vitrail.verbs.recipes import recipes
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
@@ -22,7 +22,7 @@ def test_the_table_of_models_is_that_of_the_command():
     )
     expected = [
         (r.name, f"{r.params:,}", f"{r.macs / 1e9:.2f}", str(r.tokens), f"{r.img_size[0]}x{r.img_size[1]}")
-        for r in table()
+        for r in models()
     ]
     assert rows == expected
 

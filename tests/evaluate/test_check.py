@@ -19,7 +19,7 @@ from vitrail.data.audit.findings import Audit
 from vitrail.data.audit.near_duplicates import closest, signatures
 from vitrail.data.images import survey_image
 from vitrail.errors import UserError
-from vitrail.evaluate.check import check
+from vitrail.verbs.check import check
 
 
 def scene(seed: int, size: tuple[int, int] = (96, 120)) -> Image.Image:

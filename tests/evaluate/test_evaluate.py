@@ -24,8 +24,8 @@ from vitrail.data.sources import open_data
 from vitrail.errors import UserError
 from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import Metrics, measure
-from vitrail.evaluate.verbs import evaluate
 from vitrail.models import Model, create
+from vitrail.verbs.evaluate import evaluate
 from vitrail.weights import Card, save
 
 CLASSES = tuple("0123456789")

@@ -18,8 +18,9 @@ from vitrail.data.images import read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import measure_labels, measure_model, measure_values, measured
-from vitrail.evaluate.predict import Prediction, predict, write
+from vitrail.evaluate.predict import Prediction, write
 from vitrail.models import create
+from vitrail.verbs.predict import predict
 from vitrail.weights import Card, open_card, save
 
 ABC = ("a", "b", "c")

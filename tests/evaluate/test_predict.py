@@ -14,8 +14,9 @@ from PIL import Image
 from vitrail.data.images import read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import Prediction, classify, find, predict, write
+from vitrail.evaluate.predict import Prediction, classify, find, write
 from vitrail.models import Model, create
+from vitrail.verbs.predict import predict
 from vitrail.weights import Card, save
 
 CLASSES = ("cat", "dog", "fox")

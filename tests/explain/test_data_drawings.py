@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from vitrail.errors import UserError
-from vitrail.evaluate.verbs import evaluate
 from vitrail.explain import data_drawings, drawings, neighbours, relevance
 from vitrail.explain.embedding_map import choose
 from vitrail.explain.subject import Subject, open_subject
+from vitrail.verbs.evaluate import evaluate
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,8 +16,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.evaluate.predict import Prediction
 from vitrail.explain import attention_distance, patch_filters, rollout
+from vitrail.explain.explanation import Explanation
 from vitrail.explain.subject import Picture, open_subject
-from vitrail.explain.verbs import Explanation
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import Card, open_run, save

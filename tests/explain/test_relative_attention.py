@@ -328,7 +328,7 @@ def test_of_many_layers_and_heads_some_are_drawn_and_it_is_said():
 @pytest.mark.parametrize("name", ["hybrid", "swin, padded", "pvt", "pvt_v2, linear", "coatnet"])
 def test_each_family_is_drawn(name, digits, tmp_path, monkeypatch):
     chosen = (drawings.rollouts, drawings.heads, drawings.patches, drawings.windows, drawings.distance)
-    monkeypatch.setattr("vitrail.explain.verbs.FIGURES", chosen)
+    monkeypatch.setattr("vitrail.explain.explanation.FIGURES", chosen)
     files = sorted((digits / "3").glob("*.png"))[:1]
     result = vitrail.explain(kept(CONFIGS[name], tmp_path), files, patch=(1, 2), save_data=True)
     expected = ["rollout", f"heads-1-{files[0].stem}", f"patch-1-{files[0].stem}", "windows", "distance"]

@@ -29,7 +29,7 @@ from vitrail import models
 from vitrail.cli import main
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.export import Proof, verbs
+from vitrail.export import Proof
 from vitrail.export import onnx as writing
 from vitrail.export.check import images_to_check, prove
 from vitrail.export.onnx import in_words, write
@@ -243,7 +243,7 @@ def test_a_label_on_its_threshold_is_no_failure(tmp_path):
 
 def test_a_file_that_fails_is_not_kept(tampered, trained, tmp_path, monkeypatch):
     wrong, out = tampered(np.negative), tmp_path / "out"
-    monkeypatch.setattr(verbs, "write", lambda path, *_: shutil.copy(wrong, path))
+    monkeypatch.setattr("vitrail.export.write.write", lambda path, *_: shutil.copy(wrong, path))
     with pytest.raises(UserError, match="No file was kept"):
         vitrail.export(trained, out=out / "model.onnx")
     assert not list(out.iterdir())
@@ -313,7 +313,7 @@ def test_preprocessing_in_words():
 
 
 def test_what_is_there_is_not_replaced(exported, trained):
-    with pytest.raises(UserError, match=r"digits\.onnx is there already.*--overwrite"):
+    with pytest.raises(UserError, match=r"digits\.onnx exists.*--overwrite"):
         vitrail.export(trained, out=exported.file)
 
 

@@ -9,7 +9,7 @@ from vitrail import models
 from vitrail.config import ArchConfig, TransferConfig, options
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
-from vitrail.train.lora import adapters
+from vitrail.models.lora import adapters
 from vitrail.train.resolve import model_config, resolve
 from vitrail.train.transfer import set_learning
 from vitrail.weights import open_card

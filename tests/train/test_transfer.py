@@ -16,10 +16,10 @@ from vitrail.config import OptimConfig, TransferConfig
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
+from vitrail.models.lora import LowRank, adapters, merged
 from vitrail.models.position import resample_state
 from vitrail.models.vit import ViTConfig
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
-from vitrail.train.lora import LowRank, adapters, merged
 from vitrail.train.memory import recompute_activations
 from vitrail.train.optim import Ema, build_optimizers
 from vitrail.train.transfer import set_learning, set_mode

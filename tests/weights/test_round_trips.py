@@ -15,8 +15,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_card, open_run, save
-from vitrail.weights.convert import convert
 
 CONFIG = ViTConfig(width=32, depth=2, heads=4, mlp=128, patch=4, img_size=(24, 24), classes=5)
 DINOV2 = replace(CONFIG, layer_scale=1e-5)
@@ -287,7 +287,7 @@ def test_convert_refuses_wrong_names_and_what_is_there(tmp_path):
         convert(path, tmp_path / "x", to="npz")
     with pytest.raises(UserError, match=r"'to' must be one of .*Did you mean 'timm'"):
         convert(path, tmp_path / "x.safetensors", to="tim")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists"):
         convert(path, path)
     assert convert(path, path, overwrite=True) == path
     assert identical(load(path).state_dict(), model.state_dict())

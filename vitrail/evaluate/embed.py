@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.images import UnreadableImage
-from vitrail.device import choose_device
+from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import listed, run_files
+from vitrail.evaluate.predict import run_files
 from vitrail.files import replacing
 from vitrail.progress import track
-from vitrail.weights import open_body
 
 Vectors = NDArray[np.float32]
 Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # names of files, and their vectors (N, D)
@@ -52,29 +51,16 @@ class Written:
     unreadable: tuple[tuple[str, str], ...]
 
 
-def embed(
-    run: str | Path,
-    images: Sequence[str | Path],
-    *,
-    batch_size: int = 32,
-    workers: int = 2,
-    device: str | None = None,
+def embeddings(
+    compute: Callable[[Tensor], Tensor],
+    files: Iterable[str],
+    preprocess: Preprocess,
+    batch_size: int,
+    workers: int,
+    device: str,
 ) -> Iterator[Embedding]:
-    """The feature vector of every image in files, folders and globs, in their order: what the model's head reads.
-
-    A path or glob without any image is a UserError, before anything is computed; a file that is damaged is an
-    Embedding with an error, and the rest goes on.
-    """
-    if min(batch_size, workers) < 1:
-        raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
-    files = listed(images)
-    device = choose_device(device)
-    model, card = open_body(run, device)
-    return _embeddings(run_files(model.embed, files, card.preprocess, batch_size, workers, device))
-
-
-def _embeddings(answers: Generator[tuple[str, Tensor | UnreadableImage], None, None]) -> Iterator[Embedding]:
-    with closing(answers):
+    """The feature vector that `compute` gives for each file: `files` is consumed only as far as it is needed."""
+    with closing(run_files(compute, files, preprocess, batch_size, workers, device)) as answers:
         for file, vector in answers:
             if isinstance(vector, UnreadableImage):
                 yield Embedding(file, error=str(vector))

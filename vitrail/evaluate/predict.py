@@ -25,15 +25,14 @@ from vitrail.config import Task
 from vitrail.data.folder import images_below, is_image
 from vitrail.data.images import Pixels, UnreadableImage, read_image
 from vitrail.data.preprocess import Preprocess
-from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.models import Model
 from vitrail.progress import log
-from vitrail.weights import Card, open_run
+from vitrail.weights import Card
 
 Format = Literal["table", "csv", "json"]
 
-_TOP = 5  # classes that are told unless asked otherwise
+_TOP = 5  # classes per image, by default
 
 
 @dataclass(frozen=True)
@@ -51,31 +50,6 @@ class Prediction:
     task: Task = "multiclass"
 
 
-def predict(
-    run: str | Path,
-    images: Sequence[str | Path],
-    *,
-    top: int | None = None,
-    batch_size: int = 32,
-    workers: int = 2,
-    device: str | None = None,
-) -> Iterator[Prediction]:
-    """The likeliest classes, the labels or the numbers of every image in files, folders and globs, in their order.
-
-    At most `top` labels: by default 5 classes, or all labels above their thresholds if an image can have several.
-    A path or glob without any image is a UserError, before anything is predicted; a file that is damaged is a
-    Prediction with an error, and the rest goes on.
-    """
-    if min(_TOP if top is None else top, batch_size, workers) < 1:
-        raise UserError(
-            f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
-        )
-    files = listed(images)
-    device = choose_device(device)
-    model, card = open_run(run, device)
-    return classify(model, card, files, top, batch_size, workers, device)
-
-
 def classify(
     model: Model,
     card: Card,
@@ -85,7 +59,7 @@ def classify(
     workers: int,
     device: str,
 ) -> Iterator[Prediction]:
-    """What `predict` does once the model is open: `files` is consumed only as far as it is needed."""
+    """The predictions of an open model, one by one: `files` is consumed only as far as it is needed."""
     with closing(run_files(model, files, card.preprocess, batch_size, workers, device)) as answers:
         for file, outputs in answers:
             if isinstance(outputs, UnreadableImage):

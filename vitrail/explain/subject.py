@@ -26,8 +26,8 @@ from vitrail.data.pixels import Pixels, picture
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError, nearest, some
 from vitrail.evaluate.features import run_split, split_features
+from vitrail.evaluate.measure import own_data, split_name
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
-from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
 from vitrail.explain.geometry import Attentive, attends
 from vitrail.models import Model

@@ -17,8 +17,8 @@ from vitrail.data import loader
 from vitrail.data.pixels import WHITE
 from vitrail.data.targets import titled
 from vitrail.errors import UserError
+from vitrail.evaluate.measure import own_data, split_name
 from vitrail.evaluate.predict import say
-from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.export.onnx import OPSET, PIXELS, meaning, outputs
 from vitrail.models import Model
 from vitrail.weights import Card

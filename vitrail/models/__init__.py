@@ -24,7 +24,6 @@ from vitrail.models.pvt import PVT, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.models.swin import Swin, SwinConfig
 from vitrail.models.vit import ViT, ViTConfig
-from vitrail.verb import callable_package
 
 # Every configuration has img_size, channels, classes, drop and drop_path; `width` of the features; `grid`, the rows and
 # columns of what is pooled in the end, and `length` in tokens. Every model has config, embed, forward and stages.
@@ -238,6 +237,19 @@ def head(model: Model) -> nn.Linear | nn.Conv2d:
     return model.head if isinstance(model.head, nn.Linear) else model.head.fc
 
 
+def heads(model: Model) -> list[nn.Linear | nn.Conv2d]:
+    """The classification layers: one, or two in a model with a distillation token."""
+    second = model.head_dist if isinstance(model, ViT) else None
+    return [head(model)] if second is None else [head(model), second]
+
+
+def head_outputs(model: Model, images: Tensor) -> list[Tensor]:
+    """The outputs of each of the `heads`, (B, K) each; `forward` gives their mean."""
+    if isinstance(model, ViT) and model.head_dist is not None:
+        return list(model.heads(images))
+    return [model(images)]
+
+
 def filters(state: Mapping[str, Tensor]) -> str:
     """Which of a model's weights read the image: those of the first convolution, in every family."""
     return next(name for name, value in state.items() if value.ndim == 4)
@@ -279,16 +291,8 @@ class Row:
 
 
 def rows(pattern: str = "") -> Iterator[Row]:
-    """Every listed model whose name contains `pattern`, one after the other: to count them all takes a while."""
+    """Every listed model whose name contains `pattern`, one by one: counting them all takes a while."""
     chosen = {name: config for name, config in CONFIGS.items() if pattern in name}
     if not chosen:
         raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")
     return (Row(name, parameters(c), macs(c), c.length, c.img_size) for name, c in chosen.items())
-
-
-def table(pattern: str = "") -> list[Row]:
-    """Every listed model whose name contains `pattern`, counted without allocating a weight."""
-    return list(rows(pattern))
-
-
-callable_package(__name__, table)

@@ -1,7 +1,7 @@
-"""Cross-validation: one run for every fold of the data, and what they reach on average.
+"""Cross-validation: one run for every fold of the data, with the mean and standard deviation of their scores.
 
-The folder of all folds has a `config.yaml` as a run has, with `fold: 0`; the folds are ordinary runs in it that differ
-in their number alone. `folds.json` tells which are done, so that whatever was interrupted can go on.
+Like a run, the folder of a cross-validation has a `config.yaml`, with `fold: 0`. The folds are ordinary runs in it that
+differ only in their number. `folds.json` records the finished ones, so that an interrupted cross-validation resumes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from vitrail.data import full_name, open_data
 from vitrail.errors import UserError
 from vitrail.files import write_text
 from vitrail.progress import log, speak
-from vitrail.train.loop import complete, given, plan, prepare
+from vitrail.train.prepare import prepare
+from vitrail.train.resolve import plan, typed
 from vitrail.train.run import CONFIG_FILE, create_run, reopen, split_settings
+from vitrail.train.start import complete
 
 Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
 
 
 def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
-    """Whether a call asks for all folds, and not for a single run."""
+    """Whether a call asks for a cross-validation rather than a single run."""
     if resume is not None and (file := Path(resume) / CONFIG_FILE).exists():
         config = load_yaml(TrainConfig, file)
         return config.source.folds > 0 and config.source.fold == 0
@@ -33,18 +35,18 @@ def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
 
 
 def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
-    """Trains every fold that is not done yet; returns the folder that holds them."""
+    """Trains every fold that is not finished yet; returns the folder that holds them."""
     speak()
-    asked = given(asked)
+    asked = typed(asked)
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
     elif source is not None:
         data = open_data(source, **split_settings(asked | {"fold": 1}))
         config = plan(full_name(source), data, asked)
-        prepare(config, data)  # whatever can be refused is refused before there is a folder
+        prepare(config, data)  # before the folder is made, so that an error leaves none behind
         run = create_run(config, overwrite)
     else:
-        raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
+        raise UserError("There is no data to train on. Give a data set, or --resume RUN to continue a run.")
 
     done = _read(run)
     try:
@@ -54,7 +56,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
                 done[str(number)] = _train_fold(run, override(config, {"fold": number}))
                 _write(run, done)
     except KeyboardInterrupt:
-        log.info(f"To go on with this fold and those after it: vitrail train --resume {run}")
+        log.info(f"To resume this fold and train the rest: vitrail train --resume {run}")
         raise
     log.info(table(done))
     log.info(f"The folds are in {run}.")
@@ -62,7 +64,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
 
 
 def _train_fold(run: Path, config: TrainConfig) -> Scores:
-    """Begins a fold, or goes on with it if it has begun."""
+    """Starts or resumes a fold; returns its scores."""
     config = override(config, {"out": str(run), "name": f"fold{config.source.fold}"})
     data = open_data(config.data, **split_settings(flat(config)))
     model, notes = prepare(config, data)
@@ -87,7 +89,7 @@ def averages(done: dict[str, Scores]) -> dict[str, Scores]:
 
 
 def table(done: dict[str, Scores]) -> str:
-    """The folds for people: a line for each, then the mean and the standard deviation."""
+    """The scores as text: a line for each fold, then the mean and the standard deviation."""
     names = list(next(iter(done.values())))
     width = max(map(len, names)) + 2
     lines = ["fold  " + "".join(name.replace("_", " ").rjust(width) for name in names)]
@@ -97,7 +99,7 @@ def table(done: dict[str, Scores]) -> str:
 
 
 def _read(run: Path) -> dict[str, Scores]:
-    """The scores of the folds that are done, by their numbers."""
+    """The scores of the finished folds, by number."""
     file = run / "folds.json"
     if not file.exists():
         return {}
@@ -105,12 +107,12 @@ def _read(run: Path) -> dict[str, Scores]:
         return dict(json.loads(file.read_text(encoding="utf-8"))["folds"])
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{file} is damaged. Delete it: folds that are done are measured again, not trained."
+            f"{file} is damaged. Delete it: finished folds are evaluated again, not trained again."
         ) from error
 
 
 def _write(run: Path, done: dict[str, Scores]) -> None:
-    """`folds.json` and `folds.csv`, with all folds that are done."""
+    """Writes `folds.json` and `folds.csv` with all finished folds."""
     document = {"folds": done} | averages(done)
     write_text(run / "folds.json", json.dumps(document, indent=2) + "\n")
     text = io.StringIO()

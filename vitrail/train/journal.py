@@ -1,4 +1,4 @@
-"""What a run tells people: bars and log lines, train.log, metrics.csv, TensorBoard events, curves."""
+"""What a run shows and writes down: bars, log lines, train.log, metrics.csv, TensorBoard events, curves.png."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
@@ -21,21 +22,22 @@ from vitrail.errors import UserError
 from vitrail.evaluate.metrics import shown
 from vitrail.files import replacing, write_text
 from vitrail.progress import log
-from vitrail.train.run import Progress
+from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
 
-_LINE_EVERY = 30.0  # seconds between log lines within an epoch where there is no terminal
-_DRAW_EVERY = 10.0  # seconds between drawings of the curves, which take a quarter of a second
+_LINE_EVERY = 30.0  # seconds between log lines within an epoch, without a terminal
+_DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarter of a second
 
 
 class Journal:
-    """Used as a context, around everything that happens in the run folder."""
+    """A context around everything that happens in the run folder."""
 
     def __init__(self, run: Path):
         self._run = run
         self._file = logging.FileHandler(run / "train.log", encoding="utf-8")
         self._file.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
         self._terminal = sys.stderr.isatty()
+        self._bars: list[tqdm[Any]] = []  # of this epoch and of the run, on a terminal
         self._spoke = time.monotonic()
         self._drew = -math.inf
 
@@ -44,46 +46,40 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._close_bars()
         if isinstance(error, UserError):
             self._file.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, str(error), (), None))
         log.removeHandler(self._file)
         self._file.close()
 
-    def steps(self, progress: Progress, schedule: Schedule) -> Iterator[int]:
-        """The numbers of the steps that are left of this epoch, with bars or lines that show how it goes."""
-        optim, per_epoch, total = schedule.optim, schedule.per_epoch, schedule.steps
-        epoch, done = divmod(progress.step, per_epoch)
-        images = optim.batch_size * optim.grad_accum_steps
-        quiet = not self._terminal
-        with (
-            tqdm(total=total, initial=progress.step, desc="run", unit="step", leave=False, disable=quiet) as whole,
-            tqdm(
-                total=per_epoch,
-                initial=done,
-                desc=f"epoch {epoch + 1}/{schedule.epochs}",
-                unit="step",
-                leave=False,
-                disable=quiet,
-            ) as bar,
-        ):
-            progress.tick()
-            for step in range(progress.step, (epoch + 1) * per_epoch):
-                yield step
-                seconds = progress.tick()
-                progress.trained += seconds
-                top1 = f"  top1 {progress.mean('top1'):.1%}" if "top1" in progress.sums else ""
-                agree = f"  agree {progress.mean('agree'):.1%}" if "agree" in progress.sums else ""
-                status = f"loss {progress.mean('loss'):.3f}{top1}{agree}  {images / seconds:,.0f} img/s"
-                bar.set_postfix_str(status, refresh=False)
+    def step(self, progress: Progress, schedule: Schedule) -> None:
+        """Shows the step just taken: bars on a terminal, elsewhere a line every half minute."""
+        optim, total, taken = schedule.optim, schedule.steps, progress.step
+        epoch, done = divmod(taken - 1, schedule.per_epoch)
+        shares = [f"  {name} {progress.mean(name):.1%}" for name in ("top1", "agree") if name in progress.sums]
+        speed = optim.batch_size * optim.grad_accum_steps / progress.took
+        status = f"loss {progress.mean('loss'):.3f}{''.join(shares)}  {speed:,.0f} img/s"
+        if self._terminal:
+            if not self._bars:
+                title = f"epoch {epoch + 1}/{schedule.epochs}"
+                for name, length, initial in (("run", total, taken - 1), (title, schedule.per_epoch, done)):
+                    self._bars.append(tqdm(total=length, initial=initial, desc=name, unit="step", leave=False))
+            self._bars[-1].set_postfix_str(status, refresh=False)
+            for bar in self._bars:
                 bar.update()
-                whole.update()
-                if quiet and time.monotonic() - self._spoke > _LINE_EVERY:
-                    self._spoke = time.monotonic()
-                    left = Duration(schedule.seconds_left(progress))
-                    log.info(f"epoch {epoch + 1}  step {step + 1}/{total}  {status}  {left} left")
+            if done + 1 == schedule.per_epoch or schedule.over(progress):
+                self._close_bars()
+        elif time.monotonic() - self._spoke > _LINE_EVERY:
+            self._spoke = time.monotonic()
+            left = Duration(schedule.seconds_left(progress))
+            log.info(f"epoch {epoch + 1}  step {taken}/{total}  {status}  {left} left")
+
+    def _close_bars(self) -> None:
+        while self._bars:
+            self._bars.pop().close()
 
     def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, over: bool) -> None:
-        """Writes down all epochs so far; the last one is new, and the end of the run if that is `over`."""
+        """Writes metrics.csv, curves and events after an epoch, the last of `rows`; the run may be `over` with it."""
         epochs = schedule.epochs
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))

@@ -31,7 +31,7 @@ from vitrail.models import ModelConfig, step
 
 
 @dataclass(frozen=True)
-class Facts:
+class RecipeInputs:
     """What a recipe may look at: the data, the model to train, and how long and in what batches if the user said so."""
 
     source: str
@@ -47,31 +47,31 @@ class Facts:
     grad_accum_steps: int | None = None
 
 
-def small(facts: Facts) -> TrainConfig:
+def small(inputs: RecipeInputs) -> TrainConfig:
     """From scratch on small data: the default up to 100,000 images.
 
     `vitrail train fashion-mnist --time-budget 10m`: 91.59 % of the 10,000 test images on two CPU cores, the mean of
     three seeds; with 3m 89.11 %. docs/recipes.md has the curves.
     `vitrail train digits --epochs 30`: 98.05 % of 359 held-out digits at the best epoch, 58 s on the same cores.
     """
-    epochs = facts.epochs or min(max(round(600_000 / facts.images), 10), 60)
+    epochs = inputs.epochs or min(max(round(600_000 / inputs.images), 10), 60)
     often = epochs >= 20  # seen so often that the model learns the images by heart unless it is hindered
-    photo = min(facts.config.img_size) >= 64
-    augment = _augment(facts.config)
+    photo = min(inputs.config.img_size) >= 64
+    augment = _augment(inputs.config)
     if photo:
         augment = replace(augment, shift=0, crop_scale=0.35)
     if often:
         augment = replace(augment, mixup=0.8, cutmix=1.0) if photo else replace(augment, mixup=0.2)
     return TrainConfig(
-        data=facts.source,
+        data=inputs.source,
         recipe="small",
-        model=facts.model,
-        weights=facts.weights,
-        input=_input(facts.config),
-        arch=replace(_arch(facts.config), drop_path=0.1 if often else 0.0),
+        model=inputs.model,
+        weights=inputs.weights,
+        input=_input(inputs.config),
+        arch=replace(_arch(inputs.config), drop_path=0.1 if often else 0.0),
         optim=OptimConfig(
             epochs=epochs,
-            batch_size=_batch(facts.images),
+            batch_size=_batch(inputs.images),
             opt="muon",
             lr=2e-3,
             weight_decay=0.05,
@@ -79,11 +79,11 @@ def small(facts: Facts) -> TrainConfig:
             warmup_epochs=round(0.1 * epochs, 2),
         ),
         augment=augment,
-        run=_run(facts),
+        run=_run(inputs),
     )
 
 
-def finetune(facts: Facts) -> TrainConfig:
+def finetune(inputs: RecipeInputs) -> TrainConfig:
     """From trained weights: AdamW, lower rates further from the head; the default with --weights.
 
     The fine-tuning of BEiT (https://arxiv.org/abs/2106.08254) and MAE (https://arxiv.org/abs/2111.06377): AdamW,
@@ -93,43 +93,43 @@ def finetune(facts: Facts) -> TrainConfig:
     learns, the head or adapters of low rank, it learns three times as fast: there is nothing to spoil. However few the
     images are, there are 200 steps: with 20 images, 50 were too few (docs/transfer.md).
     """
-    batch = _batch(facts.images)
-    few = math.ceil(_FEWEST_STEPS / max(facts.images // batch, 1))  # epochs that a handful of images needs
-    epochs = facts.epochs or max(min(max(round(200_000 / facts.images), 5), 50), few)
+    batch = _batch(inputs.images)
+    few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs that a handful of images needs
+    epochs = inputs.epochs or max(min(max(round(200_000 / inputs.images), 5), 50), few)
     return TrainConfig(
-        data=facts.source,
+        data=inputs.source,
         recipe="finetune",
-        model=facts.model,
-        weights=facts.weights,
-        input=_input(facts.config),
-        arch=_arch(facts.config),
+        model=inputs.model,
+        weights=inputs.weights,
+        input=_input(inputs.config),
+        arch=_arch(inputs.config),
         optim=OptimConfig(
             epochs=epochs,
             batch_size=batch,
             opt="adamw",
-            lr=3e-3 if facts.only_new else 1e-3,
+            lr=3e-3 if inputs.only_new else 1e-3,
             weight_decay=0.05,
             sched="cosine",
             warmup_epochs=round(0.1 * epochs, 2),
             layer_decay=0.85,
         ),
-        augment=_augment(facts.config),
-        run=_run(facts),
+        augment=_augment(inputs.config),
+        run=_run(inputs),
     )
 
 
-def paper_pretrain(facts: Facts) -> TrainConfig:
+def paper_pretrain(inputs: RecipeInputs) -> TrainConfig:
     """The ViT paper's pre-training: Adam, long warm-up, strong weight decay, no augmentation but crops.
 
     https://arxiv.org/abs/2010.11929, Table 3: the row for ImageNet up to 3 million images, that for ImageNet-21k up
     to 30 million, that for JFT above; of "7/14" and "30/90" epochs the longer. The paper reports 77.91 % on ImageNet
     for ViT-B/16 after fine-tuning at 384 pixels (Table 5).
     """
-    c = facts.config
+    c = inputs.config
     optim: dict[str, Any] = {"opt": "adamw", "batch": 4096, "scaling": "sqrt", "warmup_steps": 10_000}
-    if facts.images < 3_000_000:
+    if inputs.images < 3_000_000:
         optim |= {"epochs": 300, "lr": 3e-3, "weight_decay": 0.3, "sched": "cosine", "clip_grad": 1.0}
-    elif facts.images < 30_000_000:
+    elif inputs.images < 30_000_000:
         optim |= {"epochs": 90, "lr": 1e-3, "weight_decay": 0.03, "sched": "linear", "clip_grad": 0.0}
     else:
         large = 4e-4 if step(c) < 32 else 6e-4
@@ -138,15 +138,15 @@ def paper_pretrain(facts: Facts) -> TrainConfig:
         optim |= {"epochs": epochs, "lr": lr, "weight_decay": 0.1, "sched": "linear", "clip_grad": 0.0}
     return _published(
         "paper-pretrain",
-        facts,
+        inputs,
         fresh={"head": "tanh"},
-        drop=0.1 if facts.images < 30_000_000 else 0.0,
+        drop=0.1 if inputs.images < 30_000_000 else 0.0,
         optim=optim,
         augment=AugmentConfig(crop_scale=0.05, hflip=_flip(c)),
     )
 
 
-def paper_finetune(facts: Facts) -> TrainConfig:
+def paper_finetune(inputs: RecipeInputs) -> TrainConfig:
     """The ViT paper's fine-tuning: SGD with momentum at 384 pixels, no weight decay; for --weights.
 
     https://arxiv.org/abs/2010.11929, Table 4: 500 steps of 512 images below 10,000 images (Pets, Flowers), 10,000
@@ -157,17 +157,17 @@ def paper_finetune(facts: Facts) -> TrainConfig:
     "Polyak & Juditsky averaging with a factor of 0.9999", is the paper's for its largest models on ImageNet; here it
     is always on, as it warms up with the run (--model-ema 0 turns it off).
     """
-    many = facts.images >= 100_000
-    steps = 500 if facts.images < 10_000 else 20_000 if many else 10_000
+    many = inputs.images >= 100_000
+    steps = 500 if inputs.images < 10_000 else 20_000 if many else 10_000
     return _published(
         "paper-finetune",
-        facts,
+        inputs,
         crop=1.0,
         optim={
             "opt": "sgd",
             "batch": 512,
             "scaling": "linear",
-            "epochs": math.ceil(steps * 512 / facts.images),
+            "epochs": math.ceil(steps * 512 / inputs.images),
             "lr": 0.03 if many else 0.01,
             "weight_decay": 0.0,
             "sched": "cosine",
@@ -175,7 +175,7 @@ def paper_finetune(facts: Facts) -> TrainConfig:
             "clip_grad": 1.0,
             "model_ema": 0.9999,
         },
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(facts.config)),
+        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(inputs.config)),
     )
 
 
@@ -189,7 +189,7 @@ _AUGREG = {
 }
 
 
-def augreg(facts: Facts) -> TrainConfig:
+def augreg(inputs: RecipeInputs) -> TrainConfig:
     """How to train your ViT: Adam, and as much augmentation as the model is large for its data.
 
     https://arxiv.org/abs/2106.10270 and the authors' configurations for ImageNet and, above 5 million images, for
@@ -197,8 +197,8 @@ def augreg(facts: Facts) -> TrainConfig:
     size of the model from "none" to "medium2", where RandAugment stops at magnitude 10 here, not 15. Their weight
     decay of 1e-4, which is not multiplied by the learning rate of 1e-3, is 0.1 in AdamW's terms.
     """
-    c = facts.config
-    if facts.images < 5_000_000:
+    c = inputs.config
+    if inputs.images < 5_000_000:
         level = "light1" if c.width < 384 else "medium1" if c.width < 768 and step(c) >= 32 else "medium2"
     elif c.width < 768:
         level = "light1" if c.width >= 384 and step(c) < 32 else "none"
@@ -206,7 +206,7 @@ def augreg(facts: Facts) -> TrainConfig:
         level = "light2" if c.width < 1024 else "medium2"
     return _published(
         "augreg",
-        facts,
+        inputs,
         fresh={"head": "tanh"},
         optim={
             "opt": "adamw",
@@ -224,7 +224,7 @@ def augreg(facts: Facts) -> TrainConfig:
     )
 
 
-def beyer(facts: Facts) -> TrainConfig:
+def beyer(inputs: RecipeInputs) -> TrainConfig:
     """Better plain ViT baselines: a simple and good start on ImageNet; average pooling, fixed positions.
 
     https://arxiv.org/abs/2205.01580 and the authors' vit_s16_i1k.py (big_vision): ViT-S/16 reaches 76.5 % on
@@ -232,7 +232,7 @@ def beyer(facts: Facts) -> TrainConfig:
     """
     return _published(
         "beyer",
-        facts,
+        inputs,
         fresh={"pool": "gap", "pos": "sincos2d", "head": "tanh"},
         optim={
             "opt": "adamw",
@@ -245,11 +245,11 @@ def beyer(facts: Facts) -> TrainConfig:
             "warmup_steps": 10_000,
             "clip_grad": 1.0,
         },
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(facts.config), randaug=2, magnitude=10.0, mixup=0.2),
+        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(inputs.config), randaug=2, magnitude=10.0, mixup=0.2),
     )
 
 
-def deit(facts: Facts) -> TrainConfig:
+def deit(inputs: RecipeInputs) -> TrainConfig:
     """DeiT: AdamW and strong augmentation, to train on ImageNet alone.
 
     https://arxiv.org/abs/2012.12877 and the defaults of the authors' main.py: without distillation Ti reaches
@@ -259,7 +259,7 @@ def deit(facts: Facts) -> TrainConfig:
     """
     return _published(
         "deit",
-        facts,
+        inputs,
         drop_path=0.1,
         optim={
             "opt": "adamw",
@@ -275,7 +275,7 @@ def deit(facts: Facts) -> TrainConfig:
         },
         augment=AugmentConfig(
             crop_scale=0.08,
-            hflip=_flip(facts.config),
+            hflip=_flip(inputs.config),
             randaug=2,
             magnitude=9.0,
             reprob=0.25,
@@ -286,7 +286,7 @@ def deit(facts: Facts) -> TrainConfig:
     )
 
 
-def deit3(facts: Facts) -> TrainConfig:
+def deit3(inputs: RecipeInputs) -> TrainConfig:
     """DeiT III: LAMB, a binary loss, LayerScale and the three plain changes of 3-Augment, for a long run.
 
     https://arxiv.org/abs/2204.07118 and the authors' commands for ImageNet: S reaches 81.4 %, B 83.8 %, L 84.9 %.
@@ -295,11 +295,11 @@ def deit3(facts: Facts) -> TrainConfig:
     out: repeated augmentation, and that the class token has no position. The binary loss is the sum over the
     classes, not their mean, which LAMB does not feel, and the bias of the head begins at -log K, not at 0.
     """
-    width = facts.config.width
+    width = inputs.config.width
     lr = 4e-3 if width < 768 else 3e-3
     return _published(
         "deit3",
-        facts,
+        inputs,
         fresh={"layer_scale": 1e-4},
         drop_path=0.05 if width < 768 else 0.2 if width < 1024 else 0.45 if width < 1280 else 0.6,
         optim={
@@ -317,7 +317,7 @@ def deit3(facts: Facts) -> TrainConfig:
         },
         augment=AugmentConfig(
             crop_scale=0.08,
-            hflip=_flip(facts.config),
+            hflip=_flip(inputs.config),
             three_augment=1.0,
             color_jitter=0.3,
             mixup=0.8,
@@ -330,7 +330,7 @@ def deit3(facts: Facts) -> TrainConfig:
 class Recipe:
     """A recipe, and what it is made for where neither --model nor --img-size is given."""
 
-    make: Callable[[Facts], TrainConfig]
+    make: Callable[[RecipeInputs], TrainConfig]
     model: str | None = None  # for photographs; else chosen to fit the images
     photo: int = 128  # side of photographs; the default trains in minutes
     resize: int | None = None  # side for weights that were trained on photographs; else their own
@@ -360,7 +360,7 @@ _PASS = 128  # images of a forward pass, unless the user says so
 
 def _published(
     recipe: str,
-    facts: Facts,
+    inputs: RecipeInputs,
     *,
     optim: dict[str, Any],
     augment: AugmentConfig,
@@ -369,24 +369,24 @@ def _published(
     drop_path: float = 0.0,
     crop: float = 0.875,
 ) -> TrainConfig:
-    c = facts.config
-    wanted = {"drop": drop, "drop_path": drop_path, **({} if facts.weights or fresh is None else fresh)}
+    c = inputs.config
+    wanted = {"drop": drop, "drop_path": drop_path, **({} if inputs.weights or fresh is None else fresh)}
     changes = {name: value for name, value in wanted.items() if getattr(_arch(c), name) is not None}
     return TrainConfig(
-        data=facts.source,
+        data=inputs.source,
         recipe=recipe,
-        model=facts.model,
-        weights=facts.weights,
+        model=inputs.model,
+        weights=inputs.weights,
         input=replace(_input(c), crop=crop if max(c.img_size) > SMALL_IMAGE else 1.0),
         arch=replace(_arch(c), **changes),
-        optim=_optim(facts, **optim),
+        optim=_optim(inputs, **optim),
         augment=augment,
-        run=_run(facts),
+        run=_run(inputs),
     )
 
 
 def _optim(
-    facts: Facts,
+    inputs: RecipeInputs,
     *,
     epochs: int,
     batch: int,
@@ -397,12 +397,12 @@ def _optim(
     **rest: Any,
 ) -> OptimConfig:
     """The published values after the rules at the top of this file."""
-    wanted = _batch(facts.images, batch)
-    size = facts.batch_size or min(wanted, _PASS)
-    passes = facts.grad_accum_steps or max(round(wanted / size), 1)
+    wanted = _batch(inputs.images, batch)
+    size = inputs.batch_size or min(wanted, _PASS)
+    passes = inputs.grad_accum_steps or max(round(wanted / size), 1)
     share = size * passes / batch
-    length = facts.epochs or epochs
-    warmup = warmup_epochs or warmup_steps / max(facts.images // (size * passes), 1)
+    length = inputs.epochs or epochs
+    warmup = warmup_epochs or warmup_steps / max(inputs.images // (size * passes), 1)
     return OptimConfig(
         epochs=length,
         batch_size=size,
@@ -438,8 +438,8 @@ def _arch(config: ModelConfig) -> ArchConfig:
     return ArchConfig(**values)
 
 
-def _run(facts: Facts) -> RunConfig:
-    return RunConfig(name=f"{facts.name}-{facts.model}", device=facts.device, amp=choose_precision(facts.device))
+def _run(inputs: RecipeInputs) -> RunConfig:
+    return RunConfig(name=f"{inputs.name}-{inputs.model}", device=inputs.device, amp=choose_precision(inputs.device))
 
 
 def _flip(config: ModelConfig) -> float:

@@ -26,15 +26,38 @@ from vitrail.config import (
     override,
 )
 from vitrail.data import Data
-from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant, step
-from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
-from vitrail.weights import open_card
+from vitrail.train.prepare import prepare, preprocessing
+from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Recipe, RecipeInputs
+from vitrail.train.schedule import images_per_second
+from vitrail.weights import absolute, open_card
 
 LORA_SCALE = 2.0  # alpha / rank: of what adapters add
+
+
+def typed(asked: Mapping[str, object]) -> dict[str, Any]:
+    """The user's settings, in the types of the configuration; paths are made absolute."""
+    settings = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    for name in ("weights", "teacher"):
+        if settings.get(name) is not None:
+            settings[name] = absolute(settings[name])
+    return settings
+
+
+def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
+    """The complete configuration. With a time budget, the epochs that fit are estimated first: recipes need them."""
+    config = resolve(source, data, asked)
+    if config.optim.time_budget is None:
+        return config
+    if "epochs" in asked:
+        raise UserError("--epochs and --time-budget both set the length of the run. Remove one of them.")
+    rate = images_per_second(prepare(config, data)[0], config.optim.batch_size, config.run.device)
+    epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
+    return resolve(source, data, asked | {"epochs": epochs})
 
 
 def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
@@ -45,7 +68,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     if name not in RECIPES:
         raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)} There are {', '.join(RECIPES)}.")
     model, architecture = _choose_model(data, given, RECIPES[name])
-    facts = Facts(
+    inputs = RecipeInputs(
         source=source,
         name=data.name,
         images=images,
@@ -58,7 +81,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
     )
-    config = _for_task(RECIPES[name].make(facts), data.task)
+    config = _for_task(RECIPES[name].make(inputs), data.task)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task})
     if weights and "interpolation" not in given:
         config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
@@ -90,19 +113,6 @@ def _without_choice(config: TrainConfig, task: Task, given: Mapping[str, Any]) -
     if task == "regression" and "distill_tau" in given:
         raise UserError("--distill-tau is for probabilities, but the data is a regression. Leave it out.")
     return override(config, {"distill": "soft"})
-
-
-def model_config(config: TrainConfig, classes: int) -> ModelConfig:
-    """The architecture that a resolved configuration trains."""
-    base = open_card(config.weights, config.model).config if config.weights else canonical(config.model)[1]
-    arch = {name: value for name in options(ArchConfig) if (value := getattr(config.arch, name)) is not None}
-    return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
-
-
-def preprocessing(config: TrainConfig) -> Preprocess:
-    """How a resolved configuration makes images what the model reads."""
-    seen = config.input
-    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
 
 
 def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from vitrail.config import Freeze, TrainConfig, TransferConfig
 from vitrail.errors import UserError
 from vitrail.models import Model, name_of
 from vitrail.models.hybrid import Hybrid
+from vitrail.models.lora import adapters, add_adapters
 from vitrail.models.vit import ViT
-from vitrail.train.lora import adapters, add_adapters
 
 
 def set_learning(model: Model, transfer: TransferConfig) -> None:

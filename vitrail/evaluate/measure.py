@@ -1,14 +1,14 @@
-"""`evaluate`: a trained model's predictions, or its features, for a whole split, measured, drawn and written down."""
+"""Measures a model's predictions or features on a split, and writes the metrics, tables and figures to a folder."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from vitrail.charts import figures
 from vitrail.config import TrainConfig, load_yaml
@@ -20,60 +20,11 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import replacing, write_text
-from vitrail.weights import Card, home, open_body, open_card, open_run
+from vitrail.weights import Card, home, open_body, open_run
 
-Method = Literal["head", "knn", "linear", "fewshot"]
+Probe = Literal["knn", "linear", "fewshot"]
 
-_PROBES: dict[Method, Callable[..., ProbeMetrics | FewShotMetrics]] = {"knn": knn, "linear": linear, "fewshot": fewshot}
-
-# What can be chosen for each method.
-_CHOICES: dict[Method, tuple[str, ...]] = {
-    "head": (),
-    "knn": ("k",),
-    "linear": ("seed",),
-    "fewshot": ("shots", "draws", "seed"),
-}
-
-
-def evaluate(
-    run: str | Path,
-    data: str | Path | None = None,
-    *,
-    method: Method = "head",
-    split: str | None = None,
-    k: int | None = None,
-    shots: Sequence[int] | None = None,
-    draws: int | None = None,
-    seed: int | None = None,
-    batch_size: int = 256,
-    workers: int = 2,
-    device: str | None = None,
-    data_dir: str | None = None,
-    image_column: str | None = None,
-    label_column: str | Sequence[str] | None = None,
-    out: str | Path | None = None,
-) -> AnyMetrics | ProbeMetrics | FewShotMetrics:
-    """Measures a run on the images that it was validated on, or on other `data` with the same classes.
-
-    Of other data, the val or test split is taken, or the whole if it has none. Numbers and figures are
-    written to `out`, by default `evaluation/<data>-<split>` in the run.
-
-    With a `method` other than "head" it is the model's features that are measured, by a classifier that learns from
-    the train split: "knn", "linear" or "fewshot", see `vitrail.evaluate.probes`. The data may have any classes then.
-    `k` (20) is for knn, `shots` (1, 5, 10) and `draws` (5) for fewshot, `seed` (0) for what fewshot draws and linear
-    holds out. The folder's name ends in the method.
-    """
-    card = open_card(run)
-    where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
-    chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
-    if method == "head":
-        opened = _open(home(run), data, where, card, {"task": card.task, "classes": card.classes})
-        return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
-    # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
-    opened = _open(home(run), data, where, card, {})
-    return probe_on(
-        run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
-    )
+_PROBES: dict[Probe, Callable[..., ProbeMetrics | FewShotMetrics]] = {"knn": knn, "linear": linear, "fewshot": fewshot}
 
 
 def evaluate_on(
@@ -86,7 +37,7 @@ def evaluate_on(
     device: str | None = None,
     out: str | Path | None = None,
 ) -> AnyMetrics:
-    """`evaluate` on data that is open already."""
+    """Measures a run's predictions for a split of open data; writes to `out` or the run's `evaluation` folder."""
     _check_batch(batch_size)
     name = split_name(data, split)
     device = choose_device(device)
@@ -104,7 +55,7 @@ def evaluate_on(
 def probe_on(
     run: str | Path,
     data: Data,
-    method: Literal["knn", "linear", "fewshot"],
+    method: Probe,
     split: str | None = None,
     *,
     batch_size: int = 256,
@@ -113,7 +64,7 @@ def probe_on(
     out: str | Path | None = None,
     **chosen: Any,
 ) -> ProbeMetrics | FewShotMetrics:
-    """`evaluate` by features on data that is open already; `chosen` goes to the method."""
+    """Measures a run's features by a probe trained on the train split; `chosen` are the probe's own settings."""
     _check_batch(batch_size)
     name = split_name(data, split)
     if data.task != "multiclass":
@@ -160,24 +111,12 @@ def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Dat
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:
-        opened = _open(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(home(run), data, where, card, {"task": card.task, "classes": card.classes})
     except UserError:
         if data is None:
             raise
-        opened = _open(home(run), data, where, card, {})
+        opened = run_data(home(run), data, where, card, {})
     return opened.read_as(card.preprocess.channels, card.preprocess.bits)
-
-
-def _chosen(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given for a method; a UserError if it is for another."""
-    if method not in get_args(Method):
-        raise UserError(f"'method' must be one of {', '.join(get_args(Method))}, but it is '{method}'.")
-    given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
-        if name not in _CHOICES[method]:
-            methods = [other for other, names in _CHOICES.items() if name in names]
-            raise UserError(f"'{name}' is for the method {' or '.join(methods)}, but the method is {method}.")
-    return dict(given)
 
 
 def _check_batch(batch_size: int) -> None:
@@ -186,7 +125,7 @@ def _check_batch(batch_size: int) -> None:
 
 
 def split_name(data: Data, split: str | None = None) -> str:
-    """The split that is asked for, or the one that is usually measured."""
+    """The requested split, by default val, else test, else the only one."""
     name = split or next(usual for usual in ("val", "test", *data.splits) if usual in data.splits)
     if name not in data.splits:
         raise UserError(
@@ -195,13 +134,10 @@ def split_name(data: Data, split: str | None = None) -> str:
     return name
 
 
-def _open(
+def run_data(
     home: Path, data: str | Path | None, where: Mapping[str, Any], card: Card, otherwise: Mapping[str, Any]
 ) -> Data:
-    """The data to evaluate; if it is what the run was trained on, with the very same validation split.
-
-    Other data is opened with the settings `otherwise`.
-    """
+    """A run's own data, with the same validation split, or other data, opened with the settings `otherwise`."""
     file, classes = home / "config.yaml", card.classes
     config = load_yaml(TrainConfig, file) if file.exists() else None
     if data is not None and not (config and _same(data, config.data)):

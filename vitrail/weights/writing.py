@@ -1,54 +1,26 @@
-"""`convert`: weights of any format in any other, so that a model goes where it is needed."""
+"""Writes weights in the formats of other libraries."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitrail.errors import UserError, nearest
+from vitrail.errors import UserError
 from vitrail.files import replacing, write_text
-from vitrail.models import ModelConfig, family
-from vitrail.weights import WEIGHTS_FILE, Card, Source, open_run, recognise, save
+from vitrail.models import Model, family
+from vitrail.weights import Card, recognise
 from vitrail.weights.formats import Format, hf
 
-To = Literal["vitrail", "timm", "hf", "npz", "torchvision"]
 
-
-def convert(
-    source: Source,
-    out: str | Path,
-    *,
-    to: To = "vitrail",
-    model: str | ModelConfig | None = None,
-    classes: int | Sequence[str] | None = None,
-    partial: bool = False,
-    overwrite: bool = False,
-) -> Path:
-    """Writes weights of any format in another one, with their card beside them; returns the path of the tensors.
-
-    `out` is a file, or for `hf` a folder that `from_pretrained` reads. `model`, `classes` and `partial` are
-    those of `load`.
-    """
-    if to not in get_args(To):
-        raise UserError(f"'to' must be one of {', '.join(get_args(To))}, but it is {to!r}.{nearest(to, get_args(To))}")
-    path = Path(out) / WEIGHTS_FILE if to == "hf" else Path(out)
-    suffix = ".npz" if to == "npz" else ".safetensors"
-    if path.suffix != suffix:
-        raise UserError(f"Weights for {to} are a {suffix} file, but {out} is none. Name it {path.name}{suffix}.")
-    if path.exists() and not overwrite:
-        raise UserError(f"{path} is there already. Choose another name, or give --overwrite to replace it.")
-    whole, card = open_run(source, model=model, classes=classes, partial=partial)
-    if to == "vitrail":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(path, whole, card)
-        return path
-    state = _writer(card, to)(whole.state_dict(), card.config)
+def write_weights(path: Path, model: Model, card: Card, to: Format) -> None:
+    """Writes a model's tensors for timm, Hugging Face, torchvision or JAX, with vitrail's card beside them."""
+    state = _writer(card, to)(model.state_dict(), card.config)
     path.parent.mkdir(parents=True, exist_ok=True)
     if to == "hf":
         about = recognise.MODULES[family(card.config)].hf_document(card.config)
@@ -56,11 +28,10 @@ def convert(
             write_text(path.with_name(name), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     _write(path, state)
     write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
-    return path
 
 
 def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]]:
-    """What writes a model for others, if they have a place for all of it."""
+    """The function that renames a model's tensors for a format, if the format can hold all of the model."""
     layouts = recognise.layouts(family(card.config))
     write = layouts[to].write if to in layouts else None
     if write is None:

@@ -1,8 +1,8 @@
-"""LoRA: adapters of low rank learn beside weights that stay as they are. https://arxiv.org/abs/2106.09685
+"""LoRA: low-rank adapters beside frozen weights. https://arxiv.org/abs/2106.09685
 
-What they have learnt can be added to the weights, so that the model that is kept is a plain one. In the attention of
-every block that learns, q, k, v and the projection after them each have a pair of matrices: y = W·x + scale·up·down·x.
-`up` begins at zero, so a model with fresh adapters computes what it computed without them.
+In the attention of every adapted block, q, k, v and the output projection each get a pair of matrices:
+y = W·x + scale·up·down·x. `up` starts at zero, so fresh adapters do not change the model's outputs. After training the
+product is added to the weights (`merged`), so the saved model is a plain one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from vitrail.models.layers import Attention
 
 
 class LowRank(nn.Linear):
-    """A linear layer whose weights are those of `base`, with a pair of matrices for each of its `parts`."""
+    """A linear layer that shares the weights of `base`, with an adapter for each of its `parts` (q, k and v)."""
 
     def __init__(self, base: nn.Linear, parts: int, rank: int, alpha: float):
         super().__init__(base.in_features, base.out_features, device="meta")
         self.weight, self.bias = base.weight, base.bias
         self.parts, self.scale = parts, alpha / rank
-        bound = base.in_features**-0.5  # Kaiming's, with the slope that nn.Linear takes
+        bound = base.in_features**-0.5  # Kaiming uniform, with nn.Linear's slope
         self.down = nn.Parameter(base.weight.new_empty(parts, rank, base.in_features).uniform_(-bound, bound))
         self.up = nn.Parameter(base.weight.new_zeros(parts, base.out_features // parts, rank))
 
@@ -34,12 +34,12 @@ class LowRank(nn.Linear):
         return F.linear(x, self.weight, self.bias) + self.scale * change
 
     def merged_weight(self) -> Tensor:
-        """The weight of the plain layer that computes the same."""
+        """The weight of the equivalent plain layer."""
         return self.weight + self.scale * (self.up @ self.down).flatten(0, 1)
 
 
 def add_adapters(stages: Iterable[nn.Module], rank: int, alpha: float) -> None:
-    """Puts adapters into the attention of these stages of a model."""
+    """Adds adapters to the attention of these stages of a model."""
     for stage in stages:
         for attention in [module for module in stage.modules() if isinstance(module, Attention)]:
             attention.qkv = LowRank(attention.qkv, 3, rank, alpha)
@@ -47,13 +47,13 @@ def add_adapters(stages: Iterable[nn.Module], rank: int, alpha: float) -> None:
 
 
 def adapters(model: nn.Module) -> list[nn.Parameter]:
-    """Every matrix that was added to a model."""
+    """The parameters of all adapters in a model."""
     return [p for layer in _layers(model).values() for p in (layer.down, layer.up)]
 
 
 @torch.no_grad()
 def merged(model: Model) -> Model:
-    """The plain model that computes the same; a model without adapters is one itself."""
+    """The equivalent model without adapters: their products are added to the weights. Without any, the model itself."""
     layers = _layers(model)
     if not layers:
         return model

@@ -1,27 +1,21 @@
-"""`check`: an audit of a data set, with the labels that a trained model contradicts and a sheet of the pictures."""
+"""Suspicious labels: images whose label a trained model confidently contradicts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import softmax
 
-from vitrail.charts.figures import save
-from vitrail.data.audit import audit
-from vitrail.data.audit.contact_sheet import contact_sheet, sections
-from vitrail.data.audit.findings import Audit, Finding, Item, worst_first
-from vitrail.data.dataset import Numbers, Task
+from vitrail.data.audit.findings import Finding, Item
+from vitrail.data.dataset import Numbers
 from vitrail.data.images import Pixels
-from vitrail.device import choose_device
 from vitrail.errors import UserError, some
 from vitrail.evaluate.features import run_split
-from vitrail.files import replacing
 from vitrail.models import Model
 from vitrail.progress import log
-from vitrail.weights import Card, open_run
+from vitrail.weights import Card
 
 # A model contradicts a label if its own choice is likelier than not, and 19 times in 20 if only the two are to choose
 # from. The probability alone would not do: label smoothing and mixup teach a model never to be 95 % sure.
@@ -29,47 +23,10 @@ LIKELY, SURE = 0.5, 0.95
 _MOST = 100
 
 
-def check(
-    data: str | Path,
-    *,
-    run: str | Path | None = None,
-    out: str | Path | None = None,
-    data_dir: str | None = None,
-    image_column: str | None = None,
-    label_column: str | Sequence[str] | None = None,
-    task: Task | None = None,
-    workers: int = 2,
-    device: str | None = None,
-) -> Audit:
-    """Finds what is wrong with a data set; with a trained `run`, labels that its model contradicts too.
-
-    If there are pictures to look at, they are drawn to `check.png` in `out`, by default `check-<data>`.
-    """
-    if workers < 1:
-        raise UserError(f"'workers' must be 1 or more, but it is {workers}.")
-    device = choose_device(device)
-    opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
-    result = audit(data, data_dir, workers, image_column, label_column, task)
-    if opened is not None:
-        mixed = {name for finding in result.findings if finding.kind == "mixed" for name in finding.files}
-        doubts = suspicious(*opened, [item for item in result.items if item.name not in mixed], workers, device)
-        result = replace(result, findings=worst_first([*result.findings, *doubts]))
-    if not sections(result):
-        return result
-    folder = Path(out) if out is not None else Path(f"check-{result.name}")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
-    with replacing(folder / "check.png") as path:
-        save(contact_sheet(result), path)
-    return replace(result, sheet=folder / "check.png")
-
-
-def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
-    """Images that the model is sure to be of another class than their label says, the surest first."""
+def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
+    """Images that the model confidently assigns to another class than their label, the most confident first."""
     if card.task != "multiclass":
-        raise UserError("Labels are checked by a run that tells classes apart, but this one was trained otherwise.")
+        raise UserError(f"--run needs a multi-class model; this one is {card.task}.")
     numbers = {name: number for number, name in enumerate(card.classes)}
     known = [item for item in items if item.label in numbers]
     strange = sorted({item.label for item in items} - set(numbers))

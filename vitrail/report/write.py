@@ -1,4 +1,4 @@
-"""`report`: a page of a run, or a page on which several runs stand side by side."""
+"""Writes the HTML page of a run, or of several to compare."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.errors import UserError
 from vitrail.files import replacing
-from vitrail.progress import speak
 from vitrail.report.compare import comparison_page
 from vitrail.report.facts import gather
 from vitrail.report.page import run_page
@@ -20,23 +19,10 @@ REPORT_FILE = "report.html"
 _SUBJECT = re.compile(r'<meta name="vitrail-report" content="([^"]*)">')
 
 
-def report(
-    runs: str | Path | Sequence[str | Path],
-    *,
-    out: str | Path | None = None,
-    batch_size: int = 256,
-    workers: int = 2,
-    device: str | None = None,
+def write_report(
+    folders: Sequence[Path], out: str | Path | None, batch_size: int, workers: int, device: str | None
 ) -> Path:
-    """Puts a run on one HTML page, `report.html` in it, and returns its path; several runs are compared.
-
-    `out` is another file, if it ends in .html, or another folder; a comparison goes to the current folder. The page of
-    a run with folds compares them. A report of the same runs is made anew; any other file is left alone.
-    """
-    speak()
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
-    if not folders:
-        raise UserError("There is nothing to report: give a run, or several to compare.")
+    """Writes the page and returns its path. Replaces an older report of the same runs, and no other file."""
     path = _place(folders, out)
     subject = ", ".join(folder.resolve().name for folder in folders)
     own = out is None and len(folders) == 1
