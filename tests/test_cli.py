@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -99,7 +100,7 @@ def test_the_help_of_every_argument_is_a_phrase_with_its_default(verb, vitrail_s
         assert not argument.help.endswith(".")
         assert argument.text.count("default:") + argument.text.count("set by the recipe") <= 1
         assert f"{argument.usage} {argument.text}" in words
-        if argument.default not in (None, False, "", ()):
+        if argument.default or argument.default is dataclasses.MISSING:
             assert "default:" in argument.text or "set by the recipe" in argument.text
 
 
