@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import softmax
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.data.audit import audit
 from vitrail.data.audit.contact_sheet import contact_sheet, sections
 from vitrail.data.audit.findings import Audit, Finding, Item, worst_first

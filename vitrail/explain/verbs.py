@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.config import Size
 from vitrail.device import choose_device
 from vitrail.errors import UserError

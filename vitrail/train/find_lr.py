@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.charts import figures
+from vitrail.charts.build import lr_range
+from vitrail.charts.draw import save_charts
 from vitrail.errors import UserError
 from vitrail.files import write_text
 from vitrail.train.run import Progress
@@ -76,7 +77,7 @@ class RangeTest(Schedule):
             raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another --out.") from error
         numbers = {"suggestion": lr, "lr": rates, "loss": self.losses, "smoothed": curve}
         write_text(folder / "lr.json", json.dumps(numbers, indent=2) + "\n")
-        figures.save(figures.lr_range(rates, self.losses, curve, lr), folder / "lr.png")
+        save_charts([lr_range(rates, self.losses, curve, lr)], folder)
         return folder
 
 
