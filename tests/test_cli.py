@@ -344,7 +344,7 @@ def test_settings_that_cannot_be(refuses, words, message):
 
 
 def test_nothing_to_train_on(refuses):
-    assert "give a data set, or --resume RUN" in refuses("train", "--out", "runs")
+    assert "Give a data set, or --resume RUN" in refuses("train", "--out", "runs")
 
 
 def test_a_run_folder_that_exists(refuses):
