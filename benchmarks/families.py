@@ -42,7 +42,7 @@ import torch
 from matplotlib.figure import Figure
 
 import vitrail
-from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, STYLE, save
+from vitrail.charts.style import BLUE, GREY, INK, ORANGE, STYLE, save
 from vitrail.data import open_data
 from vitrail.evaluate.features import run_split
 from vitrail.files import write_text

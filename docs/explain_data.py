@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.explain import data_drawings, drawings
 from vitrail.explain.attention import rollout
 from vitrail.explain.faithfulness import Faithfulness, faithfulness

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.explain import drawings, relative_drawings
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.relevance import relevance

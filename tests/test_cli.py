@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -99,7 +100,7 @@ def test_the_help_of_every_argument_is_a_phrase_with_its_default(verb, vitrail_s
         assert not argument.help.endswith(".")
         assert argument.text.count("default:") + argument.text.count("set by the recipe") <= 1
         assert f"{argument.usage} {argument.text}" in words
-        if argument.default not in (None, False, "", ()):
+        if argument.default or argument.default is dataclasses.MISSING:
             assert "default:" in argument.text or "set by the recipe" in argument.text
 
 
@@ -343,7 +344,7 @@ def test_settings_that_cannot_be(refuses, words, message):
 
 
 def test_nothing_to_train_on(refuses):
-    assert "give a data set, or --resume RUN" in refuses("train", "--out", "runs")
+    assert "Give a data set, or --resume RUN" in refuses("train", "--out", "runs")
 
 
 def test_a_run_folder_that_exists(refuses):

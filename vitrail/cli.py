@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, options
+from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, options
 from vitrail.errors import UserError, nearest
 from vitrail.verbs import VERBS
 from vitrail.version import VERSION
@@ -44,7 +44,7 @@ class Argument:
     required: bool = False
     positional: bool = False
     alias: str = ""
-    group: str = ""
+    group: str = ""  # title of its section in the help
 
     @property
     def flag(self) -> str:
@@ -68,7 +68,7 @@ class Argument:
     @property
     def text(self) -> str:
         """The help with the default."""
-        if self.default in (None, False, "", ()) or "default:" in self.help:
+        if self.default is None or self.default is False or self.default in ("", ()) or "default:" in self.help:
             return self.help
         inner = self.help[:-1] + "; " if self.help.endswith(")") else self.help + " ("
         return f"{inner}{_shown(self.default)})"
@@ -82,6 +82,10 @@ def _shown(default: Any) -> str:
 
 
 # From a verb to its arguments
+
+
+def _verb(name: str) -> Callable[..., Any]:
+    return getattr(import_module(f"vitrail.verbs.{name}"), name)
 
 
 def arguments(verb: str) -> list[Argument]:
@@ -101,6 +105,7 @@ def arguments(verb: str) -> list[Argument]:
 def _documented(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
     """The placeholder, if it has one, and the help of every parameter, from a Google-style docstring."""
     _, _, args = (inspect.getdoc(function) or "").partition("Args:\n")
+    args = re.sub(r"\n {8,}", " ", args)  # wrapped lines
     return {name: (metavar, text) for name, metavar, text in re.findall(r"^ +(\w+)(?: \((.*?)\))?: (.*)$", args, re.M)}
 
 
@@ -144,7 +149,8 @@ def _setting(option: Option) -> Argument:
     many = kind == Floats
     kind = float if many else kind
     about = (metavar or _metavar(kind), option.help, option.default, many)
-    return Argument(option.name, kind, *about, alias=option.alias, group=option.group)
+    group = _summary(get_type_hints(TrainConfig)[option.group]).rstrip(".") if option.group else ""
+    return Argument(option.name, kind, *about, alias=option.alias, group=group)
 
 
 def _metavar(kind: Any) -> str:
@@ -157,25 +163,26 @@ def _metavar(kind: Any) -> str:
 def help_text(verb: str | None = None) -> str:
     """The help of a command, or the list of all."""
     if verb is None:
-        rows = [(name, _summary(name)) for name in VERBS]
+        rows = [(name, _summary(_verb(name))) for name in VERBS]
         more = [("-h, --help", "show this help; `vitrail COMMAND --help` shows that of a command")]
         more += [("--version", "print the version"), ("--debug", "show the traceback of an error")]
         title = "usage: vitrail COMMAND [ARGUMENTS] [OPTIONS]\n\nThe Vision Transformer as real software."
         return "\n\n".join([title, _section("commands", rows), _section("options", more)])
     known = arguments(verb)
     parts = [f"usage: {_usage(verb, known)}"]
-    about, _, _ = (inspect.getdoc(getattr(import_module(f"vitrail.verbs.{verb}"), verb)) or "").partition("\nArgs:")
+    about, _, _ = (inspect.getdoc(_verb(verb)) or "").partition("\nArgs:")
     parts += [textwrap.fill(paragraph, _width()) for paragraph in about.strip().split("\n\n")]
     groups: dict[str, list[tuple[str, str]]] = {"arguments": [], "options": []}
     for argument in known:
-        title = "arguments" if argument.positional else f"{argument.group} options".strip()
+        title = "arguments" if argument.positional else argument.group or "options"
         groups.setdefault(title, []).append((argument.usage, argument.text))
     groups["options"].append(("-h, --help", "show this help"))
     return "\n\n".join(parts + [_section(title, rows) for title, rows in groups.items() if rows])
 
 
-def _summary(verb: str) -> str:
-    return (inspect.getdoc(getattr(import_module(f"vitrail.verbs.{verb}"), verb)) or "").partition("\n")[0]
+def _summary(documented: Any) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
 
 
 def _usage(verb: str, known: Sequence[Argument]) -> str:

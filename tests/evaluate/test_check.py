@@ -14,7 +14,7 @@ from PIL import Image, ImageEnhance
 
 import vitrail
 from vitrail import cli
-from vitrail.data.audit.contact_sheet import wrap
+from vitrail.charts.tiles import wrap
 from vitrail.data.audit.findings import Audit
 from vitrail.data.audit.near_duplicates import closest, signatures
 from vitrail.data.images import survey_image

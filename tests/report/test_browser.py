@@ -137,7 +137,7 @@ def test_tables_sort_by_mouse_and_keyboard(visit, run):
     head = looked.page.locator("#results .sorts thead th", has_text="recall")
 
     def values() -> list[float]:
-        return [float(text.split()[0]) for text in looked.column(3)]
+        return [float(text.split("%")[0]) for text in looked.column(3)]
 
     before = values()
     recall.click()

@@ -10,16 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitrail.charts import figures
+from vitrail.charts.draw import save_charts
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import Data, full_name, open_data
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
+from vitrail.evaluate.charts import charts_of
 from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
-from vitrail.files import replacing, write_text
+from vitrail.files import write_text
 from vitrail.weights import Card, home, open_body, open_run
 
 Probe = Literal["knn", "linear", "fewshot"]
@@ -175,9 +176,7 @@ def _write(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, folder: Path, ab
     write_text(folder / "metrics.json", json.dumps(about | metrics.to_json(), indent=2, ensure_ascii=False) + "\n")
     for name, rows in metrics.csv().items():
         write_text(folder / f"{name}.csv", _csv(rows))
-    for name, draw in figures.drawings(metrics).items():
-        with replacing(folder / f"{name}.png") as path:
-            figures.save(draw(), path)
+    save_charts(charts_of(metrics), folder)
 
 
 def _csv(rows: Iterable[Iterable[object]]) -> str:

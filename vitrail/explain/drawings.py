@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.charts.figures import short
+from vitrail.charts import build
+from vitrail.charts.draw import draw
+from vitrail.charts.style import short
 from vitrail.errors import UserError
 from vitrail.explain import figures, relative_drawings
 from vitrail.explain.attention import (
@@ -157,8 +159,8 @@ def distance(subject: Subject) -> Iterator[Drawing]:
     """How far heads look."""
     model = subject.attentive
     far, even = attention_distance(model, subject.sample()), even_distance(model)
-    alike = f"a head that looks {'at all of its windows' if isinstance(model, Swin) else 'everywhere'} alike"
-    drawn = figures.distance(far, even, model.config.img_size[1], subject.sampled, alike)
+    uniform = f"uniform attention{' within each window' if isinstance(model, Swin) else ''}"
+    drawn = draw(build.distance(far, even, model.config.img_size[1], subject.sampled, uniform))
     yield Drawing("distance", drawn, {"distance": far, "even": even, "images": np.array(subject.sampled)})
 
 

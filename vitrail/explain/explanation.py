@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.errors import UserError
 from vitrail.explain import data_drawings, drawings, relative_drawings
 from vitrail.explain.subject import Drawing, Subject

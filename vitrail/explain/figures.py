@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, heading, short, styled
+from vitrail.charts.style import BLUE, GREY, INK, ORANGE, heading, short, styled
 
 Array = NDArray[np.float32]
 View = NDArray[np.uint8]  # h w 3
@@ -161,34 +159,6 @@ def _refined(maps: Array, grid: tuple[int, int]) -> Array:
     """Maps (..., h, w) of any stage on the grid of the first one."""
     down, across = _times(maps.shape[-2:], grid)
     return maps.repeat(down, axis=-2).repeat(across, axis=-1)[..., : grid[0], : grid[1]]
-
-
-@styled
-def distance(
-    far: Array, even: Array, width: int, images: int, alike: str = "a head that looks everywhere alike"
-) -> Figure:
-    """How far every head looks against the depth of its layer, (L, H): figure 7 of the paper, on the right.
-
-    A layer with fewer heads than others has NaN in its row. `even`, (L,), is the distance of heads that look alike at
-    all that they see.
-    """
-    layers = np.arange(1, len(far) + 1)
-    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    heading(axes, "How far heads look", f"mean over {images:,} image{'s' if images > 1 else ''}, a dot for each head")
-    edges = np.arange(len(far) + 1) + 0.5
-    axes.stairs(even, edges, baseline=None, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label=alike)
-    axes.plot(layers, np.nanmean(far, axis=1), color=ORANGE, linewidth=1.6, label="mean of the layer")
-    axes.scatter(layers.repeat(far.shape[1]), far.ravel(), s=26, color=BLUE, alpha=0.75, linewidths=0, zorder=3)
-    axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xlim=(0.5, len(far) + 0.5))
-    axes.set_ylim(0, 1.12 * max(float(np.nanmax(far)), float(even.max())))
-    axes.xaxis.set_major_locator(MaxNLocator(min(len(far), 12), integer=True))
-    axes.grid(axis="x", visible=False)
-    share = axes.secondary_yaxis("right", functions=(partial(np.multiply, 1 / width), partial(np.multiply, width)))
-    share.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    share.set_ylabel("share of the image's width")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8)
-    return figure
 
 
 @styled

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, short, styled
+from vitrail.charts.style import BLUE, GREY, INK, ORANGE, short, styled
 from vitrail.config import Task
 from vitrail.explain.faithfulness import Faithfulness
 from vitrail.explain.figures import HEAT, Array, View, enlarge

@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vitrail.charts import build
+from vitrail.charts.kinds import Chart
 from vitrail.config import Task, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
 from vitrail.errors import UserError
 from vitrail.evaluate.bootstrap import difference
+from vitrail.evaluate.charts import MEASURES, main_measure
 from vitrail.models import parameters
-from vitrail.report import charts, text
-from vitrail.report.charts import shown
+from vitrail.report import text
+from vitrail.report.charts import fit
 from vitrail.report.facts import Facts
 from vitrail.report.page import render
 from vitrail.report.tables import MAIN_SCORE, Cell, Line, Table, each
-from vitrail.report.text import MEASURES, between, main_name, plus_minus, setting
+from vitrail.report.text import between, plus_minus, setting
 
 _NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
 
@@ -60,7 +63,7 @@ def comparison_page(runs: Sequence[Facts], subject: str) -> str:
         measured=measured(runs),
         facts=[dict(text.training(facts)) | _size(facts) for facts in runs],
         differing=differing(runs),
-        curves=charts.together({name: facts.rows for name, facts in zip(names, runs, strict=True)}),
+        curves=_curves(runs, names),
         scores=class_scores(runs, names),
     )
 
@@ -84,9 +87,17 @@ def _headline(runs: Sequence[Facts], names: Sequence[str]) -> text.Headline:
     best = max(known)[1]
     metrics = runs[best].metrics
     assert metrics is not None
-    main = main_name(metrics)
-    score = f"{shown(main, metrics.main)}{plus_minus(main, runs[best].samples.interval(main))}"
-    return text.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {MEASURES[main][0]}.")
+    main = main_measure(metrics.summary())
+    score = f"{main.text(metrics.main)}{plus_minus(main, runs[best].samples.interval(main.name))}"
+    return text.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {main.title}.")
+
+
+def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Chart]:
+    first = next((facts.rows[0] for facts in runs if facts.rows), None)
+    if first is None:
+        return []
+    rows = {name: facts.rows for name, facts in zip(names, runs, strict=True)}
+    return [fit(chart) for chart in build.together(rows, main_measure(first))]
 
 
 def _same_images(runs: Sequence[Facts]) -> bool:
@@ -107,13 +118,13 @@ def measured(runs: Sequence[Facts]) -> list[Measured]:
     """Every number that was measured, of each run; on the same images also how far apart runs are."""
     paired, table = _same_images(runs), []
     known = [facts.metrics for facts in runs if facts.metrics is not None]
-    for name, (title, meaning) in MEASURES.items():
+    for name, measure in MEASURES.items():
         if not known or name not in known[0].summary():
             continue
         values = [facts.metrics.summary()[name] if facts.metrics is not None else None for facts in runs]
         there = [value for value in values if value is not None]
-        best = min(there) if name in ("loss", "ece", "mae", "rmse") else max(there)
-        line = Measured(title, meaning)
+        best = measure.best(there)
+        line = Measured(measure.title, measure.meaning)
         for number, (facts, value) in enumerate(zip(runs, values, strict=True)):
             if value is None:
                 line.scores.append(None)
@@ -121,11 +132,11 @@ def measured(runs: Sequence[Facts]) -> list[Measured]:
             apart, matters = "", False
             if paired and number and values[0] is not None:
                 interval = difference(runs[0].samples, facts.samples, name)
-                gap = f"{'+' if value >= values[0] else '−'}{shown(name, abs(value - values[0]))}"
-                apart = f"{gap} ({between(name, interval)})" if interval else gap
+                gap = f"{'+' if value >= values[0] else '−'}{measure.text(abs(value - values[0]))}"
+                apart = f"{gap} ({between(measure, interval)})" if interval else gap
                 matters = interval is not None and not interval[0] <= 0 <= interval[1]
-            spread = plus_minus(name, facts.samples.interval(name))
-            line.scores.append(Score(shown(name, value), spread, value == best, apart, matters))
+            spread = plus_minus(measure, facts.samples.interval(name))
+            line.scores.append(Score(measure.text(value), spread, value == best, apart, matters))
         table.append(line)
     return table
 
@@ -152,9 +163,9 @@ def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
     task = next((facts.card.task for facts in runs if facts.card is not None and facts.metrics is not None), None)
     if task is None:
         return None
-    by = MAIN_SCORE[task]
+    by = MEASURES[MAIN_SCORE[task]]
     columns: list[dict[str, float | None]] = [
-        {score.name: getattr(score, by) for score in each(facts.metrics)} if facts.metrics is not None else {}
+        {score.name: getattr(score, by.name) for score in each(facts.metrics)} if facts.metrics is not None else {}
         for facts in runs
     ]
     lines = []
@@ -162,9 +173,9 @@ def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
         found = [column.get(name) for column in columns]
         there = [value for value in found if value is not None]
         cells = [
-            Cell("–", -1.0) if value is None else Cell(shown(by, value), value, min(max(value, 0.0), 1.0))
+            Cell("–", -1.0) if value is None else Cell(by.text(value), value, min(max(value, 0.0), 1.0))
             for value in found
         ]
         apart = max(there) - min(there) if there else 0.0
-        lines.append(Line(name, [*cells, Cell(shown(by, apart), apart)]))
+        lines.append(Line(name, [*cells, Cell(by.text(apart), apart)]))
     return Table(_CAPTIONS[task], [WORDS[task].one, *names, "apart"], lines).lowest()

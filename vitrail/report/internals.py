@@ -9,9 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.charts import build
+from vitrail.charts.kinds import Chart
 from vitrail.data.loader import batches
 from vitrail.errors import UserError
 from vitrail.explain import attention_distance, position_similarity, relative_bias
+from vitrail.explain.attention import even_distance
 from vitrail.explain.filters import first_filters
 from vitrail.explain.geometry import attends
 from vitrail.explain.mixing import in_pairs, mixing_maps
@@ -23,8 +26,6 @@ from vitrail.models.mixer import Mixer
 from vitrail.models.pvt import PVT
 from vitrail.models.swin import Swin
 from vitrail.models.vit import ViT
-from vitrail.report import charts
-from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
 from vitrail.report.images import Album, Picture, similarities, tiles
 from vitrail.report.sections import reads
@@ -68,7 +69,8 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
         images = min(_DISTANCE_IMAGES, len(split))
         read_ahead = batches(split, card.preprocess, 32, workers, range(images))
         normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
-        distance = charts.distance(attention_distance(model, normalised), card.config.img_size, images)
+        far = attention_distance(model, normalised)
+        distance = build.distance(far, even_distance(model), card.config.img_size[1], images)
     try:
         drawn = [*_places(model)]
     except UserError as error:

@@ -12,43 +12,20 @@ from numpy.typing import NDArray
 
 from vitrail.data.balance import class_counts
 from vitrail.data.dataset import Data, FileSplit, Numbers, PackedSplit, Split
-from vitrail.data.pixels import Pixels
+from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.data.stream import StreamSplit
-from vitrail.evaluate.metrics import LabelMetrics, Metrics
 from vitrail.explain import relevance, rollout
 from vitrail.models.hybrid import Hybrid
 from vitrail.models.vit import ViT
-from vitrail.report import charts
-from vitrail.report.charts import Chart
 from vitrail.report.facts import Facts
 from vitrail.report.gallery import Answer, Gallery, choose
-from vitrail.report.images import Album, Picture, overlay, read, seen, thumbnail
+from vitrail.report.images import Album, Picture, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
 
 THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with a map
 _THUMBNAILS = 360  # in the table of the data
 _EACH = 12  # of a class
 _PANES = 20  # of the window
-
-
-# Results --------------------------------------------------------------------------------------------------
-
-
-def result_charts(facts: Facts) -> list[Chart]:
-    """The charts of a task's results; what needs every image by itself is left out where the data is gone."""
-    metrics = facts.metrics
-    if metrics is None:
-        return []
-    if isinstance(metrics, Metrics):
-        return [charts.confusion(metrics), charts.reliability(metrics)]
-    if isinstance(metrics, LabelMetrics):
-        if len(metrics.unseen) == len(metrics.per_label):  # nothing is there to be found
-            return []
-        every = [charts.average_precision(metrics)]
-        if facts.outputs is not None:
-            every += [charts.precision_recall(metrics), charts.label_reliability(metrics)]
-        return every
-    return charts.predicted(metrics) if facts.outputs is not None else []
 
 
 # Mistakes -------------------------------------------------------------------------------------------------

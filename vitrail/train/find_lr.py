@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.charts import figures
+from vitrail.charts.build import lr_range
+from vitrail.charts.draw import save_charts
 from vitrail.config import TrainConfig, override
 from vitrail.data import Data
 from vitrail.errors import UserError
@@ -113,7 +114,7 @@ def write(folder: Path, losses: list[float], lr: float) -> Path:
         raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another --out.") from error
     numbers = {"suggestion": lr, "lr": rates, "loss": losses, "smoothed": curve}
     write_text(folder / "lr.json", json.dumps(numbers, indent=2) + "\n")
-    figures.save(figures.lr_range(rates, losses, curve, lr), folder / "lr.png")
+    save_charts([lr_range(rates, losses, curve, lr)], folder)
     return folder
 
 

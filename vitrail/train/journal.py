@@ -16,11 +16,12 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from vitrail.charts import figures
+from vitrail.charts.build import curves
+from vitrail.charts.draw import save_charts
 from vitrail.config import Duration
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import shown
-from vitrail.files import replacing, write_text
+from vitrail.evaluate.charts import MEASURES, main_measure
+from vitrail.files import write_text
 from vitrail.progress import log
 from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
@@ -88,8 +89,7 @@ class Journal:
         write_text(self._run / "metrics.csv", text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            with replacing(self._run / "curves.png") as path:
-                figures.save(figures.curves(rows), path)
+            save_charts(curves(rows, main_measure(row)), self._run)
             self._drew = time.monotonic()
         with SummaryWriter(
             str(self._run / "tensorboard"), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
@@ -99,10 +99,11 @@ class Journal:
                     events.add_scalar(name, value, int(row["epoch"]))
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
         loss = scores.pop("loss")
+        shown = "  ".join(f"{name} {MEASURES[name].text(value, 2)}" for name, value in scores.items())
         agree = f"  agree {row['train_agree']:.1%}" if "train_agree" in row else ""
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(
             f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}{agree}  "
-            f"val loss {loss:.3f}  {'  '.join(f'{name} {shown(name, value)}' for name, value in scores.items())}  "
+            f"val loss {loss:.3f}  {shown}  "
             f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}{teacher}"
         )

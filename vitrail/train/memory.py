@@ -1,4 +1,4 @@
-"""Less memory for more computation, and less computation for more memory."""
+"""Memory against speed: activation checkpointing, and how the C library frees memory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from vitrail.models.layers import Stage
 
 
 def recompute_activations(model: Model) -> None:
-    """Makes every stage that is called as one keep only its input, and run again in the backward pass."""
+    """Activation checkpointing: each stage keeps only its input and runs again in the backward pass."""
     for stage in model.stages():
         if not isinstance(stage, Stage):
             stage.forward = partial(checkpoint, stage.forward, use_reentrant=False)
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep large blocks that are freed, instead of asking the kernel for them again in every step.
+    """Makes glibc keep large freed blocks instead of returning them to the kernel; elsewhere this does nothing.
 
-    The kernel hands memory out page by page and blank, which takes time in every step. Only glibc can be told;
-    elsewhere this does nothing.
+    The kernel zeroes every page it hands out, which would cost time in every step.
     """
     trim_threshold, mmap_max = -1, -4  # as in malloc.h
     try:

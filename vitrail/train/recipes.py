@@ -1,20 +1,10 @@
-"""Recipes: functions from what is known of the data to a complete configuration.
+"""Recipes: functions from the data and the model to a complete configuration.
 
-The first line of a docstring is what `vitrail recipes` says of it. The published ones give the published values
-for data of the published size; on other data, and where the user says otherwise, they all follow these rules:
+The first line of each docstring is what `vitrail recipes` prints. On data of another size than the published one,
+recipes follow the rules in `recipe_rules`.
 
-- The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps. A
-  forward pass takes at most 128 images, or `--batch-size`, and the gradients of several are added up.
-- The learning rate is the published one at the published batch. At another it is scaled, with SGD and DeiT by the
-  batch, with Adam and LAMB by its square root (https://arxiv.org/abs/2205.10287, https://arxiv.org/abs/1904.00962).
-- The warm-up is the published one, but at most an eighth of the run.
-- Mirror images are made of colour images only: a mirrored grey sign is often another sign or none.
-- Photographs are trained at the published size, smaller images at their own. The centre crop of 0.875 when
-  evaluating is for photographs only.
-- With --weights the architecture is that of the weights.
-
-RandAugment here has no invert, cutout or solarize-add, always applies its operations (timm: half of the time),
-in both directions, and without noise in the magnitude, which ends at 10. Erased rectangles are filled with the mean
+RandAugment here has no invert, cutout or solarize-add, always applies its operations (timm: with probability 0.5), in
+both directions, and without noise in the magnitude, which ends at 10. Erased rectangles are filled with the mean
 colour, not with noise. "Adam with decoupled weight decay" is AdamW.
 """
 
@@ -22,29 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from vitrail.config import ArchConfig, AugmentConfig, InputConfig, OptimConfig, RunConfig, TrainConfig, options
-from vitrail.device import choose_precision
-from vitrail.models import ModelConfig, step
-
-
-@dataclass(frozen=True)
-class RecipeInputs:
-    """What a recipe may look at: the data, the model to train, and how long and in what batches if the user said so."""
-
-    source: str
-    name: str
-    images: int
-    model: str
-    config: ModelConfig
-    device: str
-    epochs: float | None
-    weights: str | None
-    only_new: bool = False  # of trained weights nothing learns: only a head, or adapters
-    batch_size: int | None = None
-    grad_accum_steps: int | None = None
+from vitrail.config import AugmentConfig, OptimConfig, TrainConfig
+from vitrail.models import step
+from vitrail.train.recipe_rules import (
+    RecipeInputs,
+    arch_config,
+    batch_size,
+    hflip,
+    input_config,
+    light_augment,
+    published,
+    run_config,
+)
 
 
 def small(inputs: RecipeInputs) -> TrainConfig:
@@ -55,9 +37,9 @@ def small(inputs: RecipeInputs) -> TrainConfig:
     `vitrail train digits --epochs 30`: 98.05 % of 359 held-out digits at the best epoch, 58 s on the same cores.
     """
     epochs = inputs.epochs or min(max(round(600_000 / inputs.images), 10), 60)
-    often = epochs >= 20  # seen so often that the model learns the images by heart unless it is hindered
+    often = epochs >= 20  # often enough to overfit without regularisation
     photo = min(inputs.config.img_size) >= 64
-    augment = _augment(inputs.config)
+    augment = light_augment(inputs.config)
     if photo:
         augment = replace(augment, shift=0, crop_scale=0.35)
     if often:
@@ -67,11 +49,11 @@ def small(inputs: RecipeInputs) -> TrainConfig:
         recipe="small",
         model=inputs.model,
         weights=inputs.weights,
-        input=_input(inputs.config),
-        arch=replace(_arch(inputs.config), drop_path=0.1 if often else 0.0),
+        input=input_config(inputs.config),
+        arch=replace(arch_config(inputs.config), drop_path=0.1 if often else 0.0),
         optim=OptimConfig(
             epochs=epochs,
-            batch_size=_batch(inputs.images),
+            batch_size=batch_size(inputs.images),
             opt="muon",
             lr=2e-3,
             weight_decay=0.05,
@@ -79,7 +61,7 @@ def small(inputs: RecipeInputs) -> TrainConfig:
             warmup_epochs=round(0.1 * epochs, 2),
         ),
         augment=augment,
-        run=_run(inputs),
+        run=run_config(inputs),
     )
 
 
@@ -88,21 +70,21 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
 
     The fine-tuning of BEiT (https://arxiv.org/abs/2106.08254) and MAE (https://arxiv.org/abs/2111.06377): AdamW,
     weight decay 0.05, cosine, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 a layer, for weights
-    that have never seen a label, and mix images; the milder 0.85 here, with a body that learns a tenth as fast as the
-    head, suits weights that were trained to classify and sets too small for mixing to pay. Where only what is new
-    learns, the head or adapters of low rank, it learns three times as fast: there is nothing to spoil. However few the
-    images are, there are 200 steps: with 20 images, 50 were too few (docs/transfer.md).
+    pre-trained without labels, and mix images; the milder 0.85 here, with a body that learns a tenth as fast as the
+    head, suits weights trained to classify and sets too small for mixing to pay. If only a head or LoRA adapters are
+    trained, the learning rate is three times as high. There are at least 200 steps, however few the images: with 20
+    images, 50 were too few (docs/transfer.md).
     """
-    batch = _batch(inputs.images)
-    few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs that a handful of images needs
+    batch = batch_size(inputs.images)
+    few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs for _FEWEST_STEPS
     epochs = inputs.epochs or max(min(max(round(200_000 / inputs.images), 5), 50), few)
     return TrainConfig(
         data=inputs.source,
         recipe="finetune",
         model=inputs.model,
         weights=inputs.weights,
-        input=_input(inputs.config),
-        arch=_arch(inputs.config),
+        input=input_config(inputs.config),
+        arch=arch_config(inputs.config),
         optim=OptimConfig(
             epochs=epochs,
             batch_size=batch,
@@ -113,8 +95,8 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
             warmup_epochs=round(0.1 * epochs, 2),
             layer_decay=0.85,
         ),
-        augment=_augment(inputs.config),
-        run=_run(inputs),
+        augment=light_augment(inputs.config),
+        run=run_config(inputs),
     )
 
 
@@ -136,13 +118,13 @@ def paper_pretrain(inputs: RecipeInputs) -> TrainConfig:
         lr = 8e-4 if c.width < 1024 else large if c.width < 1280 else 3e-4
         epochs = 7 if c.width < 1024 or lr == 6e-4 else 14
         optim |= {"epochs": epochs, "lr": lr, "weight_decay": 0.1, "sched": "linear", "clip_grad": 0.0}
-    return _published(
+    return published(
         "paper-pretrain",
         inputs,
         fresh={"head": "tanh"},
         drop=0.1 if inputs.images < 30_000_000 else 0.0,
         optim=optim,
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(c)),
+        augment=AugmentConfig(crop_scale=0.05, hflip=hflip(c)),
     )
 
 
@@ -159,7 +141,7 @@ def paper_finetune(inputs: RecipeInputs) -> TrainConfig:
     """
     many = inputs.images >= 100_000
     steps = 500 if inputs.images < 10_000 else 20_000 if many else 10_000
-    return _published(
+    return published(
         "paper-finetune",
         inputs,
         crop=1.0,
@@ -175,7 +157,7 @@ def paper_finetune(inputs: RecipeInputs) -> TrainConfig:
             "clip_grad": 1.0,
             "model_ema": 0.9999,
         },
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(inputs.config)),
+        augment=AugmentConfig(crop_scale=0.05, hflip=hflip(inputs.config)),
     )
 
 
@@ -204,7 +186,7 @@ def augreg(inputs: RecipeInputs) -> TrainConfig:
         level = "light1" if c.width >= 384 and step(c) < 32 else "none"
     else:
         level = "light2" if c.width < 1024 else "medium2"
-    return _published(
+    return published(
         "augreg",
         inputs,
         fresh={"head": "tanh"},
@@ -220,7 +202,7 @@ def augreg(inputs: RecipeInputs) -> TrainConfig:
             "warmup_steps": 10_000,
             "clip_grad": 1.0,
         },
-        augment=replace(AugmentConfig(crop_scale=0.05, hflip=_flip(c)), **_AUGREG[level]),  # type: ignore[arg-type]
+        augment=replace(AugmentConfig(crop_scale=0.05, hflip=hflip(c)), **_AUGREG[level]),  # type: ignore[arg-type]
     )
 
 
@@ -230,7 +212,7 @@ def beyer(inputs: RecipeInputs) -> TrainConfig:
     https://arxiv.org/abs/2205.01580 and the authors' vit_s16_i1k.py (big_vision): ViT-S/16 reaches 76.5 % on
     ImageNet in 90 epochs and 80.0 % in 300 (--epochs 300). Weight decay as in `augreg`.
     """
-    return _published(
+    return published(
         "beyer",
         inputs,
         fresh={"pool": "gap", "pos": "sincos2d", "head": "tanh"},
@@ -245,7 +227,7 @@ def beyer(inputs: RecipeInputs) -> TrainConfig:
             "warmup_steps": 10_000,
             "clip_grad": 1.0,
         },
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(inputs.config), randaug=2, magnitude=10.0, mixup=0.2),
+        augment=AugmentConfig(crop_scale=0.05, hflip=hflip(inputs.config), randaug=2, magnitude=10.0, mixup=0.2),
     )
 
 
@@ -257,7 +239,7 @@ def deit(inputs: RecipeInputs) -> TrainConfig:
     74.5 %, S 81.2 %, B 83.4 %. Left out: repeated augmentation (three copies of an image in a batch) and ten epochs at
     the lowest learning rate after the last.
     """
-    return _published(
+    return published(
         "deit",
         inputs,
         drop_path=0.1,
@@ -275,7 +257,7 @@ def deit(inputs: RecipeInputs) -> TrainConfig:
         },
         augment=AugmentConfig(
             crop_scale=0.08,
-            hflip=_flip(inputs.config),
+            hflip=hflip(inputs.config),
             randaug=2,
             magnitude=9.0,
             reprob=0.25,
@@ -297,7 +279,7 @@ def deit3(inputs: RecipeInputs) -> TrainConfig:
     """
     width = inputs.config.width
     lr = 4e-3 if width < 768 else 3e-3
-    return _published(
+    return published(
         "deit3",
         inputs,
         fresh={"layer_scale": 1e-4},
@@ -317,7 +299,7 @@ def deit3(inputs: RecipeInputs) -> TrainConfig:
         },
         augment=AugmentConfig(
             crop_scale=0.08,
-            hflip=_flip(inputs.config),
+            hflip=hflip(inputs.config),
             three_augment=1.0,
             color_jitter=0.3,
             mixup=0.8,
@@ -328,16 +310,16 @@ def deit3(inputs: RecipeInputs) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, and what it is made for where neither --model nor --img-size is given."""
+    """A recipe, with its defaults where --model and --img-size are not given."""
 
     make: Callable[[RecipeInputs], TrainConfig]
-    model: str | None = None  # for photographs; else chosen to fit the images
+    model: str | None = None  # for photographs; otherwise chosen to fit the images
     photo: int = 128  # side of photographs; the default trains in minutes
-    resize: int | None = None  # side for weights that were trained on photographs; else their own
+    resize: int | None = None  # side for weights trained on photographs; otherwise their own
 
     @property
     def line(self) -> str:
-        """What it is, in a line."""
+        """What it is for, in a line."""
         return (self.make.__doc__ or "").split("\n", 1)[0]
 
 
@@ -352,95 +334,5 @@ RECIPES = {
     "deit3": Recipe(deit3, "vit_b16", 192),
 }
 
-SMALL_IMAGE = 96  # longest side up to which images keep their size; beyond they are photographs
 MOST_SMALL = 100_000  # images up to which a data set is small
 _FEWEST_STEPS = 200  # of fine-tuning
-_PASS = 128  # images of a forward pass, unless the user says so
-
-
-def _published(
-    recipe: str,
-    inputs: RecipeInputs,
-    *,
-    optim: dict[str, Any],
-    augment: AugmentConfig,
-    fresh: dict[str, Any] | None = None,  # of the architecture, where there are no weights that have theirs
-    drop: float = 0.0,
-    drop_path: float = 0.0,
-    crop: float = 0.875,
-) -> TrainConfig:
-    c = inputs.config
-    wanted = {"drop": drop, "drop_path": drop_path, **({} if inputs.weights or fresh is None else fresh)}
-    changes = {name: value for name, value in wanted.items() if getattr(_arch(c), name) is not None}
-    return TrainConfig(
-        data=inputs.source,
-        recipe=recipe,
-        model=inputs.model,
-        weights=inputs.weights,
-        input=replace(_input(c), crop=crop if max(c.img_size) > SMALL_IMAGE else 1.0),
-        arch=replace(_arch(c), **changes),
-        optim=_optim(inputs, **optim),
-        augment=augment,
-        run=_run(inputs),
-    )
-
-
-def _optim(
-    inputs: RecipeInputs,
-    *,
-    epochs: int,
-    batch: int,
-    lr: float,
-    scaling: Literal["linear", "sqrt"],
-    warmup_steps: int = 0,
-    warmup_epochs: float = 0.0,
-    **rest: Any,
-) -> OptimConfig:
-    """The published values after the rules at the top of this file."""
-    wanted = _batch(inputs.images, batch)
-    size = inputs.batch_size or min(wanted, _PASS)
-    passes = inputs.grad_accum_steps or max(round(wanted / size), 1)
-    share = size * passes / batch
-    length = inputs.epochs or epochs
-    warmup = warmup_epochs or warmup_steps / max(inputs.images // (size * passes), 1)
-    return OptimConfig(
-        epochs=length,
-        batch_size=size,
-        grad_accum_steps=passes,
-        lr=float(f"{lr * (share if scaling == 'linear' else math.sqrt(share)):.4g}"),
-        warmup_epochs=round(min(warmup, length / 8), 2),
-        body_lr=1.0,
-        **rest,
-    )
-
-
-def _batch(images: int, most: int = 128) -> int:
-    """A power of two that gives an epoch 20 steps or more; from 16 to `most`."""
-    batch = 16
-    while batch < most and images >= 20 * 2 * batch:
-        batch *= 2
-    return batch
-
-
-def _augment(config: ModelConfig) -> AugmentConfig:
-    """Small shifts, where a pixel is not already a large one; mirror images of photographs, not of grey signs."""
-    shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
-    return AugmentConfig(shift=shift, hflip=0.0 if config.channels == 1 else 0.5, smoothing=0.1)
-
-
-def _input(config: ModelConfig) -> InputConfig:
-    return InputConfig(img_size=config.img_size, channels=config.channels)
-
-
-def _arch(config: ModelConfig) -> ArchConfig:
-    has = {field.name for field in fields(config)}
-    values: dict[str, Any] = {name: getattr(config, name) if name in has else None for name in options(ArchConfig)}
-    return ArchConfig(**values)
-
-
-def _run(inputs: RecipeInputs) -> RunConfig:
-    return RunConfig(name=f"{inputs.name}-{inputs.model}", device=inputs.device, amp=choose_precision(inputs.device))
-
-
-def _flip(config: ModelConfig) -> float:
-    return 0.0 if config.channels == 1 else 0.5

@@ -22,7 +22,8 @@ from vitrail.data.pixels import NAMES, WHITE
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.targets import WORDS
 from vitrail.errors import UserError, some
-from vitrail.evaluate.metrics import measure_model, shown
+from vitrail.evaluate.charts import main_measure
+from vitrail.evaluate.metrics import measure_model
 from vitrail.progress import log, track
 from vitrail.train.frozen import Known, know, open_frozen
 from vitrail.weights import Card
@@ -66,10 +67,11 @@ class Teacher:
             outputs = self._answers(split, workers, "measuring the teacher")
             self._metrics = measure_model(self._student, outputs.numpy(), split.targets).row()
         known, (h, w) = self.known, self._preprocess.img_size
-        name, score = next((name, self._metrics[name]) for name in ("top1", "map", "r2") if name in self._metrics)
+        main = main_measure(self._metrics)
+        score = f"{main.name} {main.text(self._metrics[main.name], 2)}"
         log.info(
             f"teacher   {known.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: {known.size}; "
-            f"{name} {shown(name, score)} on the validation images, in {Duration(time.monotonic() - begun)}"
+            f"{score} on the validation images, in {Duration(time.monotonic() - begun)}"
         )
         return {"model": known.model, "source": self.source, "metrics": self._metrics}
 

@@ -42,7 +42,7 @@ def check(
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
     """
-    from vitrail.charts.figures import save
+    from vitrail.charts.style import save
     from vitrail.data.audit import audit
     from vitrail.data.audit.contact_sheet import contact_sheet, sections
     from vitrail.data.audit.findings import worst_first

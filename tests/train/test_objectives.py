@@ -1,4 +1,4 @@
-"""Runs that learn several labels or numbers: what is augmented, kept, measured and resumed."""
+"""Runs on labels, numbers and uneven classes: what is augmented, kept, measured and resumed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail.config import AugmentConfig, TrainConfig, load_yaml
@@ -139,7 +140,7 @@ def test_data_of_another_task_is_refused(labels_run):
 
 
 def test_smoothing_of_numbers_is_refused(table, tmp_path, numbers):
-    with pytest.raises(UserError, match="Label smoothing is for classes"):
+    with pytest.raises(UserError, match="Label smoothing needs classes"):
         vitrail.train(table, out=tmp_path, smoothing=0.1, **numbers)
     assert list(tmp_path.iterdir()) == []
 
@@ -180,3 +181,57 @@ def test_labels_and_numbers_are_checked_before_they_are_learnt(table, labels_run
     assert not numbers.errors
     with pytest.raises(UserError, match="a run that tells classes apart"):
         vitrail.check(table, run=labels_run, out=tmp_path)
+
+
+# Uneven classes
+
+RARE = "3"
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    """Digits, of one of which train has five images only."""
+    images, labels = load_digits(return_X_y=True)
+    pixels = (images.reshape(-1, 8, 8) * 15).astype(np.uint8)
+    train = np.concatenate([np.flatnonzero(labels[:800] == c)[: 5 if str(c) == RARE else None] for c in range(10)])
+    path = tmp_path_factory.mktemp("data") / "uneven.npz"
+    np.savez(path, x_train=pixels[train], y_train=labels[train], x_val=pixels[1000:1300], y_val=labels[1000:1300])
+    return path
+
+
+@pytest.fixture(scope="module")
+def train(uneven, tmp_path_factory):
+    """Trains on them for a few seconds, and returns the recall of every class and the log."""
+
+    def run(**settings):
+        out = tmp_path_factory.mktemp("runs")
+        settings |= {"model": "vit_nano4", "img_size": 8, "stem": "patch", "epochs": 4, "batch_size": 64}
+        run = vitrail.train(uneven, out=out, **settings)
+        metrics = json.loads((run / "evaluation/uneven-val/metrics.json").read_text())
+        return {score["name"]: score["recall"] for score in metrics["per_class"]}, (run / "train.log").read_text()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(train):
+    return train()
+
+
+@pytest.mark.parametrize("setting", ["class_weights", "balanced_sampling"])
+def test_the_rare_class_is_recognised_more_often(train, plain, setting):
+    recall, said = train(**{setting: True})
+    assert recall[RARE] > plain[0][RARE] + 0.2
+    assert np.mean(list(recall.values())) > np.mean(list(plain[0].values()))
+    assert "times the images" not in said
+
+
+def test_a_run_on_uneven_classes_says_what_to_do(plain, trained):
+    assert f"times the images of '{RARE}' (" in plain[1]
+    assert "try --balanced-sampling" in plain[1]
+    assert "--balanced-sampling" not in (trained / "train.log").read_text()
+
+
+def test_one_way_is_enough(uneven):
+    with pytest.raises(UserError, match="Choose one"):
+        vitrail.train(uneven, class_weights=True, balanced_sampling=True)
