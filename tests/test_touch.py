@@ -1,4 +1,4 @@
-"""The touch test, as counts: a new task, architecture or verb touches one room, because nobody else asks which it is."""
+"""The touch test, as counts: a new task or architecture is one file, because nobody else asks which one it is."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
-Task = Literal["multiclass", "multilabel", "regression"]
 Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first blocks
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vitrail.evaluate.metrics import Metrics, measure
 
 from vitrail.config import (
     ArchConfig,
@@ -23,7 +24,6 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
 from vitrail.evaluate.features import run_split
-from vitrail.evaluate.metrics import Metrics, measure
 from vitrail.models import Model, create
 from vitrail.verbs.evaluate import evaluate
 from vitrail.weights import Card, save

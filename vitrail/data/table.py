@@ -77,10 +77,7 @@ def open_table(
             raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
     if len(known) < len(rows):
         log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
-    if kind.single:
-        found = _by_class(path, known, verify)
-    else:
-        found = _by_row(path, known, labels, kind, model, verify)
+    found = _by_class(path, known, verify) if kind.single else _by_row(path, known, labels, kind, model, verify)
     if task is None:
         others = " or ".join(other for other in TASKS if other != kind.name)
         log.info("task: %s, inferred from %s; to change it, give --task %s.", found.task, listed, others)

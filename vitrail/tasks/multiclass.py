@@ -126,6 +126,9 @@ class Multiclass(Task):
     best_title: ClassVar[str] = "Right predictions of every class in turn, lowest loss first."
     certain: ClassVar[str] = "smallest lead of the first class over the second"
 
+    def telling(self, measure: str) -> bool:
+        return measure != "top5" or len(self.classes) > 5
+
     # Targets ----------------------------------------------------------------------------------------------
 
     def check(self, parts: Mapping[str, Targets], source: object) -> None:
@@ -160,10 +163,11 @@ class Multiclass(Task):
     # Training ---------------------------------------------------------------------------------------------
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
-        from vitrail.tasks.losses import CrossEntropy
+        from vitrail.tasks.objective import CrossEntropy, class_tensor
 
         weights = class_weights(self.counts(targets)) if config.source.class_weights else None
-        return CrossEntropy(model, config, weights)
+        smoothing, ema = config.augment.smoothing, config.optim.model_ema
+        return CrossEntropy(model, config.optim.loss, class_tensor(weights, model), smoothing, ema)
 
     # Answers ----------------------------------------------------------------------------------------------
 

@@ -234,13 +234,13 @@ class Multilabel(Task):
         return without_choice(config, given)
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
-        from vitrail.tasks.losses import BinaryCrossEntropy
+        from vitrail.tasks.objective import BinaryCrossEntropy, class_tensor
 
         weights = None
         if config.source.class_weights:  # images with a label weigh as much as those without: `pos_weight`
             counts = np.maximum(self.counts(targets), 1)
             weights = (np.maximum(len(targets) - counts, 1) / counts).astype(np.float32)
-        return BinaryCrossEntropy(model, config, weights)
+        return BinaryCrossEntropy(model, class_tensor(weights, model), config.optim.model_ema)
 
     # Answers ----------------------------------------------------------------------------------------------
 

@@ -134,11 +134,12 @@ class Regression(Task):
         LOSS,
     )
     columns: ClassVar[tuple[Measure, ...]] = (
-        Measure("r2", "R²"),
+        Measure("r2", "R²", at_most_one=True),
         Measure("mae", "MAE", lower_is_better=True),
         Measure("rmse", "RMSE", lower_is_better=True),
     )
     ranked: ClassVar[str] = "r2"
+    counted: ClassVar[bool] = False
     meant: ClassVar[str] = "values"
     worst_title: ClassVar[str] = "Predictions with the largest error."
     best_title: ClassVar[str] = "Predictions with the smallest error."
@@ -187,6 +188,20 @@ class Regression(Task):
         for target in targets:
             yield ", ".join(f"{value:g}" for value in target), self.classes
 
+    def statistics(self, targets: Targets) -> dict[str, Floats]:
+        values = targets.astype(np.float64)
+        return {
+            "minimum": values.min(axis=0),
+            "mean": values.mean(axis=0),
+            "maximum": values.max(axis=0),
+            "std": values.std(axis=0),
+        }
+
+    def examples(self, targets: Targets, count: int, rng: np.random.Generator) -> dict[int, Numbers]:
+        """Images from the lowest to the highest of the first value."""
+        order = np.argsort(targets[:, 0], kind="stable")
+        return {0: order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]}
+
     def fitted(self, targets: Targets) -> Task:
         """With the mean and the standard deviation of the training targets."""
         values = targets.astype(np.float64)
@@ -209,9 +224,9 @@ class Regression(Task):
         return without_choice(config, given)
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
-        from vitrail.tasks.losses import SquaredError
+        from vitrail.tasks.objective import SquaredError
 
-        return SquaredError(model, config, self.target_mean, self.target_std)
+        return SquaredError(model, self.target_mean, self.target_std, config.optim.model_ema).to(config.run.device)
 
     def translate(self, outputs: Tensor, teacher: Task) -> Tensor:
         assert isinstance(teacher, Regression)

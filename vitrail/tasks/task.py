@@ -102,6 +102,7 @@ class Task(ABC):
     measures: ClassVar[tuple[Measure, ...]]  # overall, in the order to show; the first chooses the best epoch
     columns: ClassVar[tuple[Measure, ...]]  # of every class, label or value
     ranked: ClassVar[str]  # the column by which classes, labels or values are compared
+    counted: ClassVar[bool] = True  # every class or label has images of its own: the `support` of its scores
     single: ClassVar[bool] = False  # one class per image: targets are class numbers, (N,)
     optional: ClassVar[bool] = False  # an image may have no label: an empty cell is one
     interchange: ClassVar[bool] = False  # formats of other libraries can express it
@@ -110,6 +111,16 @@ class Task(ABC):
     def __str__(self) -> str:
         """For example "multi-label, 12 labels"."""
         return f"{self.title}, {len(self.classes)} {self.one if len(self.classes) == 1 else self.many}"
+
+    @classmethod
+    def text(cls, name: str, value: float, digits: int = 1) -> str:
+        """A measured number as people read it."""
+        measure = next((known for known in (*cls.measures, *cls.columns) if known.name == name), Measure(name, name))
+        return measure.text(value, digits)
+
+    def telling(self, measure: str) -> bool:
+        """Whether a measure says anything with these classes: top-5 of five classes does not."""
+        return True
 
     @property
     def outputs(self) -> int:
@@ -186,6 +197,15 @@ class Task(ABC):
     def counts(self, targets: Targets) -> Numbers | None:
         """The images of every class, (K,); None for a task without classes."""
         return None
+
+    def statistics(self, targets: Targets) -> dict[str, Floats]:
+        """A summary of training targets without classes: columns by name, (K,) each."""
+        return {}
+
+    def examples(self, targets: Targets, count: int, rng: np.random.Generator) -> dict[int, Numbers]:
+        """Some images of every class or label, at most `count` each, by its number."""
+        has = targets[:, None] == np.arange(len(self.classes)) if targets.ndim == 1 else targets > 0.5
+        return {k: rng.permutation(np.flatnonzero(has[:, k]))[:count] for k in range(len(self.classes))}
 
     @property
     def remedy(self) -> str:

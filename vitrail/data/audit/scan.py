@@ -23,7 +23,7 @@ def gather(
     label_column: str | Sequence[str] | None,
     task: str | None,
 ) -> tuple[str, str, list[Item], list[Finding], bool]:
-    """The short name, the common prefix of all names, every image, misplaced files, and whether images have one class."""
+    """The short name, the common prefix of all names, every image, misplaced files, and if images have one class."""
     path = Path(source).expanduser()
     columns = image_column is not None or label_column is not None
     built_in = isinstance(source, str) and source in BUILT_IN
