@@ -121,7 +121,9 @@ def test_what_a_model_has_not_is_told_and_the_rest_is_drawn(tmp_path, files):
     result = vitrail.explain(model_file(tmp_path, stem="conv", pos="none", channels=1), files, out=tmp_path / "out")
     drawn = [path.stem.split("-")[0] for path in result.files]
     assert drawn == ["rollout", "relevance", "heads", "heads", "distance", "filters"]
-    assert result.notes == ("There are no position embeddings to compare: the model was made without positions.",)
+    assert result.notes == (
+        "There are no position embeddings or biases to draw: the vit_nano4 was made without positions.",
+    )
 
 
 def test_relative_positions_are_drawn_as_tables(tmp_path, files):

@@ -68,7 +68,7 @@ def images(config: ModelConfig, batch: int = 2) -> Tensor:
 
 def sides(config: ModelConfig) -> int:
     """Sides that every model can read are multiples of this, and small."""
-    return models.step(config) if models.step(config) > 1 else 32
+    return config.step if config.step > 1 else 32
 
 
 def on_meta(config: ModelConfig) -> tuple[nn.Module, Tensor]:
@@ -106,7 +106,7 @@ def test_stages_hold_every_parameter_once_from_input_to_output(config):
     assert set(held) == {id(p) for p in model.parameters()}
 
     where = {id(p): i for i, stage in enumerate(stages) for p in stage.parameters()}
-    assert where[id(model.get_parameter(models.filters(model.state_dict())))] == 0
+    assert where[id(model.get_parameter(model.filters()))] == 0
     assert where[id(models.head(model).weight)] == len(stages) - 1 > 2
     assert all(list(stage.parameters()) for stage in stages)
     if isinstance(config, ViTConfig):

@@ -26,7 +26,7 @@ from vitrail.errors import UserError
 from vitrail.evaluate.predict import listed, run_files
 from vitrail.files import replacing
 from vitrail.progress import track
-from vitrail.weights import open_body
+from vitrail.weights import open_run
 
 Vectors = NDArray[np.float32]
 Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # names of files, and their vectors (N, D)
@@ -69,7 +69,7 @@ def embed(
         raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
     files = listed(images)
     device = choose_device(device)
-    model, card = open_body(run, device)
+    model, card = open_run(run, device, headless=True)
     return _embeddings(run_files(model.embed, files, card.preprocess, batch_size, workers, device))
 
 

@@ -29,7 +29,7 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
-from vitrail.explain.geometry import Attentive, attends
+from vitrail.explain.geometry import attends
 from vitrail.models import Model
 from vitrail.weights import Card, home, open_card, open_run
 
@@ -98,7 +98,7 @@ class Subject:
     instead: int | None = None  # the class that it is set against
 
     @property
-    def attentive(self) -> Attentive:
+    def attentive(self) -> Model:
         """The model, for figures of its attention; a UserError if it has none."""
         if not attends(self.model):
             raise UserError(f"What a model attends to cannot be drawn of a {self.card.model}: it has no attention.")
@@ -151,7 +151,8 @@ class Subject:
 
     @property
     def has_head(self) -> bool:
-        return bool(open_card(self.run).classes)
+        """Whether there are predictions, or features only."""
+        return bool(self.card.classes)
 
     def batches(self, size: int | None = None) -> Iterator[Tensor]:
         """The pictures as the model reads them: normalised, (B, C, H, W)."""
@@ -207,7 +208,7 @@ def open_subject(
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
-    model, card = open_run(run, device, classes=None if classes else 1, img_size=img_size)  # an idle head, if none
+    model, card = open_run(run, device, img_size=img_size, headless=True)
     subject = Subject(
         run, model, card, bool(images), (), (), patch, batch_size, workers, device, seed, data, chosen, other
     )

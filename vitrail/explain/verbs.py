@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,30 +15,13 @@ from vitrail.charts.figures import save
 from vitrail.config import Size
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.explain import data_drawings, drawings, relative_drawings
+from vitrail.explain.figures import FIGURES
 from vitrail.explain.subject import Drawing, Subject, open_subject
 from vitrail.files import replacing
 from vitrail.progress import track
 from vitrail.weights import home
 
 Format = Literal["png", "svg", "pdf"]
-
-# What is drawn, in this order. Each gives figures, or a UserError with the reason why a model has none.
-FIGURES: tuple[Callable[[Subject], Iterator[Drawing]], ...] = (
-    drawings.rollouts,
-    drawings.relevances,
-    drawings.heads,
-    drawings.patches,
-    drawings.windows,
-    drawings.distance,
-    drawings.positions,
-    relative_drawings.mixing,
-    drawings.filters,
-    data_drawings.embedding,
-    data_drawings.nearest,
-    data_drawings.wrong,
-    data_drawings.uncertain,
-)
 
 
 @dataclass(frozen=True, eq=False)

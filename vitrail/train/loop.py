@@ -28,8 +28,7 @@ from vitrail.errors import UserError, some
 from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on
-from vitrail.models import Model, build, head
-from vitrail.models.vit import ViT
+from vitrail.models import Model, build
 from vitrail.progress import log, speak
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.find_lr import RangeTest
@@ -137,11 +136,8 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
         )
         set_learning(model, how)
     if config.optim.loss == "bce" and config.weights is None:
-        # A fresh head takes every class for as rare as it is, or the first steps are spent on learning that.
-        heads = [head(model)]
-        if isinstance(model, ViT) and model.head_dist is not None:
-            heads.append(model.head_dist)
-        for last in heads:
+        # Start the bias at the log prior, or the first steps are spent on learning that.
+        for last in model.classifiers():
             assert last.bias is not None
             torch.nn.init.constant_(last.bias, -math.log(len(data.classes)))
     if config.distillation.teacher is not None:

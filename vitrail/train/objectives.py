@@ -17,7 +17,6 @@ from vitrail.config import TrainConfig
 from vitrail.data.balance import class_weights
 from vitrail.data.dataset import Targets
 from vitrail.models import Model
-from vitrail.models.vit import ViT
 from vitrail.weights import Card
 
 Loss = Literal["ce", "bce"]
@@ -122,8 +121,8 @@ class Distilled(nn.Module):
         super().__init__()
         self.task = task
         model = task.model
-        self.heads: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
-        if isinstance(model, ViT) and model.head_dist is not None:
+        self.heads: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+        if len(model.classifiers()) == 2:
             self.heads = torch.compile(model.heads) if compile else model.heads
         self.distill = distill
         self.alpha = alpha

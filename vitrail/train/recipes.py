@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from vitrail.config import ArchConfig, AugmentConfig, InputConfig, OptimConfig, RunConfig, TrainConfig, options
 from vitrail.device import choose_precision
-from vitrail.models import ModelConfig, step
+from vitrail.models import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def paper_pretrain(facts: Facts) -> TrainConfig:
     elif facts.images < 30_000_000:
         optim |= {"epochs": 90, "lr": 1e-3, "weight_decay": 0.03, "sched": "linear", "clip_grad": 0.0}
     else:
-        large = 4e-4 if step(c) < 32 else 6e-4
+        large = 4e-4 if c.step < 32 else 6e-4
         lr = 8e-4 if c.width < 1024 else large if c.width < 1280 else 3e-4
         epochs = 7 if c.width < 1024 or lr == 6e-4 else 14
         optim |= {"epochs": epochs, "lr": lr, "weight_decay": 0.1, "sched": "linear", "clip_grad": 0.0}
@@ -199,9 +199,9 @@ def augreg(facts: Facts) -> TrainConfig:
     """
     c = facts.config
     if facts.images < 5_000_000:
-        level = "light1" if c.width < 384 else "medium1" if c.width < 768 and step(c) >= 32 else "medium2"
+        level = "light1" if c.width < 384 else "medium1" if c.width < 768 and c.step >= 32 else "medium2"
     elif c.width < 768:
-        level = "light1" if c.width >= 384 and step(c) < 32 else "none"
+        level = "light1" if c.width >= 384 and c.step < 32 else "none"
     else:
         level = "light2" if c.width < 1024 else "medium2"
     return _published(

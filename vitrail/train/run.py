@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -25,7 +25,6 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import AnyMetrics
 from vitrail.models import Model, is_meant, parameters
-from vitrail.models.vit import ViTConfig
 from vitrail.progress import log
 from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.resolve import check
@@ -113,9 +112,8 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
     length = f"{o.epochs:g} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs:g} epochs"
     arch = config.arch
-    chosen = (
-        f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if isinstance(model.config, ViTConfig) else ""
-    )
+    has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
+    chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
     lines = [
         f"data      {config.data}: {counts}; {titled(data.task, data.classes)}",
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "

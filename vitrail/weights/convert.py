@@ -43,7 +43,7 @@ def convert(
         raise UserError(f"Weights for {to} are a {suffix} file, but {out} is none. Name it {path.name}{suffix}.")
     if path.exists() and not overwrite:
         raise UserError(f"{path} is there already. Choose another name, or give --overwrite to replace it.")
-    whole, card = open_run(source, model=model, classes=classes, partial=partial)
+    whole, card = open_run(source, model=model, classes=classes, partial=partial, headless=True)
     if to == "vitrail":
         path.parent.mkdir(parents=True, exist_ok=True)
         save(path, whole, card)
@@ -64,8 +64,9 @@ def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dic
     layouts = recognise.layouts(family(card.config))
     write = layouts[to].write if to in layouts else None
     if write is None:
-        *most, last = ["vitrail", *(format for format, layout in layouts.items() if layout.write is not None)]
-        raise UserError(f"A {card.model} is written for {', '.join(most)} or {last}, but not for {to}.")
+        formats = ["vitrail", *(format for format, layout in layouts.items() if layout.write is not None)]
+        known = f"{', '.join(formats[:-1])} or {formats[-1]}" if len(formats) > 1 else formats[0]
+        raise UserError(f"A {card.model} is written for {known}, but not for {to}.")
     missing = layouts[to].cannot(card.config)
     if missing is None and card.task != "multiclass" and to == "hf":
         missing = f"the task {card.task}"

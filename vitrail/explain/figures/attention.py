@@ -1,10 +1,12 @@
-"""The figures of an explanation: maps over pictures, and what a model's heads and weights show, in one style."""
+"""What a model attends to: rollouts, every head of every layer, and how far heads look."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,37 +14,95 @@ import torch
 import torch.nn.functional as F
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, heading, short, styled
+from vitrail.explain.attention import attention_distance, attention_maps, even_distance, patch_attention, rollout
+from vitrail.explain.figures.tiles import HEAT, MARK, Array, View, draw_tiles, enlarge, number_tiles, spacing
+from vitrail.explain.geometry import layouts, window_layouts
+from vitrail.explain.subject import Drawing, Subject
+from vitrail.models import Model
 
-Array = NDArray[np.float32]
-View = NDArray[np.uint8]  # h w 3
+PAGE = 24  # pictures of one figure
 
-# Both go from dark to light evenly, so that they are read without colour too.
-HEAT, MARK = "inferno", "#56B4E9"
-LIKE = "viridis"
-SIGNED = LinearSegmentedColormap.from_list(
-    "signed", [(0, "#6E2C00"), (0.25, ORANGE), (0.5, "#F7F7F7"), (0.75, BLUE), (1, "#06365C")]
-)
-
-_SIDE = 224  # pixels that pictures are enlarged to, at least
-_TILE = 48  # pixels of a tile's longer side, at least
-_PLACES = 14  # rows and columns of patches that have a tile of their own
-_LEAST = 5.0  # inches that a title needs
 _LAYERS, _HEADS = 24, 16  # of which maps are drawn, at most
 _ACROSS = 3  # pictures in a row, each beside its map and its overlay
 
 
-def enlarge(view: View) -> View:
-    """A small picture with every pixel repeated, so that nothing is made up between them."""
-    times = -(-_SIDE // min(view.shape[:2]))
-    return view.repeat(times, axis=0).repeat(times, axis=1)
+def rollouts(subject: Subject) -> Iterator[Drawing]:
+    """Attention rollout over the pictures."""
+    maps = np.concatenate([rollout(subject.attentive, images) for images in subject.batches()])
+    for at in range(0, len(maps), PAGE):
+        page = subject.pictures[at : at + PAGE]
+        name = "rollout" if at == 0 else f"rollout-{1 + at // PAGE}"
+        arrays = {"rollout": maps[at : at + PAGE], "files": np.array([picture.name for picture in page])}
+        views, captions = [picture.view for picture in page], [picture.caption for picture in page]
+        drawn = draw_rollouts(views, maps[at : at + PAGE], captions, [picture.wrong for picture in page])
+        yield Drawing(name, drawn, arrays)
+
+
+def heads(subject: Subject) -> Iterator[Drawing]:
+    """Where every head of every layer looks, a figure for each picture."""
+    yield from _maps(subject, "heads", partial(attention_maps, subject.attentive), _looks(subject.attentive))
+
+
+def _looks(model: Model) -> str:
+    """Whose attention maps are that of the output."""
+    layers = layouts(model)
+    if layers[0].grid != layers[-1].grid:
+        last = ", in the last stage from the class token" if layers[-1].prefix else ""
+        return f"from all patches on average{last}"
+    counts = layers[-1].start > 0  # which tokens the head reads
+    tokens, patches = int(counts[: layers[-1].prefix].sum()), bool(counts[layers[-1].prefix :].any())
+    if not tokens:
+        return "from all patches on average"
+    named = "from the class token" if tokens == 1 else "from the class and the distillation token"
+    return f"{named} and all patches" if patches else named
+
+
+def patches(subject: Subject) -> Iterator[Drawing]:
+    """Where every head looks from the chosen patch, a figure for each picture."""
+    if subject.patch is not None:
+        row, column = subject.patch
+        look = partial(patch_attention, subject.attentive, row=row, column=column)
+        yield from _maps(subject, "patch", look, f"from patch {row},{column}", subject.patch)
+
+
+def _maps(
+    subject: Subject,
+    kind: str,
+    look: Callable[[Tensor], list[Array]],
+    looks: str,
+    patch: tuple[int, int] | None = None,
+) -> Iterator[Drawing]:
+    # of each picture, L times (H, h, w)
+    maps = (of_picture for images in subject.batches() for of_picture in zip(*look(images), strict=True))
+    digits = len(str(len(subject.pictures)))
+    for number, (picture, weights) in enumerate(zip(subject.pictures, maps, strict=True), start=1):
+        drawn = draw_heads(picture.view, weights, picture.caption, looks, patch)
+        arrays = {f"layer{layer}": of_layer for layer, of_layer in enumerate(weights, start=1)}
+        yield Drawing(f"{kind}-{number:0{digits}}-{_plain(picture.name)}", drawn, arrays)
+
+
+def _plain(name: str) -> str:
+    """What a picture is called, as part of a file's name."""
+    return re.sub(r"[^\w-]+", "-", Path(name).stem)[:40] or "picture"
+
+
+def distance(subject: Subject) -> Iterator[Drawing]:
+    """How far heads look."""
+    model = subject.attentive
+    far, even = attention_distance(model, subject.sample()), even_distance(model)
+    alike = f"a head that looks {'at all of its windows' if window_layouts(model) else 'everywhere'} alike"
+    drawn = draw_distance(far, even, model.config.img_size[1], subject.sampled, alike)
+    yield Drawing("distance", drawn, {"distance": far, "even": even, "images": np.array(subject.sampled)})
+
+
+# As figures ----------------------------------------------------------------------------------------------
 
 
 def overlay(view: View, weights: Array) -> View:
@@ -62,7 +122,7 @@ def heat(weights: Array, size: tuple[int, ...]) -> View:
 
 
 @styled
-def rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong: Sequence[bool] = ()) -> Figure:
+def draw_rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong: Sequence[bool] = ()) -> Figure:
     """Pictures with their maps (B, h, w): the picture, the map, and the picture where it is attended to."""
     across = min(_ACROSS, len(views))
     down = -(-len(views) // across)
@@ -90,7 +150,7 @@ def rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong:
 
 
 @styled
-def heads(
+def draw_heads(
     view: View,
     maps: Sequence[Array],
     caption: str,
@@ -121,12 +181,12 @@ def heads(
     left.set_axis_off()
     left.set_anchor("NW")
     heading(right, f"Attention {looks}", _left_out(maps, len(layers), count))
-    _tiles(right, tiles, cmap=HEAT, vmin=0, vmax=1)
-    _number(right, len(layers), count, "layer", "head", names=(_named(maps, layers), np.arange(count) + 1))
+    draw_tiles(right, tiles, cmap=HEAT, vmin=0, vmax=1)
+    number_tiles(right, len(layers), count, "layer", "head", names=(_named(maps, layers), np.arange(count) + 1))
     right.set_anchor("NW")
     if patch is not None:
         _mark(left, patch, 1, 1, 2.0)
-        tall, wide, gap = _spacing(h, w)
+        tall, wide, gap = spacing(h, w)
         for row, layer in enumerate(layers):
             times = _times(maps[layer].shape[1:], (h, w))
             y, x = (place // n * n for place, n in zip(patch, times, strict=True))
@@ -164,7 +224,7 @@ def _refined(maps: Array, grid: tuple[int, int]) -> Array:
 
 
 @styled
-def distance(
+def draw_distance(
     far: Array, even: Array, width: int, images: int, alike: str = "a head that looks everywhere alike"
 ) -> Figure:
     """How far every head looks against the depth of its layer, (L, H): figure 7 of the paper, on the right.
@@ -191,141 +251,7 @@ def distance(
     return figure
 
 
-@styled
-def similarity(alike: Array, where: str = "") -> Figure:
-    """A tile for every patch: how alike its position embedding is to those of all patches, (h, w, h, w)."""
-    h, w = alike.shape[:2]
-    rows, columns = (np.unique(np.linspace(0, n - 1, min(n, _PLACES)).round().astype(int)) for n in (h, w))
-    tile = min(6.4 / max(len(rows), len(columns)), 0.9)
-    figure = Figure(
-        figsize=(max(tile * len(columns) + 1.6, _LEAST), tile * len(rows) * h / w + 1.2), layout="constrained"
-    )
-    axes = figure.add_subplot()
-    heading(
-        axes, f"Similarity of position embeddings{where}", f"a tile for each patch, with its likeness to all {h} × {w}"
-    )
-    others = alike.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
-    low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 1.0)
-    image = _tiles(axes, alike[np.ix_(rows, columns)], cmap=LIKE, vmin=low, vmax=high)
-    _number(axes, len(rows), len(columns), "patch row", "patch column", names=(rows, columns))
-    _bar(figure, axes, image, "cosine similarity (a patch to itself is 1)")
-    return figure
-
-
-@styled
-def bias(tables: Array, where: str = "") -> Figure:
-    """What relative positions add for a patch at each place around the one that looks: (L, H, 2h-1, 2w-1)."""
-    layers, count, h, w = tables.shape
-    tile = min(max(6.4 / count, 0.45), 1.1)
-    figure = Figure(figsize=(max(tile * count + 1.7, _LEAST), tile * layers * h / w + 1.2), layout="constrained")
-    axes = figure.add_subplot()
-    heading(axes, f"Relative position biases{where}", "the patch that looks is in the middle of a tile")
-    most = max(float(np.abs(tables).max()), 1e-12)
-    image = _tiles(axes, tables, cmap=SIGNED, vmin=-most, vmax=most)
-    _number(axes, layers, count, "layer", "head", first=1)
-    _bar(figure, axes, image, "added to the attention's logit")
-    return figure
-
-
-@styled
-def filters(components: Array, title: str = "Patch filters", kind: str = "principal components") -> Figure:
-    """Filters or their principal components, (count, p, p, C), each by itself from its least to its most.
-
-    Those of three channels are in colour; of any other number there is a row for each one, a tile for each band.
-    """
-    count, _, _, channels = components.shape
-    most = np.maximum(np.abs(components).max(axis=(1, 2, 3), keepdims=True), 1e-12)  # a filter may have died
-    scaled = components / most / 2 + 0.5
-    plain = channels in (1, 3)
-    columns = min(7, count) if plain else channels
-    rows = -(-count // columns) if plain else count
-    tile = 0.8 if plain else 0.45
-    figure = Figure(figsize=(max(tile * columns + 0.6, _LEAST), tile * rows + 1), layout="constrained")
-    axes = figure.add_subplot()
-    heading(axes, title, f"first {count} {kind}, " + ("each by itself" if plain else "a row each"))
-    if plain:
-        blank = np.ones((rows * columns - count, *scaled.shape[1:]), np.float32)
-        tiles = np.concatenate([scaled, blank]).reshape(rows, columns, *scaled.shape[1:])
-        _tiles(axes, tiles if channels == 3 else tiles[..., 0], cmap="gray", vmin=0, vmax=1)
-        axes.set_axis_off()
-    else:
-        _tiles(axes, scaled.transpose(0, 3, 1, 2), cmap="gray", vmin=0, vmax=1)
-        _number(axes, rows, columns, "component" if "component" in kind else "filter", "band", first=1)
-    axes.set_anchor("NW")
-    return figure
-
-
-@styled
-def mixing(layers: Mapping[int, Array], units: int) -> Figure:
-    """Hidden units of a Mixer's token-mixing MLPs, (count, h, w), by the numbers of their layers; eight in a row."""
-    count, h, w = next(iter(layers.values())).shape
-    across, down = 8, -(-count // 8)
-    wide, head, foot, apart = 2.3, 0.6, 0.3, 0.2  # inches; `wide` is a layer
-    tall = wide * down * h / (across * w)
-    width, height = max(len(layers) * (wide + apart) - apart, _LEAST), head + tall + foot
-    figure = Figure(figsize=(width, height))
-    figure.text(0, 1 - 0.1 / height, "Token mixing", fontsize=11, fontweight="bold", va="center")
-    which = f"all {units} hidden units" if count == units else f"the {count} strongest of {units} hidden units"
-    note = f"what {which} take of each patch; opposites in pairs, from low to high frequency"
-    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
-    blank = np.full((across * down - count, h, w), np.nan, np.float32)
-    for i, (number, maps) in enumerate(layers.items()):
-        axes = figure.add_axes((i * (wide + apart) / width, foot / height, wide / width, tall / height))
-        scaled = maps / np.maximum(np.abs(maps).max(axis=(1, 2), keepdims=True), 1e-12)
-        _tiles(axes, np.concatenate([scaled, blank]).reshape(down, across, h, w), cmap=SIGNED, vmin=-1, vmax=1)
-        axes.set(xticks=[], yticks=[], xlabel=f"layer {number}")
-    return figure
-
-
-def _spacing(h: int, w: int) -> tuple[int, int, int]:
-    """Pixels of a tile and of the gap between tiles: every value is enlarged alike, so that thin gaps can be drawn."""
-    times = -(-_TILE // max(h, w))
-    return h * times, w * times, max(max(h, w) * times // 16, 1)
-
-
-def _tiles(axes: Axes, tiles: Array, **colours: Any) -> AxesImage:
-    """Draws tiles (R, C, h, w) or, in colour, (R, C, h, w, 3), with white gaps between them."""
-    rows, columns, h, w = tiles.shape[:4]
-    tall, wide, gap = _spacing(h, w)
-    nothing = 1.0 if tiles.ndim == 5 else np.nan
-    whole = np.full((rows * (tall + gap) - gap, columns * (wide + gap) - gap, *tiles.shape[4:]), nothing, np.float32)
-    large = tiles.repeat(tall // h, axis=2).repeat(wide // w, axis=3)
-    for row in range(rows):
-        for column in range(columns):
-            y, x = row * (tall + gap), column * (wide + gap)
-            whole[y : y + tall, x : x + wide] = large[row, column]
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    extent = (0, whole.shape[1], whole.shape[0], 0)
-    return axes.imshow(whole, extent=extent, interpolation="nearest", **colours)
-
-
-def _number(
-    axes: Axes,
-    rows: int,
-    columns: int,
-    row: str,
-    column: str,
-    first: int = 0,
-    names: tuple[NDArray[Any], NDArray[Any]] | None = None,
-) -> None:
-    """Numbers the rows and columns of tiles."""
-    bottom, right = axes.get_ylim()[0], axes.get_xlim()[1]
-    down, across = names or (np.arange(rows) + first, np.arange(columns) + first)
-    axes.set_yticks((np.arange(rows) + 0.5) * bottom / rows, down, fontsize=7.5)
-    axes.set_xticks((np.arange(columns) + 0.5) * right / columns, across, fontsize=7.5)
-    axes.set_ylabel(row)
-    axes.set_xlabel(column)
-
-
 def _mark(axes: Axes, corner: tuple[float, float], tall: float, wide: float, line: float) -> None:
     """Frames a patch of a picture or tile whose upper left corner is at (y, x)."""
     y, x = corner
     axes.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=MARK, linewidth=line, clip_on=False))
-
-
-def _bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> None:
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=28, pad=0.02)
-    bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib calls it a Spine
-    bar.ax.tick_params(labelsize=8)
-    bar.set_label(label, fontsize=8)
