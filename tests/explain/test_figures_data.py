@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from vitrail.errors import UserError
 from vitrail.evaluate.verbs import evaluate
 from vitrail.explain import neighbours, relevance
-from vitrail.explain.embedding_map import choose
 from vitrail.explain.figures import data as data_figures
 from vitrail.explain.figures.relevance import relevances
 from vitrail.explain.subject import Subject, open_subject
@@ -141,7 +139,7 @@ def test_neighbours_of_many_pictures_go_on_several_pages(given, monkeypatch):
 
 
 def test_the_map_has_a_place_for_every_image_up_to_a_number(given, monkeypatch):
-    monkeypatch.setattr(data_figures, "choose", partial(choose, most=40))
+    monkeypatch.setattr(data_figures, "MOST", 40)
     (drawing,) = data_figures.embedding(given)
     assert drawing.arrays["places"].shape == (40, 2)
     assert "40 of 240 images of digits" in drawing.figure.texts[1].get_text()
@@ -164,3 +162,16 @@ def test_data_of_other_classes_has_a_map_and_neighbours_but_no_wrong_predictions
     assert "of another class" not in drawing.figure.texts[1].get_text()
     with pytest.raises(UserError, match="has other classes than the model"):
         list(data_figures.wrong(subject))
+
+
+def test_of_a_large_data_set_a_sample_is_read(trained, monkeypatch):
+    monkeypatch.setattr("vitrail.explain.subject.MOST", 30)
+    subject = open_subject(trained)
+    whole = subject.data.splits["val"]
+    assert len(whole) > len(subject.split) == len(subject.outputs) == len(subject.features) == 30
+    numbers = subject.split.numbers
+    assert subject.split.targets.tolist() == whole.targets[numbers].tolist()
+    assert [subject.split.name(i) for i in range(30)] == [whole.name(int(i)) for i in numbers]
+    for draw in (data_figures.embedding, data_figures.nearest, data_figures.wrong, data_figures.uncertain):
+        for drawing in draw(subject):
+            assert set(drawing.arrays.get("files", ())) <= {subject.split.name(i) for i in range(30)}

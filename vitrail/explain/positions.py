@@ -14,6 +14,8 @@ from vitrail.models.position import Grid
 
 Array = NDArray[np.float32]
 
+NO_POSITIONS = "There are no position embeddings or biases to draw: the model is without positions."
+
 
 def position_similarity(model: Model) -> Array:
     """Cosine similarities of the position embeddings of all pairs of patches: (h, w, h, w), figure 7 of the paper."""
@@ -28,11 +30,6 @@ def position_similarity(model: Model) -> Array:
 def stage_similarities(model: Model) -> list[Array]:
     """The same for every stage that has positions, as those of a PVT, each of which has a grid (h, w) of its own."""
     return [_similarity(positions, grid) for positions, grid in original(model).position_embeddings()]
-
-
-def no_positions(name: str) -> str:
-    """What to say of a model that has neither embeddings nor biases of places."""
-    return f"There are no position embeddings or biases to draw: the {name} was made without positions."
 
 
 def _similarity(positions: Tensor, grid: Grid) -> Array:

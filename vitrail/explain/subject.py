@@ -23,6 +23,7 @@ from vitrail.data.dataset import Targets, Task
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, picture
+from vitrail.data.stream import StreamSplit
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError, nearest, some
 from vitrail.evaluate.features import run_split, split_features
@@ -35,6 +36,7 @@ from vitrail.weights import Card, home, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
 SAMPLE = 256  # images that an average is taken over, and the most pictures that can be given
+MOST = 10_000  # images of the data among which neighbours and the worst predictions are looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,34 @@ class Picture:
         if self.said is None or self.true is None or self.said.task != "multiclass":
             return False
         return self.said.labels[0] != self.true
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Some images of a split, as a split."""
+
+    whole: Split
+    numbers: NDArray[np.int64]
+
+    @property
+    def targets(self) -> Targets:
+        return self.whole.targets[self.numbers]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def image(self, i: int) -> Pixels:
+        return self.whole.image(int(self.numbers[i]))
+
+    def name(self, i: int) -> str:
+        return self.whole.name(int(self.numbers[i]))
+
+
+def choose(images: int, most: int, seed: int = 0) -> NDArray[np.int64]:
+    """The numbers of the images that are shown: all, or `most` of them at random."""
+    if images <= most:
+        return np.arange(images)
+    return np.sort(np.random.default_rng(seed).choice(images, most, replace=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +144,16 @@ class Subject:
         """Whether the data is to be shown, not only pictures that were given."""
         return not self.given or self.source is not None
 
-    @property
+    @cached_property
     def split(self) -> Split:
-        """The images of the data that are shown: its validation images, or the test images or all, if it has none."""
-        return self.data.splits[split_name(self.data)]
+        """The images of the data that are shown: its validation images, or the test images or all, if it has none.
+
+        Of more than 10,000 they are so many, drawn at random, so that no large data set has to be read whole.
+        """
+        split = self.data.splits[split_name(self.data)]
+        if len(split) <= MOST or isinstance(split, StreamSplit):  # a stream is read from its beginning anyway
+            return split
+        return Subset(split, choose(len(split), MOST, self.seed))
 
     @cached_property
     def features(self) -> NDArray[np.float32]:

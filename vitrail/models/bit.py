@@ -70,9 +70,15 @@ class BiTConfig(ModelConfig):
         return 2 ** (len(self.widths) - 1 + 2 * self.shrink)
 
     @property
+    def grids(self) -> list[Grid]:
+        """Rows and columns of the map of each stage: every halving rounds up."""
+        strides = [2 ** (i + 2 * self.shrink) for i in range(len(self.widths))]
+        return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
+
+    @property
     def grid(self) -> Grid:
-        """Rows and columns of the last map: every halving rounds up."""
-        return -(-self.img_size[0] // self.stride), -(-self.img_size[1] // self.stride)
+        """Rows and columns of the last map."""
+        return self.grids[-1]
 
 
 def _resnet(*depths: int, factor: int) -> BiTConfig:

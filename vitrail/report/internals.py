@@ -14,7 +14,7 @@ from vitrail.explain import attention_distance
 from vitrail.explain.filters import first_filters
 from vitrail.explain.geometry import attends
 from vitrail.explain.mixing import in_pairs, mixing_maps
-from vitrail.explain.positions import no_positions, stage_biases, stage_similarities
+from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
 from vitrail.models import Model
 from vitrail.report import charts
 from vitrail.report.charts import Chart
@@ -65,7 +65,7 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
         distance = charts.distance(attention_distance(model, normalised), card.config.img_size, images)
     drawn = [*_places(model)]
     if not drawn and attends(model):
-        notes.append(no_positions(card.model))
+        notes.append(NO_POSITIONS)
     drawn.append(_filters(model))
     added = ((title, text, album.add(picture, exact=True)) for title, text, picture in drawn)
     return Inside(distance, [Sheet(title, text, picture) for title, text, picture in added if picture], notes)

@@ -15,7 +15,7 @@ from PIL import Image
 from vitrail.charts.figures import INK
 from vitrail.data.targets import WORDS, in_words
 from vitrail.errors import UserError
-from vitrail.explain.embedding_map import choose, embedding_figure, embedding_map
+from vitrail.explain.embedding_map import MOST, embedding_figure, embedding_map
 from vitrail.explain.galleries import (
     Tile,
     captions,
@@ -25,7 +25,7 @@ from vitrail.explain.galleries import (
     thumbnail,
 )
 from vitrail.explain.neighbours import neighbours, neighbours_figure
-from vitrail.explain.subject import Drawing, Subject
+from vitrail.explain.subject import Drawing, Subject, choose
 
 _QUERIES = 6  # pictures whose neighbours are shown, where none are given
 _NEAREST, _PAGE = 7, 24  # neighbours in a row, and rows of a figure
@@ -35,7 +35,7 @@ def embedding(subject: Subject) -> Iterator[Drawing]:
     """Where every image of the data lies among the others."""
     if not subject.with_data:
         return
-    chosen = choose(len(subject.split), seed=subject.seed)
+    chosen = choose(len(subject.split), MOST, subject.seed)
     places = embedding_map(subject.features[chosen], subject.seed)
     data = subject.data
     drawn = embedding_figure(places, subject.split, chosen, data.task, data.classes, data.name)

@@ -12,7 +12,7 @@ from vitrail.errors import UserError
 from vitrail.explain.figures.tiles import LIKE, SIGNED, Array, colour_bar, draw_tiles, number_tiles
 from vitrail.explain.filters import first_filters
 from vitrail.explain.mixing import in_pairs, mixing_maps
-from vitrail.explain.positions import no_positions, stage_biases, stage_similarities
+from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
 from vitrail.explain.subject import Drawing, Subject
 
 _PLACES = 14  # rows and columns of patches that have a tile of their own
@@ -27,7 +27,7 @@ def positions(subject: Subject) -> Iterator[Drawing]:
     model = subject.model
     alike, tables = stage_similarities(model), stage_biases(model)
     if not alike and not tables:
-        raise UserError(no_positions(subject.card.model))
+        raise UserError(NO_POSITIONS)
     pyramid = len(model.config.grids) > 1
     for stage, similar in enumerate(alike, start=1):
         name, where = (f"positions-stage{stage}", f", stage {stage}") if pyramid else ("positions", "")
