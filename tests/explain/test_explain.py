@@ -17,6 +17,7 @@ from vitrail.errors import UserError
 from vitrail.evaluate.predict import Prediction
 from vitrail.explain import attention_distance, patch_filters, rollout
 from vitrail.explain.explanation import Explanation
+from vitrail.explain.positions import NO_POSITIONS
 from vitrail.explain.subject import Picture, open_subject
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
@@ -121,7 +122,7 @@ def test_what_a_model_has_not_is_told_and_the_rest_is_drawn(tmp_path, files):
     result = vitrail.explain(model_file(tmp_path, stem="conv", pos="none", channels=1), files, out=tmp_path / "out")
     drawn = [path.stem.split("-")[0] for path in result.files]
     assert drawn == ["rollout", "relevance", "heads", "heads", "distance", "filters"]
-    assert result.notes == ("There are no position embeddings to compare: the model was made without positions.",)
+    assert result.notes == (NO_POSITIONS,)
 
 
 def test_relative_positions_are_drawn_as_tables(tmp_path, files):

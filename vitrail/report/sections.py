@@ -15,8 +15,7 @@ from vitrail.data.dataset import Data, FileSplit, Numbers, PackedSplit, Split
 from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.data.stream import StreamSplit
 from vitrail.explain import relevance, rollout
-from vitrail.models.hybrid import Hybrid
-from vitrail.models.vit import ViT
+from vitrail.explain.relevance import signed
 from vitrail.report.facts import Facts
 from vitrail.report.gallery import Answer, Gallery, choose
 from vitrail.report.images import Album, Picture, overlay, read, seen
@@ -96,7 +95,7 @@ def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[di
     if not numbers:
         return {}, ""
     images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
-    if isinstance(facts.model, ViT | Hybrid):
+    if not signed(facts.model):
         maps = rollout(facts.model, images)
         return dict(zip(numbers, maps, strict=True)), "where the model looked: attention rolled out over all layers"
     regression = facts.card.task == "regression"
