@@ -145,7 +145,7 @@ def test_weights_without_a_head_are_explained(tmp_path, files):
     ("settings", "message"),
     [
         ({"patch": (2, 0)}, "so the last one is 1,1"),
-        ({"format": "gif"}, "png, svg, pdf, but 'format' is 'gif'"),
+        ({"format": "gif"}, "must be one of png, svg, pdf, but it is 'gif'"),
         ({"batch_size": 0}, "must be at least 1"),
         ({"images": ["nowhere.png"]}, "There is no file or folder nowhere.png"),
     ],
@@ -161,7 +161,7 @@ def test_a_patch_that_is_no_pair_is_told(trained, capsys, patch):
     with pytest.raises(SystemExit) as exit:
         main(["explain", str(trained), f"--patch={patch}"])
     assert exit.value.code == 2
-    assert "row and column" in capsys.readouterr().err
+    assert "must be a row and a column" in capsys.readouterr().err
 
 
 def test_too_many_pictures_and_none_that_can_be_read(trained, digits, tmp_path, monkeypatch):
