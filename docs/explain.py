@@ -21,8 +21,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from vitrail.charts.style import save
-from vitrail.explain import drawings
 from vitrail.explain.attention import Array, attention_distance, even_distance
+from vitrail.explain.figures import attention, weights
 from vitrail.explain.filters import patch_filters
 from vitrail.explain.positions import position_similarity
 from vitrail.explain.subject import Subject, open_subject
@@ -34,8 +34,8 @@ IMAGES = Path(__file__).parent / "images"
 def draw(run: str, shown: Subject, measured: Subject, picture: int, patch: tuple[int, int]) -> None:
     """The figures of one run: maps of the pictures that are shown, averages over those that are measured."""
     one = replace(shown, pictures=shown.pictures[picture : picture + 1], patch=patch)
-    of_pictures = chain(drawings.rollouts(shown), drawings.heads(one), drawings.patches(one))
-    of_the_model = chain(drawings.distance(measured), drawings.positions(measured), drawings.filters(measured))
+    of_pictures = chain(attention.rollouts(shown), attention.heads(one), attention.patches(one))
+    of_the_model = chain(attention.distance(measured), weights.positions(measured), weights.filters(measured))
     for drawing in chain(of_pictures, of_the_model):
         save(drawing.figure, IMAGES / f"explain-{run}-{drawing.name.split('-')[0]}.png")
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from vitrail.charts.style import save
-from vitrail.explain import data_drawings, drawings
 from vitrail.explain.attention import rollout
 from vitrail.explain.faithfulness import Faithfulness, faithfulness
+from vitrail.explain.figures import data as data_figures
+from vitrail.explain.figures.relevance import relevances
 from vitrail.explain.relevance import relevance
 from vitrail.explain.subject import Subject, open_subject
 
@@ -56,8 +57,8 @@ def main(run: str) -> None:
     subject = open_subject(run)
     scores(subject)
     some = replace(subject, pictures=subject.pictures[1::2][::2])  # one of every second class
-    of_the_data = (data_drawings.wrong, data_drawings.uncertain, data_drawings.nearest, data_drawings.embedding)
-    for drawing in chain(drawings.relevances(some), *(draw(subject) for draw in of_the_data)):
+    of_the_data = (data_figures.wrong, data_figures.uncertain, data_figures.nearest, data_figures.embedding)
+    for drawing in chain(relevances(some), *(draw(subject) for draw in of_the_data)):
         save(drawing.figure, IMAGES / f"explain-fashion-{drawing.name}.png")
         print(drawing.name, flush=True)
 

@@ -20,33 +20,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.charts.style import save
-from vitrail.explain import drawings, relative_drawings
 from vitrail.explain.faithfulness import faithfulness
+from vitrail.explain.figures import attention, weights
+from vitrail.explain.figures.relevance import relevances
+from vitrail.explain.figures.windows import windows
 from vitrail.explain.relevance import relevance
 from vitrail.explain.subject import Drawing, Subject, open_subject
-from vitrail.models import family
-from vitrail.models.bit import BiT
-from vitrail.models.mixer import Mixer
-from vitrail.models.pvt import PVT
-from vitrail.models.swin import Swin
+from vitrail.models import Model, family
 
 IMAGES = Path(__file__).parent / "images"
 EVERY = 16  # of the 256 images that averages are taken over, those that are scored
 
 
-def draw(subject: Subject) -> Iterator[Drawing]:
-    if isinstance(subject.model, Mixer):
-        yield from relative_drawings.mixing(subject)
-    elif isinstance(subject.model, Swin):
-        yield from drawings.windows(replace(subject, pictures=subject.pictures[4:10:2]))  # of three classes
-        yield from drawings.distance(subject)
-    elif isinstance(subject.model, PVT):
-        yield from drawings.heads(replace(subject, pictures=subject.pictures[6:7]))
+def draw(subject: Subject, name: str) -> Iterator[Drawing]:
+    if name == "mixer":
+        yield from weights.mixing(subject)
+    elif name == "swin":
+        yield from windows(replace(subject, pictures=subject.pictures[4:10:2]))  # of three classes
+        yield from attention.distance(subject)
+    elif name == "pvt":
+        yield from attention.heads(replace(subject, pictures=subject.pictures[6:7]))
     else:
-        yield from drawings.relevances(replace(subject, pictures=subject.pictures[1::4]))  # of every second class
+        yield from relevances(replace(subject, pictures=subject.pictures[1::4]))  # of every second class
 
 
-def scores(subject: Subject, model: BiT | Swin) -> None:
+def scores(subject: Subject, model: Model) -> None:
     """How faithful the map of the last stage is to the answer, and that of the stage before, on the finer grid."""
     images = torch.cat(list(subject.sample()))[::EVERY]  # they come in the order of their classes
     with torch.inference_mode():
@@ -59,7 +57,7 @@ def scores(subject: Subject, model: BiT | Swin) -> None:
         print(f"  {name} {maps.shape[1:]}: score {measured.score.mean():+.3f}, above 0 for {better:.0%}", flush=True)
 
 
-def stage_before(model: BiT | Swin, images: Tensor, classes: NDArray[np.int64]) -> NDArray[np.float32]:
+def stage_before(model: Model, images: Tensor, classes: NDArray[np.int64]) -> NDArray[np.float32]:
     """The map of the last stage but one, times its gradient: (B, h, w)."""
     found: list[Tensor] = []
 
@@ -67,10 +65,10 @@ def stage_before(model: BiT | Swin, images: Tensor, classes: NDArray[np.int64]) 
         output.retain_grad()
         found.append(output)
 
-    with model.layers[-2].blocks[-1].register_forward_hook(keep):
+    with model.get_submodule(f"layers.{len(model.config.grids) - 2}.blocks")[-1].register_forward_hook(keep):
         logits = model(images)
     logits[torch.arange(len(images)), torch.from_numpy(classes)].sum().backward()
-    return (found[0] * found[0].grad).sum(dim=1 if isinstance(model, BiT) else 3).detach().numpy()
+    return (found[0] * found[0].grad).sum(dim=1 if family(model.config) == "bit" else 3).detach().numpy()
 
 
 def main(*runs: str) -> None:
@@ -78,9 +76,9 @@ def main(*runs: str) -> None:
         subject = open_subject(run)
         name = family(subject.model.config)
         print(f"{name}: {subject.card.metrics}", flush=True)
-        for drawing in draw(subject):
+        for drawing in draw(subject, name):
             save(drawing.figure, IMAGES / f"explain-{name}-{drawing.name.split('-')[0]}.png")
-        if isinstance(subject.model, BiT | Swin):
+        if name in ("bit", "swin"):
             scores(subject, subject.model)
 
 

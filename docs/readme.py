@@ -19,7 +19,7 @@ from sklearn.datasets import load_sample_images
 
 from vitrail.charts.style import INK, STYLE, save
 from vitrail.explain import position_similarity, rollout
-from vitrail.explain.figures import HEAT, LIKE
+from vitrail.explain.figures.tiles import HEAT, LIKE
 from vitrail.weights import open_run
 
 Picture = NDArray[np.uint8]  # h w 3

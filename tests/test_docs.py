@@ -9,22 +9,10 @@ import pytest
 
 from vitrail.train.recipes import RECIPES
 from vitrail.verbs import VERBS
-from vitrail.verbs.models import models
 from vitrail.verbs.recipes import recipes
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"
-
-
-def test_the_table_of_models_is_that_of_the_command():
-    rows = re.findall(
-        r"^\| (\w+) \| ([\d,]+) \| ([\d.]+) \| (\d+) \| (\w+) \|$", (DOCS / "models.md").read_text(), re.M
-    )
-    expected = [
-        (r.name, f"{r.params:,}", f"{r.macs / 1e9:.2f}", str(r.tokens), f"{r.img_size[0]}x{r.img_size[1]}")
-        for r in models()
-    ]
-    assert rows == expected
 
 
 def test_the_table_of_recipes_is_what_they_resolve_to():

@@ -85,14 +85,14 @@ def _shown(default: Any) -> str:
 
 
 def _verb(name: str) -> Callable[..., Any]:
+    """The function of a verb."""
     return getattr(import_module(f"vitrail.verbs.{name}"), name)
 
 
 def arguments(verb: str) -> list[Argument]:
     """Every argument of a verb's command, from the signatures and docstrings of the verb and its `show`."""
-    module = import_module(f"vitrail.verbs.{verb}")
     found: dict[str, Argument] = {}
-    for function in (getattr(module, verb), module.show):
+    for function in (_verb(verb), import_module(f"vitrail.verbs.{verb}").show):
         documented = _documented(function)
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -296,9 +296,9 @@ def run(words: Sequence[str]) -> int:
         return 0
     given = parse(verb, rest)
     module = import_module(f"vitrail.verbs.{verb}")
-    shown = inspect.signature(module.show).parameters
-    own = {*shown} - {*inspect.signature(getattr(module, verb)).parameters}
-    result = getattr(module, verb)(**{name: value for name, value in given.items() if name not in own})
+    shown = {p.name for p in inspect.signature(module.show).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    only_shown = shown - {*inspect.signature(_verb(verb)).parameters}
+    result = _verb(verb)(**{name: value for name, value in given.items() if name not in only_shown})
     return module.show(result, **{name: value for name, value in given.items() if name in shown})
 
 

@@ -293,8 +293,8 @@ def from_plain(cls: type[C], document: object, where: str = "") -> C:
     values = {}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # configurations are dataclasses
         if f.name in document:
-            hint, value = hints[f.name], document[f.name]
-            values[f.name] = from_plain(hint, value, f.name) if is_dataclass(hint) else _coerce(f.name, hint, value)
+            hint, value, group = hints[f.name], document[f.name], is_dataclass(hints[f.name])
+            values[f.name] = from_plain(hint, value, f.name) if group else _coerce(f.name, hint, value)
         elif f.default is f.default_factory is dataclasses.MISSING:
             raise UserError(f"The setting '{f.name}' is missing.")
     return cls(**values)

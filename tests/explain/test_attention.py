@@ -258,7 +258,7 @@ def test_no_layer_is_kept_while_the_next_is_computed(look, pool, monkeypatch):
     shown: list[StorageWeakRef] = []
     original = Attention.weights
 
-    def weights(self: Attention, x: torch.Tensor) -> torch.Tensor:
+    def weights(self: Attention, x: torch.Tensor, _: None = None) -> torch.Tensor:
         assert all(earlier.expired() for earlier in shown)
         result = original(self, x)
         shown.append(StorageWeakRef(result.untyped_storage()))

@@ -18,14 +18,15 @@ from vitrail.errors import UserError
 from vitrail.explain import (
     attention_distance,
     attention_maps,
-    drawings,
-    figures,
     patch_attention,
     relevance,
     rollout,
     watch,
 )
 from vitrail.explain.attention import even_distance, parts
+from vitrail.explain.figures import attention as attention_figures
+from vitrail.explain.figures import windows as windows_figure
+from vitrail.explain.figures.tiles import spacing
 from vitrail.explain.geometry import Tokens, attentions, layouts
 from vitrail.explain.windows import Windows
 from vitrail.models import Model, ModelConfig, build, create
@@ -128,7 +129,7 @@ def test_every_layer_is_shown_with_its_grid(model):
     images = batch(model)
     maps = attention_maps(model, images)
     assert [of_layer.shape[2:] for of_layer in maps] == [layout.grid for layout in layouts(model)]
-    assert [of_layer.shape[1] for of_layer in maps] == [layer.heads for layer in attentions(model)]
+    assert [of_layer.shape[1] for of_layer in maps] == [layer.module.heads for layer in attentions(model)]
     stages = model.config.grids if not isinstance(model.config, HybridConfig) else [model.config.grid]
     assert maps[-1].shape[2:] == stages[-1]
     with torch.no_grad():
@@ -188,7 +189,7 @@ def whole_keys(model: Model, images: Tensor) -> list[tuple[np.ndarray, list[tupl
             between = weights[:, :, -h * w :, -h * w :]
         else:
             between = weights
-            layer = attentions(model)[number]
+            layer = attentions(model)[number].module
             down, across = (_centres(side, layer.sr.stride[0], layer.linear) for side in (h, w))
             centres = [(y * pixels, x * pixels) for y in down for x in across]
         found.append((between.double().numpy(), centres))
@@ -243,7 +244,7 @@ def test_rollout_is_the_slow_one(model):
 
 def test_no_layer_is_kept_while_the_next_is_computed(model, monkeypatch):
     shown: list[StorageWeakRef] = []
-    kind = type(attentions(model)[0])
+    kind = type(attentions(model)[0].module)
     original = kind.weights
 
     def weights(self: torch.nn.Module, *args: object) -> Tensor:
@@ -303,9 +304,9 @@ def test_a_family_without_attention_is_told(name):
 
 def test_coarser_maps_cover_the_patches_that_were_merged_in_them():
     maps = [np.arange(35, dtype=np.float32).reshape(1, 7, 5), np.arange(4, dtype=np.float32).reshape(2, 2, 1)]
-    left, right = figures.heads(np.zeros((7, 5, 3), np.uint8), maps, "a", patch=(5, 4)).axes
+    left, right = attention_figures.draw_heads(np.zeros((7, 5, 3), np.uint8), maps, "a", patch=(5, 4)).axes
     drawn = right.images[0].get_array()
-    tall, wide, gap = figures._spacing(7, 5)
+    tall, wide, gap = spacing(7, 5)
     size = tall // 7
     second = drawn[tall + gap :, :wide][::size, ::size][:7, :5]  # the first head of the second layer
     assert (second[:4] == 0).all()
@@ -319,7 +320,7 @@ def test_coarser_maps_cover_the_patches_that_were_merged_in_them():
 
 def test_of_many_layers_and_heads_some_are_drawn_and_it_is_said():
     maps = np.random.default_rng(0).random((30, 20, 2, 2), dtype=np.float32)
-    right = figures.heads(np.zeros((4, 4, 3), np.uint8), list(maps), "a").axes[1]
+    right = attention_figures.draw_heads(np.zeros((4, 4, 3), np.uint8), list(maps), "a").axes[1]
     rows = [label.get_text() for label in right.get_yticklabels()]
     assert (len(rows), rows[0], rows[-1]) == (24, "1", "30")
     assert any("24 of 30 layers; 16 of up to 20 heads" in text.get_text() for text in right.texts)
@@ -327,7 +328,13 @@ def test_of_many_layers_and_heads_some_are_drawn_and_it_is_said():
 
 @pytest.mark.parametrize("name", ["hybrid", "swin, padded", "pvt", "pvt_v2, linear", "coatnet"])
 def test_each_family_is_drawn(name, digits, tmp_path, monkeypatch):
-    chosen = (drawings.rollouts, drawings.heads, drawings.patches, drawings.windows, drawings.distance)
+    chosen = (
+        attention_figures.rollouts,
+        attention_figures.heads,
+        attention_figures.patches,
+        windows_figure.windows,
+        attention_figures.distance,
+    )
     monkeypatch.setattr("vitrail.explain.explanation.FIGURES", chosen)
     files = sorted((digits / "3").glob("*.png"))[:1]
     result = vitrail.explain(kept(CONFIGS[name], tmp_path), files, patch=(1, 2), save_data=True)

@@ -83,7 +83,7 @@ def test_a_place_speaks_as_much_as_the_logit_follows_it(name):
         "mixer": lambda: model.norm,
         "swin": lambda: model.norm,
         "pvt": lambda: model.block2[-1].norm1,
-        "pvt_v2": lambda: model.layers[-1],
+        "pvt_v2": lambda: model.layers[-1].norm,
         "coatnet": lambda: model.layers[-1].blocks[-1],
     }[name]()
     h, w = model.config.grid
@@ -94,7 +94,7 @@ def test_a_place_speaks_as_much_as_the_logit_follows_it(name):
             scales[place] += change
             if name == "pvt":
                 return output * torch.cat([torch.ones(1), scales])[:, None]  # a class token comes first
-            if name == "mixer":
+            if name in ("mixer", "pvt_v2"):
                 return output * scales[:, None]
             return output * (scales.reshape(h, w, 1) if name == "swin" else scales.reshape(h, w))
 

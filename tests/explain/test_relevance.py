@@ -54,7 +54,7 @@ def slow(model: ViT, images: Tensor, classes: list[int], instead: list[int] | No
         maps.append(weights)
         return (weights @ values).transpose(1, 2).flatten(2)
 
-    def attention(self: Attention, x: Tensor) -> Tensor:
+    def attention(self: Attention, x: Tensor, _: None = None) -> Tensor:
         _, _, v = self._split(x)
         return self.proj(attend(self.weights(x), v))
 

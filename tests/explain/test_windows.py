@@ -48,7 +48,7 @@ def test_what_windows_see_lies_where_the_layer_has_it(grid, shifted):
 def test_even_distance_is_that_of_layers_that_see_all_alike(grid):
     """In a shifted layer whose map is padded, places of opposite edges see each other."""
     model = Swin(SwinConfig((8,), (2,), (2,), window=4, patch=1, img_size=grid, channels=1, classes=3))
-    for layer in attentions(model):
+    for layer in (found.module for found in attentions(model)):
         for parameter in layer.parameters():
             torch.nn.init.zeros_(parameter)
     far = attention_distance(model, [torch.randn(1, 1, *grid)])
@@ -87,7 +87,7 @@ def test_the_middle_of_each_window_looks_within_it():
 def test_distance_in_windows_that_are_seen_evenly_is_the_mean_distance():
     torch.manual_seed(0)
     model = Swin(CONFIG)
-    for layer in attentions(model):
+    for layer in (found.module for found in attentions(model)):
         for parameter in layer.parameters():
             torch.nn.init.zeros_(parameter)
     expected = []

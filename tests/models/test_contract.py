@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import shutil
 from dataclasses import replace
@@ -44,19 +45,23 @@ RELATIVES: dict[str, ModelConfig] = {
     "coatnet": CoAtNetConfig((16, 32, 64), (1, 2, 1), 16, convs=1, img_size=(25, 32), classes=5),
 }
 
-# The registered models that run in milliseconds; every pool with every position; every switch, alone and together.
-REAL = {
-    **{name: config for name, config in models.CONFIGS.items() if name.startswith("vit_nano")},
-    **{f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)},
-    **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()},
+# One axis at a time: every pool, every position, all switches together with either of the pools that add most.
+TRACED = {
+    "vit_nano4": models.CONFIGS["vit_nano4"],
+    **{f"pool={pool}": replace(SMALL, pool=pool) for pool in POOLS},
+    **{f"pos={pos}": replace(SMALL, pos=pos) for pos in POSITIONS if pos != SMALL.pos},
     **{f"all switches, {pool}": replace(SMALL, pool=pool, pos="relative", **SWITCHES) for pool in ("map", "cls_dist")},
     **RELATIVES,
 }
+# What takes milliseconds is run with every switch alone too, and what takes no memory with every pair.
+REAL = {**TRACED, **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()}}
+PAIRS = {f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)}
 # The large relatives are built where they are counted: as slow as they are deep, even on the meta device.
-ALL = {**{name: config for name, config in models.CONFIGS.items() if models.family(config) == "vit"}, **REAL}
+ALL = {**{name: config for name, config in models.CONFIGS.items() if models.family(config) == "vit"}, **PAIRS, **REAL}
 
 every_model = pytest.mark.parametrize("config", ALL.values(), ids=ALL)
 every_small_model = pytest.mark.parametrize("config", REAL.values(), ids=REAL)
+every_traced_model = pytest.mark.parametrize("config", TRACED.values(), ids=TRACED)
 SIZED = {name: config for name, config in REAL.items() if not isinstance(config, MixerConfig)}  # for any image size
 every_sized_model = pytest.mark.parametrize("config", SIZED.values(), ids=SIZED)
 
@@ -68,7 +73,7 @@ def images(config: ModelConfig, batch: int = 2) -> Tensor:
 
 def sides(config: ModelConfig) -> int:
     """Sides that every model can read are multiples of this, and small."""
-    return models.step(config) if models.step(config) > 1 else 32
+    return config.step if config.step > 1 else 32
 
 
 def on_meta(config: ModelConfig) -> tuple[nn.Module, Tensor]:
@@ -85,8 +90,21 @@ def test_shapes(config):
     if isinstance(config, ViTConfig):
         tokens = model.tokens(x)
         assert tokens.shape == model.encode(tokens).shape == (2, config.length, config.width)
-    assert model.embed(x).shape == (2, config.features if isinstance(config, ViTConfig) else config.width)
+    assert model.embed(x).shape == (2, config.features)
     assert model(x).shape == (2, config.classes)
+
+
+@every_model
+@torch.no_grad()
+def test_maps_for_dense_heads(config):
+    model, x = on_meta(config)
+    assert model.features(x).shape == (2, config.width, *config.grid)
+    h, w = config.img_size
+    assert config.grid == (-(-h // model.stride), -(-w // model.stride))
+    levels = model.features(x, levels=True)
+    assert levels[-1].shape == (2, config.width, *config.grid)
+    grids = config.grids if len(config.grids) > 1 else [config.grid] * min(config.depth, 4)
+    assert [tuple(level.shape[2:]) for level in levels] == grids
 
 
 @every_model
@@ -106,7 +124,7 @@ def test_stages_hold_every_parameter_once_from_input_to_output(config):
     assert set(held) == {id(p) for p in model.parameters()}
 
     where = {id(p): i for i, stage in enumerate(stages) for p in stage.parameters()}
-    assert where[id(model.get_parameter(models.filters(model.state_dict())))] == 0
+    assert where[id(model.get_parameter(model.filters()))] == 0
     assert where[id(models.head(model).weight)] == len(stages) - 1 > 2
     assert all(list(stage.parameters()) for stage in stages)
     if isinstance(config, ViTConfig):
@@ -115,6 +133,65 @@ def test_stages_hold_every_parameter_once_from_input_to_output(config):
         assert where[id(model.norm.weight)] > config.depth
         if config.pool == "cls_dist":
             assert (where[id(model.dist_token)], where[id(model.head_dist.weight)]) == (0, len(stages) - 1)
+
+
+@every_small_model
+def test_every_stage_is_called_once_in_a_forward_pass(config):
+    model = models.build(config)
+    calls: list[int] = []
+    for number, stage in enumerate(model.stages()):
+        stage.register_forward_hook(lambda *_, number=number: calls.append(number))
+    model(images(config))
+    assert calls == [*range(len(model.stages()))]
+
+
+@every_small_model
+@torch.no_grad()
+def test_stages_are_those_of_the_model_after_a_copy_and_after_loading(config):
+    with torch.device("meta"):
+        model = models.build(config)
+    model.load_state_dict(models.build(config).state_dict(), assign=True)
+    for other in (model, copy.deepcopy(model)):
+        held = {id(p) for stage in other.stages() for p in stage.parameters()}
+        assert held == {id(p) for p in other.parameters()}
+        assert {p.device.type for stage in other.stages() for p in stage.parameters()} == {"cpu"}
+
+
+@every_small_model
+@torch.no_grad()
+def test_the_maps_are_what_the_features_are_read_from(config):
+    model, x = randomise(models.build(config)), images(config)
+    last = model.features(x)
+    assert torch.equal(model.features(x, levels=True)[-1], last)
+    average = last.mean(dim=(2, 3))
+    if isinstance(config, ViTConfig):
+        tokens = model.encode(model.tokens(x))
+        tokens = model.norm(tokens) if config.pool in ("gap_norm", "mae") else tokens
+        assert distance(last.flatten(2).mT, tokens[:, config.prefix :]) < 1e-6
+    elif config.length > config.grid[0] * config.grid[1]:  # a class token is read
+        assert last.isfinite().all()
+    else:
+        pooled = model.head.norm(average) if isinstance(config, CoAtNetConfig) else average
+        assert distance(pooled, model.embed(x)) < 1e-5
+
+
+@every_small_model
+@torch.no_grad()
+def test_without_classes_it_is_the_body_alone(config):
+    whole = randomise(models.build(config))
+    body = models.build(replace(config, classes=0)).eval()
+    state = whole.state_dict()
+    body.load_state_dict({name: state[name] for name in body.state_dict()})
+    head = {id(p) for p in whole.stages()[-1].parameters()}
+    assert state.keys() - body.state_dict().keys() == {n for n, p in whole.named_parameters() if id(p) in head}
+    x = images(config)
+    assert torch.equal(body(x), whole.embed(x))
+    assert torch.equal(body(x), body.embed(x))
+    assert len(body.stages()) == len(whole.stages()) - 1
+    assert body.classifiers() == []
+    assert [layer.weight.shape[0] for layer in whole.classifiers()] == [config.classes] * len(whole.heads(x))
+    with pytest.raises(UserError, match="no head"):
+        models.head(body)
 
 
 @every_small_model
@@ -194,7 +271,7 @@ def test_resizing_keeps_type_and_mode():
     assert {p.dtype for p in model.parameters()} == {torch.float64}
 
 
-@every_small_model
+@every_traced_model
 @torch.no_grad()
 def test_it_exports_with_any_batch_size(config):
     model = randomise(models.build(config))
@@ -205,7 +282,7 @@ def test_it_exports_with_any_batch_size(config):
         assert distance(exported(x), model(x)) < 1e-5
 
 
-@every_small_model
+@every_traced_model
 @torch.no_grad()
 def test_it_compiles_without_a_graph_break(config):
     torch.compiler.reset()
@@ -256,8 +333,9 @@ def test_two_heads_read_two_tokens_and_are_averaged():
     assert torch.equal(distilled, model.head_dist(tokens[:, 1]))
     assert torch.equal(model(x), (logits + distilled) / 2)
     assert torch.equal(model.embed(x), (tokens[:, 0] + tokens[:, 1]) / 2)
-    with pytest.raises(UserError, match="Two heads are for pool='cls_dist', but this model has pool='gap'"):
-        models.build(replace(SMALL, pool="gap")).heads(x)
+    one = randomise(models.build(replace(SMALL, pool="gap")))
+    assert torch.equal(one.heads(x)[0], one(x))
+    assert len(one.heads(x)) == 1
 
 
 @torch.no_grad()
@@ -307,6 +385,48 @@ def test_nothing_is_stored_on_modules():
     assert [sorted(vars(module)) for module in model.modules()] == before
     assert not list(model.buffers())
     assert not [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
+
+
+# Some of the tokens ----------------------------------------------------------------------------------------
+
+
+def masked(model: nn.Module, tokens: Tensor, keep: Tensor) -> Tensor:
+    """The encoder over all tokens, in which no token attends to those that are not kept; (B, n, D)."""
+    there = torch.zeros(tokens.shape[:2], dtype=torch.bool).scatter(1, keep, True)
+    for block in model.blocks:
+        attn, x = block.attn, block.norm1(tokens)
+        q, k, v = attn.qkv(x).unflatten(2, (3, attn.heads, -1)).permute(2, 0, 3, 1, 4)
+        logits = q @ k.mT * q.shape[-1] ** -0.5
+        logits = logits if attn.relative is None else logits + attn.relative()
+        weights = logits.masked_fill(~there[:, None, None], -torch.inf).softmax(dim=-1)
+        tokens = tokens + attn.proj((weights @ v).transpose(1, 2).flatten(2))
+        tokens = tokens + block.mlp(block.norm2(tokens))
+    return model.norm(tokens).take_along_dim(keep[..., None], dim=1)
+
+
+@pytest.mark.parametrize("pool", ["cls", "gap"])
+@pytest.mark.parametrize("pos", POSITIONS)
+@torch.no_grad()
+def test_any_of_the_tokens_are_encoded_with_any_positions(pool, pos):
+    config = replace(SMALL, pool=pool, pos=pos, registers=1)
+    model = randomise(models.build(config))
+    tokens = model.tokens(images(config))
+    each = torch.stack([torch.randperm(config.length, generator=torch.Generator().manual_seed(i))[:4] for i in (1, 2)])
+    assert distance(model.encode(tokens, each), masked(model, tokens, each)) < 1e-5
+    assert distance(model.encode(tokens, each[0]), masked(model, tokens, each[:1].expand(2, -1))) < 1e-5
+    assert distance(model.encode(tokens, torch.arange(config.length)), model.encode(tokens)) < 1e-6
+    if pos == "relative":
+        with pytest.raises(UserError, match="Relative positions need to know which tokens"):
+            model.encode(tokens[:, :4])
+    else:
+        assert distance(model.encode(tokens[:, :4]), model.encode(tokens, torch.arange(4))) < 1e-6
+
+
+@torch.no_grad()
+def test_any_of_the_tokens_of_a_hybrid_are_encoded():
+    model = randomise(models.build(RELATIVES["hybrid"]))
+    tokens, keep = model.tokens(images(model.config)), torch.tensor([0, 2, 5])
+    assert distance(model.encode(tokens, keep), masked(model, tokens, keep.expand(2, -1))) < 1e-5
 
 
 # Regularisation --------------------------------------------------------------------------------------------

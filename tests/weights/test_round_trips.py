@@ -283,7 +283,7 @@ def test_what_a_format_has_no_place_for_is_refused(tmp_path, to, changes, messag
 def test_convert_refuses_wrong_names_and_what_is_there(tmp_path):
     model = ours()
     path = keep(model, tmp_path / "own.safetensors")
-    with pytest.raises(UserError, match=r"for npz are a \.npz file, but .*x is none\. Name it x\.npz"):
+    with pytest.raises(UserError, match=r"for npz are a \.npz file, but DST is .*x\. Name it x\.npz"):
         convert(path, tmp_path / "x", to="npz")
     with pytest.raises(UserError, match=r"'to' must be one of .*Did you mean 'timm'"):
         convert(path, tmp_path / "x.safetensors", to="tim")

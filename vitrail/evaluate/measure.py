@@ -21,7 +21,7 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import write_text
-from vitrail.weights import Card, home, open_body, open_run
+from vitrail.weights import Card, home, open_run
 
 Probe = Literal["knn", "linear", "fewshot"]
 
@@ -78,7 +78,7 @@ def probe_on(
     if name == "train":
         raise UserError(f"The method '{method}' learns from the train split, so it must be measured on another.")
     device = choose_device(device)
-    model, card = open_body(run, device)
+    model, card = open_run(run, device, headless=True)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
     features = {
         part: split_features(

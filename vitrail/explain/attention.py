@@ -2,8 +2,8 @@
 
 A layer's maps are looked at while the model runs and then forgotten, so however deep a model is, the memory of one
 layer suffices, and for a rollout the mean of the heads of each; a batch is cut so that this is small (`parts`).
-Where in the picture the tokens of a layer lie, in each family, is told by `layout.py`; a family whose maps shrink from
-stage to stage has layers of different grids.
+Where in the picture the tokens of a layer lie is in `geometry.py`; a family whose maps shrink from stage to stage has
+layers of different grids.
 
 Legend: B batch, L layers that attend, H heads, N tokens, (h, w) the grid of patches; prefix tokens (class, registers)
 come first.
@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.explain.geometry import AnyAttention, Attentive, Layout, attentions, layouts, original, refine
+from vitrail.explain.geometry import Layout, attentions, layouts, original, refine
 from vitrail.explain.windows import Windows
+from vitrail.models import Model
 from vitrail.models.layers import AttentionPool
 from vitrail.models.position import Grid
-from vitrail.models.swin import Swin
 
 Array = NDArray[np.float32]
 See = Callable[[int, Tensor], None]  # the number of a layer, from 0, and its attention weights
@@ -36,7 +36,7 @@ See = Callable[[int, Tensor], None]  # the number of a layer, from 0, and its at
 _MOST = 64 * 2**20  # bytes of one layer's maps that are held at a time; what is made of them takes several times that
 
 
-def watch(model: Attentive, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
+def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
     """Runs the model and shows every layer's attention weights as the layer is reached; gives the logits.
 
     They are (B, H, N, N), those of a PVT (B, H, N, M) for its M keys, those of a Swin (B, W, H, n, n) for its W
@@ -47,7 +47,7 @@ def watch(model: Attentive, images: Tensor, see: See, see_pool: Callable[[Tensor
     layers = attentions(model)
     thread = threading.get_ident()
 
-    def before(show: Callable[[Tensor], None], module: AnyAttention | AttentionPool, inputs: tuple[Any, ...]) -> None:
+    def before(show: Callable[[Tensor], None], module: Any, inputs: tuple[Any, ...]) -> None:
         if threading.get_ident() != thread:
             return
         weights = module.weights(*inputs).float()
@@ -59,7 +59,7 @@ def watch(model: Attentive, images: Tensor, see: See, see_pool: Callable[[Tensor
     with ExitStack() as stack:
         stack.callback(model.train, training)
         for number, layer in enumerate(layers):
-            stack.enter_context(_hook(layer, partial(before, partial(see, number))))
+            stack.enter_context(_hook(layer.module, partial(before, partial(see, number))))
         for pool in (module for module in model.modules() if isinstance(module, AttentionPool)):
             if see_pool is not None:
                 stack.enter_context(_hook(pool, partial(before, see_pool)))
@@ -71,13 +71,13 @@ def _hook(module: nn.Module, before: Callable[..., None]) -> Any:
     return module.register_forward_pre_hook(before)  # a context that removes the hook
 
 
-def parts(model: Attentive, images: Tensor) -> Iterator[Tensor]:
+def parts(model: Model, images: Tensor) -> Iterator[Tensor]:
     """A batch in slices for which the attention maps of one layer are not large."""
     each = max(layout.size for layout in layouts(model)) * 4
     return iter(torch.split(images, max(_MOST // each, 1)))
 
 
-def rollout(model: Attentive, images: Tensor) -> Array:
+def rollout(model: Model, images: Tensor) -> Array:
     """Attention followed through all layers from the output to the patches: (B, h, w), each map sums to one.
 
     As in appendix D.8 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
@@ -88,7 +88,7 @@ def rollout(model: Attentive, images: Tensor) -> Array:
     return np.concatenate([_rollout(model, part) for part in parts(model, images)])
 
 
-def _rollout(model: Attentive, images: Tensor) -> Array:
+def _rollout(model: Model, images: Tensor) -> Array:
     layers = layouts(model)
     means: list[Tensor] = []  # of the heads of each layer: small, and one row is followed through them from the end
     row = layers[-1].start[None].to(images.device)
@@ -108,7 +108,7 @@ def _rollout(model: Attentive, images: Tensor) -> Array:
     return _on_grid(reached / reached.sum(dim=-1, keepdim=True), grid)
 
 
-def attention_maps(model: Attentive, images: Tensor) -> list[Array]:
+def attention_maps(model: Model, images: Tensor) -> list[Array]:
     """Where each head of each layer looks from the class token, or on average from all patches: L times (B, H, h, w).
 
     A map sums to the share of the attention that goes to patches; the rest goes to the class token, registers and the
@@ -117,7 +117,7 @@ def attention_maps(model: Attentive, images: Tensor) -> list[Array]:
     return _each_layer(model, images, lambda layout: layout.start)
 
 
-def patch_attention(model: Attentive, images: Tensor, row: int, column: int) -> list[Array]:
+def patch_attention(model: Model, images: Tensor, row: int, column: int) -> list[Array]:
     """Where each head of each layer looks from one patch, counted from 0 at the top left: L times (B, H, h, w).
 
     It is a patch of the first stage; later ones look from the patch that it was merged in.
@@ -134,7 +134,7 @@ def patch_attention(model: Attentive, images: Tensor, row: int, column: int) -> 
     return _each_layer(model, images, here)
 
 
-def window_attention(model: Swin, images: Tensor) -> list[Array]:
+def window_attention(model: Model, images: Tensor) -> list[Array]:
     """Where the patch in the middle of each window looks, the mean of all heads: L times (B, h, w)."""
 
     def middles(layout: Layout) -> Tensor:
@@ -146,7 +146,7 @@ def window_attention(model: Swin, images: Tensor) -> list[Array]:
     return [of_layer.mean(axis=1) for of_layer in _each_layer(model, images, middles)]
 
 
-def check_patch(model: Attentive, row: int, column: int) -> None:
+def check_patch(model: Model, row: int, column: int) -> None:
     """A UserError if the model has no such patch."""
     h, w = layouts(model)[0].grid
     if not (0 <= row < h and 0 <= column < w):
@@ -156,7 +156,7 @@ def check_patch(model: Attentive, row: int, column: int) -> None:
         )
 
 
-def _each_layer(model: Attentive, images: Tensor, start: Callable[[Layout], Tensor]) -> list[Array]:
+def _each_layer(model: Model, images: Tensor, start: Callable[[Layout], Tensor]) -> list[Array]:
     """What is reached from the tokens that count as `start` says, in every layer on its grid: L times (B, H, h, w)."""
     layers = layouts(model)
     maps: list[list[Array]] = [[] for _ in layers]
@@ -171,7 +171,7 @@ def _each_layer(model: Attentive, images: Tensor, start: Callable[[Layout], Tens
     return [np.concatenate(of_layer) for of_layer in maps]
 
 
-def attention_distance(model: Attentive, batches: Iterable[Tensor]) -> Array:
+def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
     """How far each head of each layer looks, in pixels, averaged over patches and over all images: (L, H).
 
     The distance between the centres of two patches, or of a patch and the area of a key, weighted by the attention from
@@ -197,7 +197,7 @@ def attention_distance(model: Attentive, batches: Iterable[Tensor]) -> Array:
     return (sums / count).numpy().astype(np.float32)
 
 
-def even_distance(model: Attentive) -> Array:
+def even_distance(model: Model) -> Array:
     """The attention distance, in pixels, of heads that look at all that they can see alike, in each layer: (L,)."""
     return np.array([layout.even for layout in layouts(model)], np.float32)
 

@@ -57,13 +57,6 @@ def embedding_map(features: NDArray[np.floating], seed: int = 0) -> Points:
     return np.pad(places, ((0, 0), (0, 1)))[:, :2].astype(np.float32)
 
 
-def choose(images: int, most: int = MOST, seed: int = 0) -> NDArray[np.int64]:
-    """The numbers of the images that a map shows: all, or `most` of them by chance."""
-    if images <= most:
-        return np.arange(images)
-    return np.sort(np.random.default_rng(seed).choice(images, most, replace=False))
-
-
 @dataclass(frozen=True)
 class _Groups:
     """What the images of a map are coloured by."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,27 +12,10 @@ from numpy.typing import NDArray
 
 from vitrail.charts.style import save
 from vitrail.errors import UserError
-from vitrail.explain import data_drawings, drawings, relative_drawings
+from vitrail.explain.figures import FIGURES
 from vitrail.explain.subject import Drawing, Subject
 from vitrail.files import replacing
 from vitrail.progress import track
-
-# What is drawn, in this order. Each gives figures, or a UserError with the reason why a model has none.
-FIGURES: tuple[Callable[[Subject], Iterator[Drawing]], ...] = (
-    drawings.rollouts,
-    drawings.relevances,
-    drawings.heads,
-    drawings.patches,
-    drawings.windows,
-    drawings.distance,
-    drawings.positions,
-    relative_drawings.mixing,
-    drawings.filters,
-    data_drawings.embedding,
-    data_drawings.nearest,
-    data_drawings.wrong,
-    data_drawings.uncertain,
-)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.config import Task
 from vitrail.errors import UserError
 from vitrail.explain.gradients import Classes, numbers
-from vitrail.models import Model, head
+from vitrail.models import Model
 
 Curves = NDArray[np.float32]  # B S+1
 Areas = NDArray[np.float32]  # B
@@ -86,7 +86,7 @@ def faithfulness(
     model.eval()
     try:
         with torch.inference_mode():
-            for i, image in enumerate(images.to(head(model).weight)):
+            for i, image in enumerate(images.to(next(model.parameters()))):
                 order = np.stack([rank[i] for rank in ranks]).reshape(-1, 1, h, w)
                 hidden = torch.from_numpy(order < gone[:, None, None]).to(image.device)  # 1+draws S+1 h w
                 probability = _Probability(model, int(chosen[i]), task, batch_size)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.errors import UserError
-from vitrail.models import Model, filters
+from vitrail.models import Model
 from vitrail.models.bit import StdConv
 
 Array = NDArray[np.float32]
@@ -72,6 +72,6 @@ def reads_patches(model: Model) -> bool:
 
 def _first(model: Model) -> nn.Conv2d:
     """The first convolution."""
-    conv = model.get_submodule(filters(model.state_dict()).removesuffix(".weight"))
+    conv = model.get_submodule(model.filters().removesuffix(".weight"))
     assert isinstance(conv, nn.Conv2d)
     return conv

@@ -1,4 +1,4 @@
-"""Where in the picture the tokens and keys of each layer that attends lie, in every family that has such layers.
+"""Where in the picture the tokens and keys of each layer that attends lie, as `Model.attentions` says.
 
     ViT, hybrid, CoAtNet    every token attends to all tokens                             `Tokens`
     PVT, PVT v2             every token attends to keys, each made of an area of tokens   `Tokens` with `areas`
@@ -14,26 +14,18 @@ that are no patch (class, registers) come first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TypeGuard, TypeVar, cast
+from functools import cached_property
+from typing import TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.explain.windows import Windows
-from vitrail.models.coatnet import CoAtNet, RelativeAttention
-from vitrail.models.hybrid import Hybrid
-from vitrail.models.layers import Attention
+from vitrail.models import Model
+from vitrail.models.model import AttentionLayer
 from vitrail.models.position import Grid
-from vitrail.models.pvt import PVT, ReducedAttention
-from vitrail.models.pvt_v2 import PVTv2
-from vitrail.models.swin import Swin, WindowAttention
-from vitrail.models.vit import ViT
 
-Attentive = ViT | Hybrid | Swin | PVT | PVTv2 | CoAtNet
-AnyAttention = Attention | WindowAttention | ReducedAttention | RelativeAttention
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
@@ -91,77 +83,34 @@ def original(model: AnyModule) -> AnyModule:
     return cast(AnyModule, getattr(model, "_orig_mod", model))
 
 
-def attends(model: nn.Module) -> TypeGuard[Attentive]:
+def attends(model: Model) -> bool:
     """Whether there is attention to show: a BiT and a Mixer have none, nor has a CoAtNet whose stages all convolve."""
-    return isinstance(model, Attentive) and any(isinstance(module, AnyAttention) for module in model.modules())
+    return bool(original(model).attentions())
 
 
-def attentions(model: nn.Module) -> list[AnyAttention]:
+def attentions(model: Model) -> list[AttentionLayer]:
     """The layers that attend, from input to output; a UserError if there are none."""
-    layers = [module for module in model.modules() if isinstance(module, AnyAttention)]
+    layers = original(model).attentions()
     if not layers:
-        raise UserError(f"There is no attention to show: a {type(model).__name__} has none.")
+        raise UserError(f"There is no attention to show: a {type(original(model)).__name__} has none.")
     return layers
 
 
-def layouts(model: Attentive) -> list[Layout]:
+def layouts(model: Model) -> list[Layout]:
     """The layout of every layer that attends, from input to output."""
     model = original(model)
     found: list[Layout] = []
-    for layer, (grid, pixels) in zip(attentions(model), _stages(model), strict=True):
-        if isinstance(layer, WindowAttention):
-            found.append(Windows(grid, pixels, layer.heads, layer.window, (layer.shift[0], layer.shift[1])))
-        elif found and found[-1].pixels == pixels:
+    for layer in attentions(model):
+        if layer.window:
+            found.append(Windows(layer.grid, layer.pixels, layer.module.heads, layer.window, layer.shift))
+        elif found and found[-1].pixels == layer.pixels:
             found.append(found[-1])  # layers of a stage share theirs, whose distances may be large
         else:
-            patches = grid[0] * grid[1]
-            start = shares(model) if grid == model.config.grid else torch.full((patches,), 1 / patches)
-            areas = _areas(layer, grid) if isinstance(layer, ReducedAttention) else None
-            found.append(Tokens(grid, pixels, layer.heads, start, areas))
+            patches = layer.grid[0] * layer.grid[1]
+            last = layer.grid == model.config.grid
+            start = model.shares() if last else torch.full((patches,), 1 / patches)
+            found.append(Tokens(layer.grid, layer.pixels, layer.module.heads, start, layer.areas))
     return found
-
-
-def _stages(model: Attentive) -> list[tuple[Grid, int]]:
-    """The grid of every layer that attends, and the pixels from one of its patches to the next."""
-    c = model.config
-    if isinstance(model, ViT | Hybrid):
-        return [(c.grid, c.img_size[0] // c.grid[0])] * len(model.blocks)
-    first = model.config.convs if isinstance(model, CoAtNet) else 0
-    finest = 2 ** (1 + model.config.shrink) if isinstance(model, CoAtNet) else model.config.patch
-    stages = [
-        [(grid, finest * 2**i)] * depth
-        for i, (grid, depth) in enumerate(zip(model.config.grids, model.config.depths, strict=True))
-    ]
-    return [layer for stage in stages[first:] for layer in stage]
-
-
-def _areas(layer: ReducedAttention, grid: Grid) -> Tensor | None:
-    """Of which tokens each key of a reduced map is made: (M, h·w), every row adds up to one."""
-    if layer.sr is None:
-        return None
-    averages = (
-        partial(F.adaptive_avg_pool1d, output_size=7)
-        if layer.linear
-        else partial(F.avg_pool1d, kernel_size=layer.sr.stride[0])
-    )
-    down, across = (averages(torch.eye(side)[None])[0].T for side in grid)  # keys, tokens of a side
-    return torch.kron(down, across)
-
-
-def shares(model: Attentive) -> Tensor:
-    """How much each token counts for what the head reads: (N,), adds up to one. Attention pooling decides by itself."""
-    c = model.config
-    patches = c.grid[0] * c.grid[1]
-    prefix = c.length - patches
-    pool, placed = ("cls" if prefix else "gap"), prefix
-    if isinstance(model, ViT):
-        pool, placed = model.config.pool, model.config.placed
-    counts = torch.zeros(c.length)
-    if pool in ("cls", "cls_dist", "cls_gap"):
-        counts[:placed] = 1 / placed
-    if pool not in ("cls", "cls_dist"):
-        counts[prefix:] = 1 / patches
-    return counts / counts.sum()
 
 
 def refine(rows: Tensor, coarse: Grid, fine: Grid) -> Tensor:
@@ -171,6 +120,6 @@ def refine(rows: Tensor, coarse: Grid, fine: Grid) -> Tensor:
     return rows[:, parent] / torch.bincount(parent)[parent]
 
 
-def window_layouts(model: Swin) -> list[Windows]:
-    """The windows of every layer."""
+def window_layouts(model: Model) -> list[Windows]:
+    """The windows of every layer that attends within windows."""
     return [layout for layout in layouts(model) if isinstance(layout, Windows)]

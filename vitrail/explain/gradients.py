@@ -1,6 +1,7 @@
 """Which places speak for a class in a model whose answer is read from a map: the map times its gradient.
 
-Every family but the ViT and the hybrid ends in a map of features A, (B, h, w, D), which is the last that knows places.
+Every family but the ViT and the hybrid ends in a map of features A, (B, h, w, D), which is the last that knows places:
+`Model.last_map` says which module gives it.
 How much each of them adds to a logit is
 
     R = Σ over channels of ∂logit/∂A ⊙ A
@@ -26,11 +27,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.explain.geometry import original
-from vitrail.models import Model, head
-from vitrail.models.bit import BiT
-from vitrail.models.coatnet import CoAtNet
-from vitrail.models.pvt import PVT, PVTBlock
-from vitrail.models.pvt_v2 import PVTv2
+from vitrail.models import Model
 
 Classes = int | Sequence[int] | NDArray[np.integer]  # numbers of classes: one for all images, or one for each
 
@@ -57,13 +54,13 @@ def class_maps(model: Model, images: Tensor, classes: Classes, instead: Classes 
     model.eval()
     try:
         with torch.inference_mode(False), torch.no_grad():
-            features, logits = _forward(model, images.to(head(model).weight))
+            module, channels = model.last_map()
+            features, logits = _forward(model, module, images.to(next(model.parameters())))
             each = torch.arange(len(images))
             score = logits[each, torch.from_numpy(chosen.copy())]
             if other is not None:
                 score = score - logits[each, torch.from_numpy(other.copy())]
             (gradient,) = torch.autograd.grad(score.sum(), features)
-            channels = 1 if isinstance(model, BiT | PVTv2 | CoAtNet) else -1
             speaks = (features.detach() * gradient).sum(dim=channels, dtype=torch.float32).flatten(1)
     finally:
         model.train(training)
@@ -71,7 +68,7 @@ def class_maps(model: Model, images: Tensor, classes: Classes, instead: Classes 
     return speaks[:, -h * w :].reshape(-1, h, w).cpu().numpy()  # a class token comes first
 
 
-def _forward(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
+def _forward(model: Model, module: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """The last map and the logits. The graph begins at the map, for nothing before it is asked for its gradient."""
     found: list[Tensor] = []
     thread = threading.get_ident()  # others may use the model at the same time
@@ -83,20 +80,9 @@ def _forward(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
         found.append(output.detach().requires_grad_())
         return found[-1]
 
-    hook = _last(model).register_forward_hook(begin)
+    hook = module.register_forward_hook(begin)
     try:
         logits = model.forward(images)  # not by call: a compiled model would not notice the hook
     finally:
         hook.remove()
     return found[0], logits
-
-
-def _last(model: Model) -> nn.Module:
-    """The module that gives the last map."""
-    block = model.stages()[-3]  # before the norm and the head
-    if isinstance(model, PVT):
-        assert isinstance(block, PVTBlock)
-        return block.norm1
-    if isinstance(model, CoAtNet):
-        return block
-    return model.layers[-1] if isinstance(model, PVTv2) else model.norm

@@ -8,15 +8,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.models.mixer import Mixer, MixerBlock
+from vitrail.errors import UserError
+from vitrail.models import Model
 
 Array = NDArray[np.float32]
 
 
-def mixing_maps(model: Mixer) -> Array:
+def mixing_maps(model: Model) -> Array:
     """The input weights of every hidden unit of the token-mixing MLPs as maps: (L, U, h, w), figure 5 of the paper."""
-    blocks = [block for block in model.blocks if isinstance(block, MixerBlock)]
-    weights = np.stack([block.mlp_tokens.fc1.weight.detach().float().cpu().numpy() for block in blocks])
+    layers = model.mixing()
+    if not layers:
+        raise UserError(f"There is no token mixing to show: a {type(model).__name__} has none.")
+    weights = np.stack([layer.detach().float().cpu().numpy() for layer in layers])
     return weights.reshape(*weights.shape[:2], *model.config.grid)
 
 

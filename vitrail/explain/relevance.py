@@ -24,12 +24,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.explain.geometry import original, shares
+from vitrail.explain.geometry import original
 from vitrail.explain.gradients import Classes, class_maps, numbers
 from vitrail.models import Model
-from vitrail.models.hybrid import Hybrid
-from vitrail.models.layers import Attention, AttentionPool, Block
-from vitrail.models.vit import ViT
+from vitrail.models.layers import Attention, AttentionPool
 
 _ROOM = 2**27  # numbers that may be in memory at a time: half a GiB
 
@@ -42,7 +40,7 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
     from a map it is below 0, and the patches are the places of that map: see `gradients.py`.
     """
     vit = original(model)
-    if not isinstance(vit, ViT | Hybrid):
+    if not vit.encoder():
         return class_maps(vit, images, classes, instead)
     chosen = numbers(classes, len(images), vit.config.classes)
     other = None if instead is None else numbers(instead, len(images), vit.config.classes)
@@ -55,7 +53,7 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
             rows = [
                 _explain(
                     vit,
-                    images[at : at + step].clone().to(vit.head.weight),
+                    images[at : at + step].clone().to(next(vit.parameters())),
                     chosen[at : at + step],
                     None if other is None else other[at : at + step],
                 )
@@ -67,18 +65,24 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
     return np.concatenate(rows).reshape(-1, h, w) if rows else np.zeros((0, h, w), np.float32)
 
 
-def _cost(vit: ViT | Hybrid) -> int:
+def signed(model: Model) -> bool:
+    """Whether relevance can be below 0: it is read from a map, not followed through attention."""
+    return not original(model).encoder()
+
+
+def _cost(vit: Model) -> int:
     """About how many numbers explaining one image takes: inputs of all blocks, the graph of one, and its maps."""
-    c = vit.config
-    return c.length * ((c.depth + 16) * c.width + 4 * c.mlp) + 4 * c.heads * c.length**2
+    c, blocks = vit.config, vit.encoder()
+    mlp, heads = blocks[0].mlp.fc2.in_features, blocks[0].attn.heads
+    return c.length * ((len(blocks) + 16) * c.width + 4 * mlp) + 4 * heads * c.length**2
 
 
-def _pool(vit: ViT | Hybrid) -> AttentionPool | None:
-    return vit.attn_pool if isinstance(vit, ViT) else None
+def _pool(vit: Model) -> AttentionPool | None:
+    return next((module for module in vit.modules() if isinstance(module, AttentionPool)), None)
 
 
 def _explain(
-    vit: ViT | Hybrid, images: Tensor, classes: NDArray[np.int64], instead: NDArray[np.int64] | None
+    vit: Model, images: Tensor, classes: NDArray[np.int64], instead: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
     inputs, output, logits, pooled = _forward(vit, images)
     each = torch.arange(len(images))
@@ -94,10 +98,9 @@ def _explain(
         patches += _weighted(pool, pooled[pool], slope)[:, 0]
     else:
         (gradient,) = torch.autograd.grad(score.sum(), output)
-        row += shares(vit).to(row)
+        row += vit.shares().to(row)
 
-    for block in reversed(vit.blocks):
-        assert isinstance(block, Block)
+    for block in reversed(vit.encoder()):
         x = inputs.pop().requires_grad_()
         with _inputs(block.attn, block.attn.proj) as seen:
             output = block(x)
@@ -106,7 +109,7 @@ def _explain(
     return patches.cpu().numpy()
 
 
-def _forward(vit: ViT | Hybrid, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
+def _forward(vit: Model, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
     """What enters every block, what leaves the last, the logits, and what attention pooling reads.
 
     The graph begins where the last block ends: that of what comes before, such as a ResNet, could be large.
@@ -127,8 +130,9 @@ def _forward(vit: ViT | Hybrid, images: Tensor) -> tuple[list[Tensor], Tensor, T
         last.append(output.detach().requires_grad_())
         return last[-1]
 
-    hooks = [block.register_forward_pre_hook(keep) for block in vit.blocks]
-    hooks.append(vit.blocks[-1].register_forward_hook(end))
+    blocks = vit.encoder()
+    hooks = [block.register_forward_pre_hook(keep) for block in blocks]
+    hooks.append(blocks[-1].register_forward_hook(end))
     pool = _pool(vit)
     try:
         with torch.no_grad(), _inputs(*([] if pool is None else [pool, pool.proj])) as seen:

@@ -23,18 +23,20 @@ from vitrail.data.dataset import Targets, Task
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, picture
+from vitrail.data.stream import StreamSplit
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError, nearest, some
 from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.measure import own_data, split_name
 from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
 from vitrail.explain.attention import check_patch
-from vitrail.explain.geometry import Attentive, attends
+from vitrail.explain.geometry import attends
 from vitrail.models import Model
 from vitrail.weights import Card, home, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
 SAMPLE = 256  # images that an average is taken over, and the most pictures that can be given
+MOST = 10_000  # images of the data among which neighbours and the worst predictions are looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +72,34 @@ class Picture:
 
 
 @dataclass(frozen=True, eq=False)
+class Subset:
+    """Some images of a split, as a split."""
+
+    whole: Split
+    numbers: NDArray[np.int64]
+
+    @property
+    def targets(self) -> Targets:
+        return self.whole.targets[self.numbers]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def image(self, i: int) -> Pixels:
+        return self.whole.image(int(self.numbers[i]))
+
+    def name(self, i: int) -> str:
+        return self.whole.name(int(self.numbers[i]))
+
+
+def choose(images: int, most: int, seed: int = 0) -> NDArray[np.int64]:
+    """The numbers of the images that are shown: all, or `most` of them at random."""
+    if images <= most:
+        return np.arange(images)
+    return np.sort(np.random.default_rng(seed).choice(images, most, replace=False))
+
+
+@dataclass(frozen=True, eq=False)
 class Drawing:
     """A figure, the name of its file, and the arrays that it shows."""
 
@@ -98,7 +128,7 @@ class Subject:
     instead: int | None = None  # the class that it is set against
 
     @property
-    def attentive(self) -> Attentive:
+    def attentive(self) -> Model:
         """The model, for figures of its attention; a UserError if it has none."""
         if not attends(self.model):
             raise UserError(f"What a model attends to cannot be drawn of a {self.card.model}: it has no attention.")
@@ -114,10 +144,16 @@ class Subject:
         """Whether the data is to be shown, not only pictures that were given."""
         return not self.given or self.source is not None
 
-    @property
+    @cached_property
     def split(self) -> Split:
-        """The images of the data that are shown: its validation images, or the test images or all, if it has none."""
-        return self.data.splits[split_name(self.data)]
+        """The images of the data that are shown: its validation images, or the test images or all, if it has none.
+
+        Of more than 10,000 they are so many, drawn at random, so that no large data set has to be read whole.
+        """
+        split = self.data.splits[split_name(self.data)]
+        if len(split) <= MOST or isinstance(split, StreamSplit):  # a stream is read from its beginning anyway
+            return split
+        return Subset(split, choose(len(split), MOST, self.seed))
 
     @cached_property
     def features(self) -> NDArray[np.float32]:
@@ -151,7 +187,8 @@ class Subject:
 
     @property
     def has_head(self) -> bool:
-        return bool(open_card(self.run).classes)
+        """Whether there are predictions, or features only."""
+        return bool(self.card.classes)
 
     def batches(self, size: int | None = None) -> Iterator[Tensor]:
         """The pictures as the model reads them: normalised, (B, C, H, W)."""
@@ -207,7 +244,7 @@ def open_subject(
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
-    model, card = open_run(run, device, classes=None if classes else 1, img_size=img_size)  # an idle head, if none
+    model, card = open_run(run, device, img_size=img_size, headless=True)
     subject = Subject(
         run, model, card, bool(images), (), (), patch, batch_size, workers, device, seed, data, chosen, other
     )

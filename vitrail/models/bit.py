@@ -17,7 +17,7 @@ Legend: B batch, D width, K classes, (h, w) the map of features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +25,14 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Stage
+from vitrail.models.layers import DropPath
+from vitrail.models.model import Model, ModelConfig
 from vitrail.models.position import Grid
 from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
 
 
 @dataclass(frozen=True)
-class BiTConfig:
+class BiTConfig(ModelConfig):
     widths: Ints  # of the output of each stage; its 3×3 convolutions have a quarter
     depths: Ints
     shrink: bool = True  # whether the stem divides the image by 4
@@ -64,16 +65,20 @@ class BiTConfig:
         return self.widths[-1]
 
     @property
-    def grid(self) -> Grid:
-        """Rows and columns of the last map: every halving rounds up."""
-        halvings = len(self.widths) - 1 + 2 * self.shrink
-        h, w = (-(-side // 2**halvings) for side in self.img_size)
-        return h, w
+    def stride(self) -> int:
+        """Pixels from one place of the last map to the next: every stage but the first halves."""
+        return 2 ** (len(self.widths) - 1 + 2 * self.shrink)
 
     @property
-    def length(self) -> int:
-        """Places of the last map, which are averaged."""
-        return self.grid[0] * self.grid[1]
+    def grids(self) -> list[Grid]:
+        """Rows and columns of the map of each stage: every halving rounds up."""
+        strides = [2 ** (i + 2 * self.shrink) for i in range(len(self.widths))]
+        return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
+
+    @property
+    def grid(self) -> Grid:
+        """Rows and columns of the last map."""
+        return self.grids[-1]
 
 
 def _resnet(*depths: int, factor: int) -> BiTConfig:
@@ -189,7 +194,9 @@ class Head(nn.Module):
         return self.fc(features[:, :, None, None]).flatten(1)
 
 
-class BiT(nn.Module):
+class BiT(Model):
+    config: BiTConfig
+
     def __init__(self, config: BiTConfig):
         super().__init__()
         c = self.config = config
@@ -207,8 +214,8 @@ class BiT(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = GroupNormAct(c.groups, c.width)
         self.drop = nn.Dropout(c.drop)
-        self.head = Head(c.width, c.classes)
-        if not self.head.fc.weight.is_meta:
+        self.head = Head(c.width, c.classes) if c.classes else nn.Identity()
+        if not self.norm.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -216,22 +223,32 @@ class BiT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image, the average of the last map: (B, D)."""
+        return self.features(images).mean(dim=(2, 3))
+
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The last map after its norm, (B, D, h, w); with `levels` the map of every stage."""
         check_images(images, self.config)
         x = self.stem(images)
-        for block in self._blocks():
-            x = block(x)  # B D h w
-        return self.norm(x).mean(dim=(2, 3))
+        maps: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            maps = [*maps, x] if levels and i else []
+            for block in cast(Layer, layer).blocks:
+                x = block(x)  # B D h w
+        last = self.norm(x)
+        return [*maps, last] if levels else last
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the stem, each block, what leaves the last."""
-        return [Stage(self.stem), *self._blocks(), Stage(self.norm), Stage(self.head)]
+        """The model from input to output: the stem, each block, the last norm, the head."""
+        blocks = [block for layer in self.layers for block in cast(Layer, layer).blocks]
+        return [self.stem, *blocks, self.norm, *([self.head] if self.config.classes else [])]
 
-    def _blocks(self) -> list[nn.Module]:
-        return [block for layer in self.layers for block in cast(Layer, layer).blocks]
+    def last_map(self) -> tuple[nn.Module, int]:
+        return self.norm, 1
 
     def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, StdConv):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        nn.init.zeros_(self.head.fc.weight)
-        nn.init.zeros_(self.head.fc.bias)  # type: ignore[arg-type]  # it has one
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # it has one

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.layers import DropPath, Stage
+from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, offsets, resample
 from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
 
@@ -36,7 +38,7 @@ _HEAD = 32  # channels of an attention head
 
 
 @dataclass(frozen=True)
-class CoAtNetConfig:
+class CoAtNetConfig(ModelConfig):
     widths: Ints
     depths: Ints
     first: int = 64  # width of the stem
@@ -64,20 +66,24 @@ class CoAtNetConfig:
         return self.widths[-1]
 
     @property
+    def strides(self) -> list[int]:
+        """Pixels from one place of the map of each stage to the next."""
+        return [2 ** (i + 1 + self.shrink) for i in range(len(self.widths))]
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one place of the last map to the next."""
+        return self.strides[-1]
+
+    @property
     def grids(self) -> list[Grid]:
         """Rows and columns of the map of each stage: every halving rounds up."""
-        strides = [2 ** (i + 1 + self.shrink) for i in range(len(self.widths))]
-        return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
+        return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in self.strides]
 
     @property
     def grid(self) -> Grid:
         """Rows and columns of the last map."""
         return self.grids[-1]
-
-    @property
-    def length(self) -> int:
-        """Places of the last map, which are averaged."""
-        return self.grid[0] * self.grid[1]
 
 
 # Table 4 of the paper, and our own nano for images of 28 to 64 pixels.
@@ -254,18 +260,31 @@ class Layer(nn.Module):
                 blocks.append(CoAtBlock(channels, width, stride, c.grids[i], c.drop, rate))
         self.blocks = nn.ModuleList(blocks)
 
+    def attending(self) -> list[CoAtBlock]:
+        """The blocks that attend."""
+        return [block for block in self.blocks if isinstance(block, CoAtBlock)]
+
 
 class Head(nn.Module):
-    """A norm, a hidden layer, and the classes."""
+    """A norm, a hidden layer, and the classes; of a body the norm alone."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.pre_logits = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh()))
-        self.fc = nn.Linear(width, classes)
+        hidden = nn.Sequential(OrderedDict(fc=nn.Linear(width, width), act=nn.Tanh())) if classes else None
+        self.pre_logits = hidden
+        self.fc = nn.Linear(width, classes) if classes else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The classes of features that are normalised already: the norm is a stage of its own."""
+        if self.pre_logits is None or self.fc is None:
+            return features
+        return self.fc(self.pre_logits(features))
 
 
-class CoAtNet(nn.Module):
+class CoAtNet(Model):
+    config: CoAtNetConfig
+
     def __init__(self, config: CoAtNetConfig):
         super().__init__()
         c = self.config = config
@@ -274,27 +293,66 @@ class CoAtNet(nn.Module):
         ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
         self.layers = nn.ModuleList(Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends))
         self.head = Head(c.width, c.classes)
-        if not self.head.fc.weight.is_meta:
+        self._head = (Stage(self, self.head.forward, [self.head.pre_logits, self.head.fc]),)
+        if not self.head.norm.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head.fc(self.head.pre_logits(self.embed(images)))  # B K
+        outputs: Tensor = self._head[0](self.embed(images))
+        return outputs  # B K
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image, the average of the last map after its norm: (B, D)."""
+        return self.head.norm(self.features(images).mean(dim=(2, 3)))
+
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The last map, (B, D, h, w); with `levels` the map of every stage."""
         check_images(images, self.config)
         x = self.stem(images)
-        for block in self._blocks():
-            x = block(x)  # B D h w
-        return self.head.norm(x.mean(dim=(2, 3)))
+        maps: list[Tensor] = []
+        for i, layer in enumerate(self._layers()):
+            maps = [*maps, x] if levels and i else []
+            for block in layer.blocks:
+                x = block(x)  # B D h w
+        return [*maps, x] if levels else x
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the stem, each block, what leaves the last."""
-        last = Stage(self.head.pre_logits, self.head.fc)
-        return [Stage(self.stem), *self._blocks(), Stage(self.head.norm), last]
+        """The model from input to output: the stem, each block, the last norm, the head."""
+        blocks = [block for layer in self._layers() for block in layer.blocks]
+        return [self.stem, *blocks, self.head.norm, *(self._head if self.config.classes else [])]
 
-    def _blocks(self) -> list[nn.Module]:
-        return [block for layer in self.layers if isinstance(layer, Layer) for block in layer.blocks]
+    @classmethod
+    def resized_state(
+        cls, state: Mapping[str, Tensor], old: CoAtNetConfig, new: CoAtNetConfig, method: Interpolation
+    ) -> dict[str, Tensor]:
+        """The biases are resampled to the offsets in maps of another size."""
+        resampled = dict(state)
+        for name, value in state.items():
+            if name.endswith("relative_position_bias_table"):
+                i = int(name.split(".")[1])  # layers.2.blocks.0…
+                before, after = (((2 * h - 1), (2 * w - 1)) for h, w in (old.grids[i], new.grids[i]))
+                resampled[name] = resample(value, before, after, method)
+        return resampled
+
+    def attentions(self) -> list[AttentionLayer]:
+        return [
+            AttentionLayer(block.attn, grid, stride)
+            for layer, grid, stride in zip(self._layers(), self.config.grids, self.config.strides, strict=True)
+            for block in layer.attending()
+        ]
+
+    def last_map(self) -> tuple[nn.Module, int]:
+        return self._layers()[-1].blocks[-1], 1
+
+    def bias_tables(self) -> dict[int, list[tuple[Tensor, Grid]]]:
+        return {
+            number: [(b.attn.rel_pos.relative_position_bias_table, b.attn.rel_pos.grid) for b in layer.attending()]
+            for number, layer in enumerate(self._layers(), start=1)
+            if layer.attending()
+        }
+
+    def _layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -308,18 +366,6 @@ class CoAtNet(nn.Module):
                 for conv in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
                     nn.init.xavier_uniform_(conv.weight)
                 nn.init.trunc_normal_(block.attn.rel_pos.relative_position_bias_table, std=0.02)
-        nn.init.zeros_(self.head.fc.weight)
-        nn.init.zeros_(self.head.fc.bias)
-
-
-def resample_biases(
-    state: Mapping[str, Tensor], old: CoAtNetConfig, new: CoAtNetConfig, method: Interpolation
-) -> dict[str, Tensor]:
-    """A copy of the weights whose biases fit the offsets in maps of another size."""
-    resampled = dict(state)
-    for name, value in state.items():
-        if name.endswith("relative_position_bias_table"):
-            i = int(name.split(".")[1])  # layers.2.blocks.0…
-            before, after = (((2 * h - 1), (2 * w - 1)) for h, w in (old.grids[i], new.grids[i]))
-            resampled[name] = resample(value, before, after, method)
-    return resampled
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # it has one

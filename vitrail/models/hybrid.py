@@ -18,7 +18,9 @@ Legend: B batch, N tokens, D width, K classes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,13 +29,14 @@ from torch import Tensor, nn
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import GroupNormAct, StdConv
-from vitrail.models.layers import Block, Stage
-from vitrail.models.position import Grid
+from vitrail.models.layers import Block, Stage, head_of, kept, level_depths
+from vitrail.models.model import AttentionLayer, Model, ModelConfig
+from vitrail.models.position import Grid, Interpolation, resample_state
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
 
 
 @dataclass(frozen=True)
-class HybridConfig:
+class HybridConfig(ModelConfig):
     width: int
     depth: int
     heads: int
@@ -68,6 +71,11 @@ class HybridConfig:
     def stride(self) -> int:
         """Pixels from one token to the next: the stem divides the image by 4, each stage but the first by 2."""
         return 4 * 2 ** max(len(self.widths) - 1, 0) * self.patch
+
+    @property
+    def step(self) -> int:
+        """What the sides of the images must be multiples of."""
+        return self.stride
 
     @property
     def grid(self) -> Grid:
@@ -170,7 +178,9 @@ class HybridEmbed(nn.Module):
         return self.proj(self.backbone(images)).flatten(2).transpose(1, 2)  # B N D
 
 
-class Hybrid(nn.Module):
+class Hybrid(Model):
+    config: HybridConfig
+
     def __init__(self, config: HybridConfig):
         super().__init__()
         c = self.config = config
@@ -182,8 +192,9 @@ class Hybrid(nn.Module):
             Block(c.width, c.heads, c.mlp, c.drop, c.drop_path * i / max(c.depth - 1, 1)) for i in range(c.depth)
         )
         self.norm = nn.LayerNorm(c.width, eps=1e-6)
-        self.head = nn.Linear(c.width, c.classes)
-        if not self.head.weight.is_meta:
+        self.head = head_of(c.width, c.classes)
+        self._entry = (Stage(self, self._enter, [self.patch_embed], ["cls_token", "pos_embed"]),)
+        if not self.norm.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -193,23 +204,58 @@ class Hybrid(nn.Module):
         """One feature vector per image, that of the class token: (B, D)."""
         return self.encode(self.tokens(images))[:, 0]
 
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The patches after the last norm as a map, (B, D, h, w); with `levels` one after every quarter of the depth.
+
+        All levels have the stride of a patch, and only the last one is normalised.
+        """
+        x, maps, taps = self.tokens(images), [], level_depths(self.config.depth)
+        for depth, block in enumerate(self.blocks, start=1):
+            x = block(x)
+            if levels and depth in taps[:-1]:
+                maps.append(self._map(x))
+        last = self._map(self.norm(x))
+        return [*maps, last] if levels else last
+
+    def _map(self, x: Tensor) -> Tensor:
+        return x[:, 1:].transpose(1, 2).unflatten(2, self.config.grid)  # B D h w
+
     def tokens(self, images: Tensor) -> Tensor:
         """The sequence that the encoder reads, positions added: (B, N, D)."""
+        tokens: Tensor = self._entry[0](images)
+        return tokens
+
+    def _enter(self, images: Tensor) -> Tensor:
         check_images(images, self.config)
         x = self.patch_embed(images)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         return self.drop(x + self.pos_embed)
 
-    def encode(self, tokens: Tensor) -> Tensor:
-        """The transformer encoder and its final LayerNorm."""
+    def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """The transformer encoder and its final LayerNorm; with `keep`, over the tokens of these numbers alone."""
+        tokens = tokens if keep is None else kept(tokens, keep)
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)
 
     def stages(self) -> list[nn.Module]:
         """The model from input to output: the ResNet and what enters the encoder, each block, what leaves it."""
-        entry = Stage(self.patch_embed, self.cls_token, self.pos_embed)
-        return [entry, *self.blocks, Stage(self.norm), Stage(self.head)]
+        return [*self._entry, *self.blocks, self.norm, *([self.head] if self.config.classes else [])]
+
+    @classmethod
+    def resized_state(
+        cls, state: Mapping[str, Tensor], old: HybridConfig, new: HybridConfig, method: Interpolation
+    ) -> dict[str, Tensor]:
+        return resample_state(state, old.grid, new.grid, method)
+
+    def attentions(self) -> list[AttentionLayer]:
+        return [AttentionLayer(block.attn, self.config.grid, self.config.stride) for block in self.encoder()]
+
+    def encoder(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def position_embeddings(self) -> list[tuple[Tensor, Grid]]:
+        return [(self.pos_embed, self.config.grid)]
 
     def _initialise(self) -> None:
         """As the authors' code: Xavier in the encoder, LeCun for convolutions, 0.02 for positions, zero head."""
@@ -227,4 +273,5 @@ class Hybrid(nn.Module):
             nn.init.normal_(block.mlp.fc1.bias, std=1e-6)
             nn.init.normal_(block.mlp.fc2.bias, std=1e-6)
         nn.init.normal_(self.pos_embed, std=0.02)
-        nn.init.zeros_(self.head.weight)
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)

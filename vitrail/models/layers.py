@@ -5,7 +5,8 @@ Legend: B batch, N tokens, D width, H heads. Parameter names are timm's.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,25 +28,26 @@ class Attention(nn.Module):
         self.drop = nn.Dropout(drop)
         self.relative = relative
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """`keep` are the numbers of the tokens in `x`, (N,) or (B, N), where these are not all of them."""
         q, k, v = self._split(x)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q))
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q, keep))
         x = x.transpose(1, 2).flatten(2)  # B N D
         return self.drop(self.proj(x))
 
-    def weights(self, x: Tensor) -> Tensor:
+    def weights(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """The attention map that `forward` applies to the same input but never stores: (B, H, N, N)."""
         q, k, _ = self._split(x)
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-        bias = self._bias(q)
+        bias = self._bias(q, keep)
         return (logits if bias is None else logits + bias).softmax(dim=-1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B H N D/H
         return qkv[0], qkv[1], qkv[2]
 
-    def _bias(self, like: Tensor) -> Tensor | None:
-        return None if self.relative is None else self.relative().to(like.dtype)
+    def _bias(self, like: Tensor, keep: Tensor | None) -> Tensor | None:
+        return None if self.relative is None else self.relative(keep).to(like.dtype)
 
 
 class Mlp(nn.Module):
@@ -122,8 +124,8 @@ class Block(nn.Module):
         self.ls2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x))))
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), keep)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
@@ -159,9 +161,50 @@ class AttentionPool(nn.Module):
 
 
 class Stage(nn.Module):
-    """Parts of a model that belong together in depth but are not called together: one entry of `stages()`."""
+    """A stage whose parts lie apart in the model: its call runs the method of the model that uses them.
 
-    def __init__(self, *parts: nn.Module | nn.Parameter | None):
+    It is not a submodule of the model and owns nothing, so that every parameter keeps its one name there. Parameters of
+    the model itself are given by name and looked up when they are asked for, because loading may replace them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: Callable[..., Any],
+        parts: Iterable[nn.Module | None],
+        parameters: Iterable[str] = (),
+    ):
         super().__init__()
-        self.parts = nn.ModuleList(p for p in parts if isinstance(p, nn.Module))
-        self.loose = nn.ParameterList(p for p in parts if isinstance(p, nn.Parameter))
+        self.model = (model,)  # in a tuple, or it would become a submodule
+        self.run = run
+        self.parts = nn.ModuleList(part for part in parts if part is not None)
+        self.borrowed = tuple(parameters)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.run(*inputs)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from super().named_parameters(prefix, recurse, remove_duplicate)
+        if recurse:  # none of them is its own
+            for name in self.borrowed:
+                yield f"{prefix}.{name}".lstrip("."), self.model[0].get_parameter(name)
+
+
+def kept(tokens: Tensor, keep: Tensor) -> Tensor:
+    """The tokens of these numbers, (n,) or (B, n): (B, n, D)."""
+    return tokens.take_along_dim(keep.reshape(-1, keep.shape[-1], 1), dim=1)
+
+
+def head_of(width: int, classes: int) -> nn.Linear | nn.Identity:
+    """The layer that gives the logits; a body has none."""
+    return nn.Linear(width, classes) if classes else nn.Identity()
+
+
+def level_depths(depth: int) -> list[int]:
+    """After which blocks an encoder without a pyramid gives a map to dense heads: four, evenly spaced, to the last.
+
+    So UPerNet and SETR read ViTs; ViTDet reads the last alone. All have one stride.
+    """
+    return sorted({depth * quarter // 4 for quarter in (1, 2, 3, 4)} - {0})

@@ -16,18 +16,22 @@ Legend: B batch, N tokens, D width, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
-from vitrail.models.layers import DropPath, Mlp, Stage
-from vitrail.models.position import Grid
+from vitrail.errors import UserError
+from vitrail.models.layers import DropPath, Mlp, head_of, level_depths
+from vitrail.models.model import Model, ModelConfig
+from vitrail.models.position import Grid, Interpolation
 from vitrail.models.validate import check_counts, check_images, check_multiple, check_rates
 from vitrail.models.vit import PatchEmbed
 
 
 @dataclass(frozen=True)
-class MixerConfig:
+class MixerConfig(ModelConfig):
     width: int
     depth: int
     mlp_tokens: int
@@ -50,9 +54,14 @@ class MixerConfig:
         return self.img_size[0] // self.patch, self.img_size[1] // self.patch
 
     @property
-    def length(self) -> int:
-        """Tokens in the sequence that is mixed."""
-        return self.grid[0] * self.grid[1]
+    def stride(self) -> int:
+        """Pixels from one patch to the next."""
+        return self.patch
+
+    @property
+    def step(self) -> int:
+        """What the sides of the images must be multiples of."""
+        return self.patch
 
 
 # Table 1 of the paper, and our own nano for images of 28 to 64 pixels.
@@ -84,15 +93,17 @@ class MixerBlock(nn.Module):
         return x + self.drop_path(self.mlp_channels(self.norm2(x)))
 
 
-class Mixer(nn.Module):
+class Mixer(Model):
+    config: MixerConfig
+
     def __init__(self, config: MixerConfig):
         super().__init__()
         c = self.config = config
         self.stem = PatchEmbed(c.channels, c.width, c.patch)
         self.blocks = nn.ModuleList(MixerBlock(c, c.drop_path * i / max(c.depth - 1, 1)) for i in range(c.depth))
         self.norm = nn.LayerNorm(c.width, eps=1e-6)
-        self.head = nn.Linear(c.width, c.classes)
-        if not self.head.weight.is_meta:
+        self.head = head_of(c.width, c.classes)
+        if not self.norm.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -100,15 +111,52 @@ class Mixer(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image, the average of its tokens: (B, D)."""
+        return self._mixed(images)[-1].mean(dim=1)
+
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The patches after the last norm as a map, (B, D, h, w); with `levels` one after every quarter of the depth.
+
+        All levels have the stride of a patch, and only the last one is normalised.
+        """
+        taps = level_depths(self.config.depth)[:-1] if levels else []
+        maps = [x.transpose(1, 2).unflatten(2, self.config.grid) for x in self._mixed(images, taps)]  # B D h w
+        return maps if levels else maps[-1]
+
+    def _mixed(self, images: Tensor, taps: Sequence[int] = ()) -> list[Tensor]:
+        """The tokens after these numbers of blocks, and after the last norm: (B, N, D)."""
         check_images(images, self.config)
-        x = self.stem(images)  # B N D
-        for block in self.blocks:
+        x, found = self.stem(images), []
+        for depth, block in enumerate(self.blocks, start=1):
             x = block(x)
-        return self.norm(x).mean(dim=1)
+            if depth in taps:
+                found.append(x)
+        return [*found, self.norm(x)]
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the patches, each block, what leaves the last."""
-        return [Stage(self.stem), *self.blocks, Stage(self.norm), Stage(self.head)]
+        """The model from input to output: the patches, each block, the last norm, the head."""
+        return [self.stem, *self.blocks, self.norm, *([self.head] if self.config.classes else [])]
+
+    @classmethod
+    def resized_state(
+        cls,
+        state: Mapping[str, Tensor],
+        old: MixerConfig,
+        new: MixerConfig,
+        method: Interpolation,  # noqa: ARG003
+    ) -> dict[str, Tensor]:
+        if old.grid != new.grid:
+            h, w = old.img_size
+            raise UserError(
+                f"A Mixer has a weight for every patch, so it serves one image size, {h}x{w}; asked for was "
+                f"{new.img_size[0]}x{new.img_size[1]}. Keep the size, or train a new one."
+            )
+        return dict(state)
+
+    def last_map(self) -> tuple[nn.Module, int]:
+        return self.norm, -1
+
+    def mixing(self) -> list[Tensor]:
+        return [block.mlp_tokens.fc1.weight for block in self.blocks if isinstance(block, MixerBlock)]
 
     def _initialise(self) -> None:
         """As the authors' code: LeCun for patches and MLPs, zero head."""
@@ -116,4 +164,5 @@ class Mixer(nn.Module):
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # all of them have one
-        nn.init.zeros_(self.head.weight)
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)

@@ -57,9 +57,13 @@ class RelativeBias(nn.Module):
         rows = (2 * grid[0] - 1) * (2 * grid[1] - 1) + (3 if prefix else 0)
         self.table = nn.Parameter(torch.zeros(rows, heads))
 
-    def forward(self) -> Tensor:
-        bias = self.table[self.index()]
-        return bias.permute(2, 0, 1).unsqueeze(0)  # 1 H N N
+    def forward(self, keep: Tensor | None = None) -> Tensor:
+        """The bias of all pairs of tokens, (1, H, N, N), or of those whose numbers are kept: (n,) or (B, n)."""
+        index = self.index()
+        if keep is not None:
+            index = index[keep[..., :, None], keep[..., None, :]]  # n n, or B n n
+        bias = self.table[index]
+        return bias.permute(2, 0, 1).unsqueeze(0) if bias.ndim == 3 else bias.permute(0, 3, 1, 2)  # 1 or B, H N N
 
     def index(self) -> Tensor:
         """The row of the table that serves each pair of tokens: (N, N)."""

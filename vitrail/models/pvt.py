@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +27,14 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Mlp, Stage
+from vitrail.models.layers import DropPath, Mlp, Stage, head_of
+from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, resample
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
 
 
 @dataclass(frozen=True)
-class PVTConfig:
+class PVTConfig(ModelConfig):
     widths: Ints
     depths: Ints
     heads: Ints
@@ -60,6 +62,11 @@ class PVTConfig:
     def stride(self) -> int:
         """Pixels from one token of the last stage to the next."""
         return self.patch * 2 ** (len(self.widths) - 1)
+
+    @property
+    def step(self) -> int:
+        """What the sides of the images must be multiples of."""
+        return self.stride
 
     @property
     def width(self) -> int:
@@ -136,6 +143,18 @@ class ReducedAttention(nn.Module):
         q, k, _ = self._split(x, grid)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
 
+    def areas(self, grid: Grid) -> Tensor | None:
+        """Which tokens of a map each key is made of, in shares: (M, h·w). None if the tokens are the keys."""
+        if self.sr is None:
+            return None
+        average = (
+            partial(F.adaptive_avg_pool1d, output_size=7)
+            if self.linear
+            else partial(F.avg_pool1d, kernel_size=self.sr.stride[0])
+        )
+        down, across = (average(torch.eye(side)[None])[0].T for side in grid)  # keys, tokens of a side
+        return torch.kron(down, across)
+
     def _split(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(x).unflatten(2, (self.heads, -1)).transpose(1, 2)  # B H N D/H
         if self.sr is not None and self.norm is not None:
@@ -176,7 +195,9 @@ class PatchEmbed(nn.Module):
         return self.norm(self.proj(x).flatten(2).transpose(1, 2))  # B N D
 
 
-class PVT(nn.Module):
+class PVT(Model):
+    config: PVTConfig
+
     def __init__(self, config: PVTConfig):
         super().__init__()
         c = self.config = config
@@ -193,8 +214,17 @@ class PVT(nn.Module):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
         self.drop = nn.Dropout(c.drop)
         self.norm = nn.LayerNorm(c.width, eps=1e-6)
-        self.head = nn.Linear(c.width, c.classes)
-        if not self.head.weight.is_meta:
+        self.head = head_of(c.width, c.classes)
+        self._entries = tuple(
+            Stage(
+                self,
+                partial(self._enter, i),
+                [self._stage(i)[0]],
+                [f"pos_embed{i + 1}", *(["cls_token"] if i == last else [])],
+            )
+            for i in range(last + 1)
+        )
+        if not self.norm.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -202,29 +232,70 @@ class PVT(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image, that of the class token: (B, D)."""
+        return self._tokens(images)[-1][:, 0]
+
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The last map after its norm, (B, D, h, w); with `levels` the map of every stage, the earlier ones bare."""
+        *maps, last = self._tokens(images, levels)
+        last = last[:, 1:].transpose(1, 2).unflatten(2, self.config.grid)
+        return [*maps, last] if levels else last
+
+    def _tokens(self, images: Tensor, levels: bool = False) -> list[Tensor]:
+        """The last tokens after their norm, (B, N, D), and before them, if asked for, the maps of earlier stages."""
         check_images(images, self.config)
-        x = images
-        last = len(self.config.grids) - 1
+        x, maps = images, []
         for i, grid in enumerate(self.config.grids):
-            patches, positions, blocks = self._stage(i)
-            x = patches(x)  # B N D
-            if i == last:
-                x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
-            x = self.drop(x + positions)
-            for block in blocks:
+            if i:
+                x = x.transpose(1, 2).unflatten(2, self.config.grids[i - 1])  # B D h w
+                maps = [*maps, x] if levels else []
+            x = self._entries[i](x)  # B N D
+            for block in self._stage(i)[2]:
                 x = block(x, grid)
-            if i < last:
-                x = x.transpose(1, 2).unflatten(2, grid)  # B D h w
-        return self.norm(x)[:, 0]
+        return [*maps, self.norm(x)]
+
+    def _enter(self, i: int, x: Tensor) -> Tensor:
+        """The tokens of a stage, of the image or the map before it."""
+        patches, positions, _ = self._stage(i)
+        x = patches(x)  # B N D
+        if i == len(self.config.grids) - 1:
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        return self.drop(x + positions)
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: of each stage its patches and its blocks, then what leaves the last."""
-        found: list[nn.Module] = []
-        last = len(self.config.grids) - 1
-        for i in range(last + 1):
-            patches, positions, blocks = self._stage(i)
-            found += [Stage(patches, positions, self.cls_token if i == last else None), *blocks]
-        return [*found, Stage(self.norm), Stage(self.head)]
+        """The model from input to output: of each stage its patches and its blocks, then the last norm and the head."""
+        found = [part for i, entry in enumerate(self._entries) for part in (entry, *self._stage(i)[2])]
+        return [*found, self.norm, *([self.head] if self.config.classes else [])]
+
+    @classmethod
+    def resized_state(
+        cls, state: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig, method: Interpolation
+    ) -> dict[str, Tensor]:
+        """The positions of each stage are resampled; the class token keeps its own."""
+        resampled = dict(state)
+        for i, (before, after) in enumerate(zip(old.grids, new.grids, strict=True)):
+            name = f"pos_embed{i + 1}"
+            if before != after and name in state:
+                rows = state[name][0]
+                prefix = rows.shape[0] - before[0] * before[1]
+                resampled[name] = torch.cat([rows[:prefix], resample(rows[prefix:], before, after, method)])[None]
+        return resampled
+
+    def attentions(self) -> list[AttentionLayer]:
+        found = []
+        for i, grid in enumerate(self.config.grids):
+            blocks = [block for block in self._stage(i)[2] if isinstance(block, PVTBlock)]
+            areas = blocks[0].attn.areas(grid)
+            found += [AttentionLayer(block.attn, grid, self.config.patch * 2**i, areas) for block in blocks]
+        return found
+
+    def last_map(self) -> tuple[nn.Module, int]:
+        """What the class token attends to last."""
+        block = self._stage(len(self.config.grids) - 1)[2][-1]
+        assert isinstance(block, PVTBlock)
+        return block.norm1, -1
+
+    def position_embeddings(self) -> list[tuple[Tensor, Grid]]:
+        return [(self._stage(i)[1], grid) for i, grid in enumerate(self.config.grids)]
 
     def _stage(self, i: int) -> tuple[nn.Module, nn.Parameter, nn.ModuleList]:
         blocks = cast(nn.ModuleList, self.get_submodule(f"block{i + 1}"))
@@ -238,18 +309,5 @@ class PVT(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
-        nn.init.zeros_(self.head.weight)
-
-
-def resample_positions(
-    state: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig, method: Interpolation
-) -> dict[str, Tensor]:
-    """A copy of the weights whose positions fit images of another size; the class token keeps its own."""
-    resampled = dict(state)
-    for i, (before, after) in enumerate(zip(old.grids, new.grids, strict=True)):
-        name = f"pos_embed{i + 1}"
-        if before != after and name in state:
-            rows = state[name][0]
-            prefix = rows.shape[0] - before[0] * before[1]
-            resampled[name] = torch.cat([rows[:prefix], resample(rows[prefix:], before, after, method)])[None]
-    return resampled
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)

@@ -16,20 +16,23 @@ Legend: B batch, N tokens, D width, K classes, (h, w) the map of tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.layers import DropPath, Stage
+from vitrail.models.layers import DropPath, Stage, head_of
+from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid
 from vitrail.models.pvt import ReducedAttention, check_reductions
 from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
 
 
 @dataclass(frozen=True)
-class PVTv2Config:
+class PVTv2Config(ModelConfig):
     widths: Ints
     depths: Ints
     heads: Ints
@@ -58,6 +61,11 @@ class PVTv2Config:
         return self.widths[-1]
 
     @property
+    def stride(self) -> int:
+        """Pixels from one token of the last stage to the next."""
+        return self.patch * 2 ** (len(self.widths) - 1)
+
+    @property
     def grids(self) -> list[Grid]:
         """Rows and columns of the tokens of each stage: convolutions with zeros around round up."""
         strides = [self.patch * 2**i for i in range(len(self.widths))]
@@ -67,11 +75,6 @@ class PVTv2Config:
     def grid(self) -> Grid:
         """Rows and columns of the last map."""
         return self.grids[-1]
-
-    @property
-    def length(self) -> int:
-        """Tokens of the last map, which are averaged."""
-        return self.grid[0] * self.grid[1]
 
 
 def _pvt(*depths: int, narrow: bool = False, ratio: int = 8, linear: bool = False) -> PVTv2Config:
@@ -149,14 +152,14 @@ class Layer(nn.Module):
         self.blocks = nn.ModuleList(PVTv2Block(c, i, rate) for rate in rates)
         self.norm = nn.LayerNorm(c.widths[i], eps=1e-6)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.downsample is None else self.downsample(x)
-        for block in self.blocks:
-            x = block(x, self.grid)
-        return self.norm(x).transpose(1, 2).unflatten(2, self.grid)  # B D h w
+    def map(self, x: Tensor) -> Tensor:
+        """What leaves the blocks, normalised and as a map: (B, D, h, w)."""
+        return self.norm(x).transpose(1, 2).unflatten(2, self.grid)
 
 
-class PVTv2(nn.Module):
+class PVTv2(Model):
+    config: PVTv2Config
+
     def __init__(self, config: PVTv2Config):
         super().__init__()
         c = self.config = config
@@ -164,8 +167,13 @@ class PVTv2(nn.Module):
         rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
         ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
         self.layers = nn.ModuleList(Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends))
-        self.head = nn.Linear(c.width, c.classes)
-        if not self.head.weight.is_meta:
+        self.head = head_of(c.width, c.classes)
+        layers = self._layers()
+        self._merges = tuple(
+            Stage(self, partial(self._merge, i), [layers[i].norm, layers[i + 1].downsample])
+            for i in range(len(layers) - 1)
+        )
+        if not self.patch_embed.norm.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -173,22 +181,50 @@ class PVTv2(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image, the average of the last map: (B, D)."""
+        return self.features(images).mean(dim=(2, 3))
+
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The last map, (B, D, h, w); with `levels` the map of every stage, each after its norm."""
         check_images(images, self.config)
         x = self.patch_embed(images)
-        for layer in self.layers:
-            x = layer(x)
-        return x.mean(dim=(2, 3))
+        maps: list[Tensor] = []
+        layers = self._layers()
+        for i, layer in enumerate(layers):
+            if i:
+                x, before = self._merges[i - 1](x)
+                maps = [*maps, before] if levels else []
+            for block in layer.blocks:
+                x = block(x, layer.grid)  # B N D
+        last = layers[-1].map(x)
+        return [*maps, last] if levels else last
+
+    def _merge(self, i: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens of the stage after this one, and the map that they are made of."""
+        layer, after = self._layers()[i : i + 2]
+        assert after.downsample is not None
+        picture = layer.map(x)
+        return after.downsample(picture), picture
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: of each stage its patches and its blocks, then what leaves the last."""
-        found: list[nn.Module] = [Stage(self.patch_embed)]
-        norm: nn.Module | None = None  # of the stage before
-        for layer in self.layers:
-            assert isinstance(layer, Layer)
-            found += [] if layer.downsample is None else [Stage(norm, layer.downsample)]
-            found += layer.blocks
-            norm = layer.norm
-        return [*found, Stage(norm), Stage(self.head)]
+        """The model from input to output: of each stage its patches and its blocks, then the last norm and the head."""
+        layers = self._layers()
+        entries = (self.patch_embed, *self._merges)
+        found = [part for entry, layer in zip(entries, layers, strict=True) for part in (entry, *layer.blocks)]
+        return [*found, layers[-1].norm, *([self.head] if self.config.classes else [])]
+
+    def attentions(self) -> list[AttentionLayer]:
+        found = []
+        for i, layer in enumerate(self._layers()):
+            blocks = [block for block in layer.blocks if isinstance(block, PVTv2Block)]
+            areas = blocks[0].attn.areas(layer.grid)
+            found += [AttentionLayer(block.attn, layer.grid, self.config.patch * 2**i, areas) for block in blocks]
+        return found
+
+    def last_map(self) -> tuple[nn.Module, int]:
+        return self._layers()[-1].norm, -1
+
+    def _layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -199,4 +235,5 @@ class PVTv2(nn.Module):
                 fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
                 nn.init.normal_(module.weight, std=(2 / fan_out) ** 0.5)
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]  # all of them have one
-        nn.init.zeros_(self.head.weight)
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)

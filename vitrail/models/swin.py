@@ -22,13 +22,15 @@ Legend: B batch, D width, H heads, K classes, (h, w) the map of tokens, W window
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.layers import DropPath, Mlp, Stage
+from vitrail.models.layers import DropPath, Mlp
+from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, offsets
 from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
 
@@ -36,7 +38,7 @@ _APART = -100.0  # what the authors add to the logit of a pair that must not att
 
 
 @dataclass(frozen=True)
-class SwinConfig:
+class SwinConfig(ModelConfig):
     widths: Ints
     depths: Ints
     heads: Ints
@@ -60,6 +62,11 @@ class SwinConfig:
         return self.widths[-1]
 
     @property
+    def stride(self) -> int:
+        """Pixels from one token of the last stage to the next."""
+        return self.patch * 2 ** (len(self.widths) - 1)
+
+    @property
     def grids(self) -> list[Grid]:
         """Rows and columns of the tokens of each stage: whatever does not fit is padded."""
         h, w = (-(-side // self.patch) for side in self.img_size)
@@ -69,11 +76,6 @@ class SwinConfig:
     def grid(self) -> Grid:
         """Rows and columns of the last map."""
         return self.grids[-1]
-
-    @property
-    def length(self) -> int:
-        """Tokens of the last map, which are averaged."""
-        return self.grid[0] * self.grid[1]
 
 
 _T, _S, _B, _L = (
@@ -239,7 +241,9 @@ class Head(nn.Module):
         return self.fc(features)
 
 
-class Swin(nn.Module):
+class Swin(Model):
+    config: SwinConfig
+
     def __init__(self, config: SwinConfig):
         super().__init__()
         c = self.config = config
@@ -250,7 +254,7 @@ class Swin(nn.Module):
         layers = [Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends)]
         self.layers = nn.ModuleList(layers)
         self.norm = nn.LayerNorm(c.width)
-        self.head = Head(c.width, c.classes)
+        self.head = Head(c.width, c.classes) if c.classes else nn.Identity()
         if not self.norm.weight.is_meta:
             self._initialise()
 
@@ -259,18 +263,54 @@ class Swin(nn.Module):
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image, the average of the last map: (B, D)."""
+        return self._maps(images)[-1].mean(dim=(1, 2))
+
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The last map after its norm, (B, D, h, w); with `levels` the map of every stage, the earlier ones bare."""
+        maps = [x.permute(0, 3, 1, 2) for x in self._maps(images, levels)]
+        return maps if levels else maps[-1]
+
+    def _maps(self, images: Tensor, levels: bool = False) -> list[Tensor]:
+        """The maps of the stages or the last alone, which is normalised: (B, h, w, D)."""
         check_images(images, self.config)
         x = self.drop(self.patch_embed(images))
-        for part in self._parts():
-            x = part(x)  # B h w D
-        return self.norm(x).mean(dim=(1, 2))
+        maps: list[Tensor] = []
+        for i, layer in enumerate(self._layers()):
+            maps = [*maps, x] if levels and i else []
+            for part in layer.parts():
+                x = part(x)  # B h w D
+        return [*maps, self.norm(x)]
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the patches, each block and merge, what leaves the last."""
-        return [Stage(self.patch_embed), *self._parts(), Stage(self.norm), Stage(self.head)]
+        """The model from input to output: the patches, each block and merge, the last norm, the head."""
+        parts = [part for layer in self._layers() for part in layer.parts()]
+        return [self.patch_embed, *parts, self.norm, *([self.head] if self.config.classes else [])]
 
-    def _parts(self) -> list[nn.Module]:
-        return [part for layer in self.layers if isinstance(layer, Layer) for part in layer.parts()]
+    def attentions(self) -> list[AttentionLayer]:
+        found = []
+        for i, layer in enumerate(self._layers()):
+            for attention in (block.attn for block in layer.blocks if isinstance(block, SwinBlock)):
+                grid, shift = self.config.grids[i], (attention.shift[0], attention.shift[1])
+                pixels = self.config.patch * 2**i
+                found.append(AttentionLayer(attention, grid, pixels, window=attention.window, shift=shift))
+        return found
+
+    def last_map(self) -> tuple[nn.Module, int]:
+        return self.norm, -1
+
+    def bias_tables(self) -> dict[int, list[tuple[Tensor, Grid]]]:
+        window = (self.config.window, self.config.window)
+        return {
+            number: [
+                (block.attn.relative_position_bias_table, window)
+                for block in layer.blocks
+                if isinstance(block, SwinBlock)
+            ]
+            for number, layer in enumerate(self._layers(), start=1)
+        }
+
+    def _layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -280,4 +320,5 @@ class Swin(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, WindowAttention):
                 nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
-        nn.init.zeros_(self.head.fc.weight)
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)

@@ -10,8 +10,10 @@ from vitrail.errors import UserError
 
 
 def check_counts(config: Any, *names: str) -> None:
-    """Every named number of a configuration, and each of a list of numbers, is at least 1."""
-    for name in (*names, "channels", "classes", "img_size"):
+    """Every named number of a configuration, and each of a list of numbers, is at least 1; no classes are no head."""
+    if config.classes < 0:
+        raise UserError(f"'classes' must be at least 0, but it is {config.classes}.")
+    for name in (*names, "channels", "img_size"):
         value = getattr(config, name)
         if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
             raise UserError(f"'{name}' must be at least 1, but it is {value}.")

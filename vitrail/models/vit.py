@@ -5,7 +5,7 @@ standard transformer encoder reads the sequence, a head classifies:
 
     z0 = [class; x1·E; …; xN·E] + Epos                      (1)  `tokens`
     z' = MSA(LN(z)) + z,  z = MLP(LN(z')) + z'              (2, 3)  `Block`
-    y  = LN(zL)[class]                                      (4)  `encode`, `embed`
+    y  = LN(zL)[class]                                      (4)  `_leave`
 
 What differs from the paper, and is off in its own models: register tokens (https://arxiv.org/abs/2309.16588),
 LayerScale, gated MLPs, a convolutional stem (https://arxiv.org/abs/2106.14881), and other ways to one vector:
@@ -20,22 +20,24 @@ Legend: B batch, N tokens, D width, F features, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.layers import Activation, AttentionPool, Block, Stage
-from vitrail.models.position import Grid, RelativeBias, sincos2d
+from vitrail.models.layers import Activation, AttentionPool, Block, Stage, head_of, kept, level_depths
+from vitrail.models.model import AttentionLayer, Model, ModelConfig
+from vitrail.models.position import Grid, Interpolation, RelativeBias, resample_state, sincos2d
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates
 
 Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
 
 
 @dataclass(frozen=True)
-class ViTConfig:
+class ViTConfig(ModelConfig):
     width: int
     depth: int
     heads: int
@@ -63,6 +65,16 @@ class ViTConfig:
         check_heads((self.width,), (self.heads,))
         if self.pos in ("learned2d", "sincos2d") and self.width % 4:
             raise UserError(f"Positions '{self.pos}' need a width that 4 divides, but it is {self.width}.")
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one patch to the next."""
+        return self.patch
+
+    @property
+    def step(self) -> int:
+        """What the sides of the images must be multiples of."""
+        return self.patch
 
     @property
     def grid(self) -> Grid:
@@ -124,7 +136,9 @@ class ConvStem(nn.Module):
         return self.proj(self.convs(images)).flatten(2).transpose(1, 2)  # B N D
 
 
-class ViT(nn.Module):
+class ViT(Model):
+    config: ViTConfig
+
     def __init__(self, config: ViTConfig):
         super().__init__()
         c = self.config = config
@@ -159,42 +173,55 @@ class ViT(nn.Module):
         )
         self.norm = nn.LayerNorm(c.width, eps=1e-6)
         self.attn_pool = AttentionPool(c.width, c.heads, c.mlp) if c.pool == "map" else None
-        self.pre_logits = nn.Linear(c.features, c.features) if c.head == "tanh" else None
-        self.head = nn.Linear(c.features, c.classes)
-        self.head_dist = nn.Linear(c.width, c.classes) if c.pool == "cls_dist" else None
-        if not self.head.weight.is_meta:
+        hidden = c.head == "tanh" and c.classes  # the hidden layer is part of the head
+        self.pre_logits = nn.Linear(c.features, c.features) if hidden else None
+        self.head = head_of(c.features, c.classes)
+        self.head_dist = nn.Linear(c.width, c.classes) if c.pool == "cls_dist" and c.classes else None
+
+        loose = [name for name, _ in self.named_parameters(recurse=False)]
+        self._stages = (
+            Stage(self, self._enter, [self.patch_embed], loose),
+            Stage(self, self._leave, [self.norm, self.attn_pool]),
+            Stage(self, self._answer, [self.pre_logits, self.head, self.head_dist]),
+        )
+        if not self.norm.weight.is_meta:
             self._initialise()
 
     def forward(self, images: Tensor) -> Tensor:
-        if self.head_dist is None:
-            return self.head(self._hidden(self.embed(images)))  # B K
-        logits, distilled = self.heads(images)
-        return (logits + distilled) / 2
+        answers = self.heads(images)
+        return answers[0] if len(answers) == 1 else (answers[0] + answers[1]) / 2  # B K
 
-    def heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What the class token and DeiT's distillation token say, each through its own head: twice (B, K)."""
-        if self.head_dist is None:
-            raise UserError(f"Two heads are for pool='cls_dist', but this model has pool={self.config.pool!r}.")
-        x = self._hidden(self.encode(self.tokens(images))[:, :2])
-        return self.head(x[:, 0]), self.head_dist(x[:, 1])
+    def heads(self, images: Tensor) -> tuple[Tensor, ...]:
+        """What the head says, or the class token and DeiT's distillation token, each through its own head: (B, K)."""
+        if not self.config.classes:
+            return (self.embed(images),)
+        answers: tuple[Tensor, ...] = self._stages[2](self._pooled(images))
+        return answers
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image: (B, F)."""
-        x = self.encode(self.tokens(images))
-        if self.config.pool == "cls":
-            return x[:, 0]
-        if self.config.pool == "cls_dist":
-            return (x[:, 0] + x[:, 1]) / 2
-        patches = x[:, self.config.prefix :]
-        if self.attn_pool is not None:
-            return self.attn_pool(patches)
-        average = patches.mean(dim=1)
-        if self.config.pool == "cls_gap":
-            return torch.cat([x[:, 0], average], dim=1)
-        return average if self.config.pool == "gap" else self.norm(average)
+        x = self._pooled(images)
+        return (x[:, 0] + x[:, 1]) / 2 if self.config.pool == "cls_dist" else x
+
+    def features(self, images: Tensor, levels: bool = False) -> Any:
+        """The patches after the last norm as a map, (B, D, h, w); with `levels` one after every quarter of the depth.
+
+        All levels have the stride of a patch, and only the last one is normalised.
+        """
+        x, maps, taps = self.tokens(images), [], level_depths(self.config.depth)
+        for depth, block in enumerate(self.blocks, start=1):
+            x = block(x)
+            if levels and depth in taps[:-1]:
+                maps.append(self._map(x))
+        last = self._map(self._stages[1](x, False))
+        return [*maps, last] if levels else last
 
     def tokens(self, images: Tensor) -> Tensor:
         """Equation 1: the sequence that the encoder reads, positions added: (B, N, D)."""
+        tokens: Tensor = self._stages[0](images)
+        return tokens
+
+    def _enter(self, images: Tensor) -> Tensor:
         c = self.config
         check_images(images, c)
         x = self.patch_embed(images)
@@ -211,14 +238,53 @@ class ViT(nn.Module):
             prefix.append(self.reg_token.expand(batch, -1, -1))
         return self.drop(torch.cat([*prefix, x], dim=1))
 
-    def encode(self, tokens: Tensor) -> Tensor:
-        """Equations 2 to 4: the transformer encoder and its final LayerNorm, over any subset of tokens.
+    def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Equations 2 to 4: the transformer encoder and its final LayerNorm, (B, N, D).
 
-        With `pool="gap_norm"` and `"mae"` the LayerNorm is left to `embed`.
+        With `keep`, the numbers of some tokens, (n,) or (B, n), only these are read: (B, n, D). The class token is
+        number 0. With `pool="gap_norm"` and `"mae"` the LayerNorm is left to `embed`.
         """
+        if keep is not None:
+            tokens = kept(tokens, keep)
+        elif self.config.pos == "relative" and tokens.shape[1] != self.config.length:
+            raise UserError(
+                f"Relative positions need to know which tokens are encoded: {tokens.shape[1]} of {self.config.length} "
+                "were given. Give all of them, and `keep` the numbers of those to encode."
+            )
         for block in self.blocks:
-            tokens = block(tokens)
-        return tokens if self.config.pool in ("gap_norm", "mae") else self.norm(tokens)
+            tokens = block(tokens, keep)
+        return tokens if self.config.pool in ("gap_norm", "mae") else self._stages[1](tokens, False)
+
+    def _pooled(self, images: Tensor) -> Tensor:
+        """What the head reads: (B, F), or of two tokens (B, 2, F)."""
+        x = self.tokens(images)
+        for block in self.blocks:
+            x = block(x)
+        pooled: Tensor = self._stages[1](x)
+        return pooled
+
+    def _leave(self, x: Tensor, pool: bool = True) -> Tensor:
+        """The last norm, and the vector that is read from its tokens."""
+        c = self.config
+        if not pool:
+            return self.norm(x)
+        if c.pool in ("gap_norm", "mae"):
+            return self.norm(x[:, c.prefix :].mean(dim=1))
+        x = self.norm(x)
+        if c.pool in ("cls", "cls_dist"):
+            return x[:, 0] if c.pool == "cls" else x[:, :2]
+        patches = x[:, c.prefix :]
+        if self.attn_pool is not None:
+            return self.attn_pool(patches)
+        average = patches.mean(dim=1)
+        return torch.cat([x[:, 0], average], dim=1) if c.pool == "cls_gap" else average
+
+    def _answer(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = x if self.pre_logits is None else torch.tanh(self.pre_logits(x))
+        return (self.head(x),) if self.head_dist is None else (self.head(x[:, 0]), self.head_dist(x[:, 1]))
+
+    def _map(self, x: Tensor) -> Tensor:
+        return x[:, self.config.prefix :].transpose(1, 2).unflatten(2, self.config.grid)  # B D h w
 
     def positions(self) -> Tensor | None:
         """The rows added to the tokens, (1, N, D), those of placed tokens first; None if there are none."""
@@ -230,22 +296,46 @@ class ViT(nn.Module):
             columns = self.pos_col.unsqueeze(1).expand(-1, c.grid[0], -1, -1)
             return torch.cat([rows, columns], dim=-1).flatten(1, 2)
         if c.pos == "sincos2d":
-            weight = self.head.weight
+            weight = self.norm.weight
             return sincos2d(c.grid, c.width, weight.device).to(weight.dtype).unsqueeze(0)
         return None
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: what enters the encoder, each block, what leaves it."""
-        loose = [p for name, p in self.named_parameters(recurse=False)]
-        return [
-            Stage(self.patch_embed, *loose),
-            *self.blocks,
-            Stage(self.norm, self.attn_pool),
-            Stage(self.pre_logits, self.head, self.head_dist),
-        ]
+        """The model from input to output: what enters the encoder, each block, what leaves it, the head."""
+        entry, leave, head = self._stages
+        return [entry, *self.blocks, leave, *([head] if self.config.classes else [])]
 
-    def _hidden(self, features: Tensor) -> Tensor:
-        return features if self.pre_logits is None else torch.tanh(self.pre_logits(features))
+    def classifiers(self) -> list[nn.Linear | nn.Conv2d]:
+        return [layer for layer in (self.head, self.head_dist) if isinstance(layer, nn.Linear)]
+
+    @classmethod
+    def resized_state(
+        cls, state: Mapping[str, Tensor], old: ViTConfig, new: ViTConfig, method: Interpolation
+    ) -> dict[str, Tensor]:
+        return resample_state(state, old.grid, new.grid, method)
+
+    def attentions(self) -> list[AttentionLayer]:
+        return [AttentionLayer(block.attn, self.config.grid, self.config.patch) for block in self.encoder()]
+
+    def shares(self) -> Tensor:
+        c = self.config
+        counts = torch.zeros(c.length)
+        if c.pool in ("cls", "cls_dist", "cls_gap"):
+            counts[: c.placed] = 1 / c.placed
+        if c.pool not in ("cls", "cls_dist"):
+            counts[c.prefix :] = 1 / (c.grid[0] * c.grid[1])
+        return counts / counts.sum()
+
+    def encoder(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    def position_embeddings(self) -> list[tuple[Tensor, Grid]]:
+        positions = self.positions()
+        return [] if positions is None else [(positions, self.config.grid)]
+
+    def bias_tables(self) -> dict[int, list[tuple[Tensor, Grid]]]:
+        tables = [(block.attn.relative.table, self.config.grid) for block in self.encoder() if block.attn.relative]
+        return {1: tables} if tables else {}
 
     def _initialise(self) -> None:
         """As the authors' code: Xavier in the encoder, LeCun for the patches, 0.02 for positions, zero head."""
@@ -272,6 +362,5 @@ class ViT(nn.Module):
         for name, parameter in self.named_parameters():
             if name in ("pos_embed", "pos_row", "pos_col", "dist_token", "reg_token", "attn_pool.latent"):
                 nn.init.normal_(parameter, std=0.02)
-        nn.init.zeros_(self.head.weight)
-        if self.head_dist is not None:
-            nn.init.zeros_(self.head_dist.weight)
+        for layer in self.classifiers():
+            nn.init.zeros_(layer.weight)

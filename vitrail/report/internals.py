@@ -12,20 +12,13 @@ from PIL import Image
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
 from vitrail.data.loader import batches
-from vitrail.errors import UserError
-from vitrail.explain import attention_distance, position_similarity, relative_bias
+from vitrail.explain import attention_distance
 from vitrail.explain.attention import even_distance
 from vitrail.explain.filters import first_filters
 from vitrail.explain.geometry import attends
 from vitrail.explain.mixing import in_pairs, mixing_maps
-from vitrail.explain.positions import stage_biases, stage_similarities
+from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
 from vitrail.models import Model
-from vitrail.models.coatnet import CoAtNet
-from vitrail.models.hybrid import Hybrid
-from vitrail.models.mixer import Mixer
-from vitrail.models.pvt import PVT
-from vitrail.models.swin import Swin
-from vitrail.models.vit import ViT
 from vitrail.report.facts import Facts
 from vitrail.report.images import Album, Picture, similarities, tiles
 from vitrail.report.sections import reads
@@ -63,7 +56,8 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
     model, card = facts.model, facts.card
     if model is None or card is None:
         return Inside()
-    distance, notes = None, []
+    distance: Chart | None = None
+    notes: list[str] = []
     if facts.data is not None and attends(model):
         split = reads(facts.data.splits["val"], facts)
         images = min(_DISTANCE_IMAGES, len(split))
@@ -71,10 +65,9 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
         normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
         far = attention_distance(model, normalised)
         distance = build.distance(far, even_distance(model), card.config.img_size[1], images)
-    try:
-        drawn = [*_places(model)]
-    except UserError as error:
-        drawn, notes = [], [str(error)]
+    drawn = [*_places(model)]
+    if not drawn and attends(model):
+        notes.append(NO_POSITIONS)
     drawn.append(_filters(model))
     added = ((title, text, album.add(picture, exact=True)) for title, text, picture in drawn)
     return Inside(distance, [Sheet(title, text, picture) for title, text, picture in added if picture], notes)
@@ -82,18 +75,12 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
 
 def _places(model: Model) -> Iterator[Drawn]:
     """What the model knows about places or how it mixes them; a sheet for each stage that has its own."""
-    if isinstance(model, ViT | Hybrid):
-        if isinstance(model, ViT) and model.config.pos == "relative":
-            yield "Relative positions", _BIAS, _biases(relative_bias(model))
-        else:
-            yield "Position similarity", *_alike(position_similarity(model))
-    elif isinstance(model, PVT):
-        for stage, similar in enumerate(stage_similarities(model), start=1):
-            yield f"Position similarity, stage {stage}", *_alike(similar)
-    elif isinstance(model, Swin | CoAtNet):
-        for stage, bias in stage_biases(model).items():
-            yield f"Relative positions, stage {stage}", _BIAS, _biases(bias)
-    elif isinstance(model, Mixer):
+    pyramid = len(model.config.grids) > 1
+    for stage, similar in enumerate(stage_similarities(model), start=1):
+        yield f"Position similarity{f', stage {stage}' if pyramid else ''}", *_alike(similar)
+    for stage, bias in stage_biases(model).items():
+        yield f"Relative positions{f', stage {stage}' if pyramid else ''}", _BIAS, _biases(bias)
+    if model.mixing():
         maps = mixing_maps(model)
         for layer in sorted({0, len(maps) - 1}):
             units = maps[layer][in_pairs(maps[layer]), ..., None]

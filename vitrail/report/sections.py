@@ -14,8 +14,7 @@ from vitrail.data.dataset import Data, FileSplit, PackedSplit, Split
 from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.data.stream import StreamSplit
 from vitrail.explain import relevance, rollout
-from vitrail.models.hybrid import Hybrid
-from vitrail.models.vit import ViT
+from vitrail.explain.relevance import signed
 from vitrail.report.facts import Facts
 from vitrail.report.images import Album, Picture, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
@@ -103,7 +102,7 @@ def _maps(
     if not numbers:
         return {}, ""
     images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
-    if isinstance(facts.model, ViT | Hybrid):
+    if not signed(facts.model):
         maps, show = rollout(facts.model, images), "attention rollout over all layers"
     else:
         likeliest = facts.task.ranking(facts.outputs[numbers])[:, 0]

@@ -11,7 +11,6 @@ from torch import Tensor
 from vitrail.config import DistillConfig, TrainConfig
 from vitrail.data.augment import still
 from vitrail.data.dataset import Split
-from vitrail.models import head_outputs
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.train.progress import Progress
 from vitrail.train.teacher import Teacher
@@ -36,7 +35,7 @@ class Distilled(Objective):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         taught = self._ask(batch)
-        outputs = [logits.float() for logits in head_outputs(self.model, batch.images)]
+        outputs = [logits.float() for logits in self.model.heads(batch.images)]
         labelled, distilled = outputs[0], outputs[-1]
         lesson, alpha = self.task.lesson(distilled, taught, self.how), self.how.distill_alpha
         loss = (1 - alpha) * self.task.compare(labelled, batch.targets) + alpha * lesson.pop("loss")

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.models import Model
-from vitrail.models.layers import Stage
 
 
 def recompute_activations(model: Model) -> None:
     """Activation checkpointing: each stage keeps only its input and runs again in the backward pass."""
     for stage in model.stages():
-        if not isinstance(stage, Stage):
-            stage.forward = partial(checkpoint, stage.forward, use_reentrant=False)
+        norms = [module for module in stage.modules() if isinstance(module, nn.BatchNorm2d)]
+        more = {"context_fn": partial(_contexts, norms)} if norms else {}
+        stage.forward = partial(checkpoint, stage.forward, use_reentrant=False, **more)
+
+
+def _contexts(norms: list[nn.BatchNorm2d]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What the first run of a stage and the second are done in."""
+    return nullcontext(), _untracked(norms)
+
+
+@contextmanager
+def _untracked(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
+    """The second run must not count the batch again in the running statistics."""
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
 
 
 def keep_freed_memory() -> None:

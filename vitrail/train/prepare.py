@@ -15,7 +15,7 @@ from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
 from vitrail.device import hardware
 from vitrail.errors import UserError
-from vitrail.models import Model, ModelConfig, build, canonical, heads
+from vitrail.models import Model, ModelConfig, build, canonical
 from vitrail.train.teacher import meet
 from vitrail.train.transfer import set_learning
 from vitrail.weights import Card, open_card, start_from
@@ -48,7 +48,7 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
         notes = start_from(config.weights, model, data.task, resample=how.pos_resample, partial=how.partial)
         set_learning(model, how)
     if config.optim.loss == "bce" and config.weights is None:
-        for head in heads(model):
+        for head in model.classifiers():
             assert head.bias is not None
             # Start the bias at the log prior, -log K, which the first steps would otherwise have to learn.
             torch.nn.init.constant_(head.bias, -math.log(len(data.classes)))

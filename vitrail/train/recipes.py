@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrail.config import AugmentConfig, OptimConfig, TrainConfig
-from vitrail.models import step
 from vitrail.train.recipe_rules import (
     RecipeInputs,
     arch_config,
@@ -114,7 +113,7 @@ def paper_pretrain(inputs: RecipeInputs) -> TrainConfig:
     elif inputs.images < 30_000_000:
         optim |= {"epochs": 90, "lr": 1e-3, "weight_decay": 0.03, "sched": "linear", "clip_grad": 0.0}
     else:
-        large = 4e-4 if step(c) < 32 else 6e-4
+        large = 4e-4 if c.step < 32 else 6e-4
         lr = 8e-4 if c.width < 1024 else large if c.width < 1280 else 3e-4
         epochs = 7 if c.width < 1024 or lr == 6e-4 else 14
         optim |= {"epochs": epochs, "lr": lr, "weight_decay": 0.1, "sched": "linear", "clip_grad": 0.0}
@@ -181,9 +180,9 @@ def augreg(inputs: RecipeInputs) -> TrainConfig:
     """
     c = inputs.config
     if inputs.images < 5_000_000:
-        level = "light1" if c.width < 384 else "medium1" if c.width < 768 and step(c) >= 32 else "medium2"
+        level = "light1" if c.width < 384 else "medium1" if c.width < 768 and c.step >= 32 else "medium2"
     elif c.width < 768:
-        level = "light1" if c.width >= 384 and step(c) < 32 else "none"
+        level = "light1" if c.width >= 384 and c.step < 32 else "none"
     else:
         level = "light2" if c.width < 1024 else "medium2"
     return published(

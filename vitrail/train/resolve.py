@@ -28,7 +28,7 @@ from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
-from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant, step
+from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
 from vitrail.train.prepare import prepare, preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
 from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
@@ -146,7 +146,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
                 "Remove --model to fine-tune them, or --weights to train from scratch."
             )
         resize = recipe.resize if recipe.resize and max(config.img_size) > SMALL_IMAGE else None
-        size = _fit((resize, resize), step(config)) if resize else config.img_size
+        size = _fit((resize, resize), config.step) if resize else config.img_size
     else:
         least = 4 if choose_device(given.get("device")) == "cpu" else 7
         meant = recipe.model if max(given.get("img_size") or data.size) > SMALL_IMAGE else None
@@ -157,7 +157,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         elif asked in FAMILIES:
             asked = _smallest(asked, given.get("img_size") or data.size)
         name, config = canonical(asked or meant or f"vit_nano{patch}")
-        size = _fit(typical, step(config))
+        size = _fit(typical, config.step)
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     for key in sorted(arch.keys() - {field.name for field in fields(config)}):
         raise UserError(f"A {family(config)} has no option '{key}'; only a ViT has. Remove --{key.replace('_', '-')}.")
@@ -168,8 +168,8 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
 
 def _smallest(family_name: str, size: Size) -> str:
     """A family's model for small images, or its smallest published one."""
-    nano, least, *_ = (name for name, config in CONFIGS.items() if family(config) == family_name)
-    return nano if max(size) <= SMALL_IMAGE else least
+    names = [name for name, config in CONFIGS.items() if family(config) == family_name]
+    return names[0] if max(size) <= SMALL_IMAGE or len(names) == 1 else names[1]
 
 
 def _typical(data: Data, recipe: Recipe) -> Size:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.balance import imbalance
 from vitrail.models import Model, parameters
-from vitrail.models.vit import ViTConfig
 from vitrail.train.transfer import describe_learning
 
 
@@ -17,9 +18,8 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
     length = f"{o.epochs:g} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs:g} epochs"
     arch = config.arch
-    chosen = (
-        f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if isinstance(model.config, ViTConfig) else ""
-    )
+    has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
+    chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
     lines = [
         f"data      {config.data}: {counts}; {data.task}",
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "

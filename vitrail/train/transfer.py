@@ -5,9 +5,8 @@ from __future__ import annotations
 from vitrail.config import Freeze, TrainConfig, TransferConfig
 from vitrail.errors import UserError
 from vitrail.models import Model, name_of
-from vitrail.models.hybrid import Hybrid
+from vitrail.models.layers import Attention
 from vitrail.models.lora import adapters, add_adapters
-from vitrail.models.vit import ViT
 
 
 def set_learning(model: Model, transfer: TransferConfig) -> None:
@@ -20,7 +19,7 @@ def set_learning(model: Model, transfer: TransferConfig) -> None:
         stage.requires_grad_(False)
     if transfer.lora_rank:
         add_adapters(stages[frozen:], transfer.lora_rank, transfer.lora_alpha)
-        if not adapters(model) and not isinstance(model, (ViT, Hybrid)):
+        if not any(isinstance(module, Attention) for module in model.modules()):
             raise UserError(f"--lora-rank needs the attention of a ViT, but the model is a {name_of(model.config)}.")
         if not adapters(model):
             raise UserError(f"--freeze {transfer.freeze} leaves no block for --lora-rank to adapt. Remove one of them.")

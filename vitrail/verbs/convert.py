@@ -48,7 +48,7 @@ def convert(
         raise UserError(f"Weights for {to} are a {suffix} file, but DST is {out}. Name it {path.name}{suffix}.")
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists. Choose another name, or replace it with --overwrite.")
-    whole, card = open_run(source, model=model, classes=classes, partial=partial)
+    whole, card = open_run(source, model=model, classes=classes, partial=partial, headless=True)
     if to == "vitrail":
         path.parent.mkdir(parents=True, exist_ok=True)
         save(path, whole, card)

@@ -24,7 +24,7 @@ from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
 from vitrail.files import replacing, write_text
-from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, filters, name_of, resized_state
+from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, name_of, resized_state
 from vitrail.models.position import Interpolation
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, speak
@@ -40,6 +40,7 @@ _IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # wha
 
 # Distilled DeiT has a second head, on its distillation token; some families keep the layer in a module with others.
 _HEADS = re.compile(r"head(_dist)?(\.fc)?\.(weight|bias)")
+_NO_BODY = re.compile(rf"{_HEADS.pattern}|(head\.)?pre_logits\..*")  # what a body without a head has not
 
 _NAMELESS = "vit_w"  # how cards call models of a size that has no name
 _PARTIAL = "Take what fits with partial=True, or --partial of train and convert."
@@ -64,13 +65,18 @@ def open_run(
     channels: int | None = None,
     resample: Interpolation = "bicubic",
     partial: bool = False,
+    headless: bool = False,
 ) -> tuple[Model, Card]:
-    """The model of a run or of anybody's weights, ready to predict, and its card. The rest is that of `load`."""
+    """The model of a run or of anybody's weights, ready to predict, and its card. The rest is that of `load`.
+
+    Weights without a head are a UserError, unless `headless` says that their features will do.
+    """
     opened = _open(source, expected=model)
     choose_device(device)
     card = _wanted(opened, classes, img_size, channels)
-    with torch.device("meta"):
-        whole = build(card.config)
+    if not card.classes and not headless:
+        raise UserError(f"{opened.where} has no classification head. Ask for a new one: classes=N, or --classes N.")
+    whole = _on_meta(card.config)
     state, notes = _adapt(opened, card, whole, resample, partial)
     if partial and (missing := whole.state_dict().keys() - state.keys()):
         fresh = build(card.config).state_dict()
@@ -89,11 +95,6 @@ def open_run(
     return whole.eval(), card
 
 
-def open_body(source: Source, device: str = "cpu") -> tuple[Model, Card]:
-    """A model for its features alone: if it comes without a head, it gets an idle one."""
-    return open_run(source, device, classes=None if _open(source).card.classes else 1)
-
-
 def load(
     source: Source,
     model: str | ModelConfig | None = None,
@@ -108,9 +109,10 @@ def load(
     """A trained model, ready to predict: `vitrail.load("runs/demo")`, `vitrail.load("ViT-B_16.npz", classes=10)`.
 
     `source` is a run, a weights file of vitrail, timm, Hugging Face, torchvision or JAX, `timm:NAME`, `hf:REPO`, or a
-    state dict. `model` tells what its tensors do not show. Other classes get a new head, another size resampled
-    positions (bicubic, bilinear, or linear as in the paper), other channels folded or tiled filters; whatever is
-    adapted is logged, and all else must fit. With `partial`, what does not is left out, and what is missing is fresh.
+    state dict. `model` tells what its tensors do not show. Other classes get a new head, `classes=0` none, another size
+    resampled positions (bicubic, bilinear, or linear as in the paper), other channels folded or tiled filters; whatever
+    is adapted is logged, and all else must fit. With `partial`, what does not is left out, and what is missing is
+    fresh. Weights without a head are a model without a head, which gives features.
     """
     whole, _ = open_run(
         source,
@@ -121,6 +123,7 @@ def load(
         channels=channels,
         resample=resample,
         partial=partial,
+        headless=True,
     )
     return whole
 
@@ -216,9 +219,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
         if isinstance(expected, ModelConfig) and expected != card.config:
             raise UserError(f"The weights in {where} are a {card.config}, but `model` asks for {expected}.")
         try:
-            weights = recognise.recognise(tensors, where)
-            if weights.family != family(card.config):
-                raise UserError(f"it is a {weights.kind}.")
+            weights = recognise.of_family(tensors, where, family(card.config))
             return _Opened(where, card, weights, own=True)
         except UserError as error:
             raise UserError(f"{where} does not fit the architecture in its {path.stem}.json: {error}") from error
@@ -228,10 +229,9 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
     config = recognise.architecture(weights, beside, model)
     preprocess, assumed = recognise.preprocessing(weights, config, beside)
     shapes = weights.shapes()
-    has_head = "head.weight" in shapes or "head.fc.weight" in shapes
     fits = len(beside.classes) == config.classes
     classes = beside.classes if fits else tuple(map(str, range(config.classes)))
-    card = Card(model=name_of(config), config=config, classes=classes if has_head else (), preprocess=preprocess)
+    card = Card(model=name_of(config), config=config, classes=classes, preprocess=preprocess)
     notes = [f"{weights.format} weights of a {card.model} at {config.img_size[0]}x{config.img_size[1]}"]
     if isinstance(config, ViTConfig):
         notes += vit.turned(shapes, config)
@@ -255,10 +255,6 @@ def _wanted(
         if names != card.classes:
             fresh = dataclasses.replace(card, classes=names, task="multiclass", thresholds=(), metrics={})
             card = dataclasses.replace(fresh, target_mean=(), target_std=())
-    elif not card.classes:
-        raise UserError(
-            f"{opened.where} has no head that tells classes apart. Ask for a new one: classes=N, or --classes N."
-        )
     config, preprocess = card.config, card.preprocess
     size = config.img_size if img_size is None else coerce(type(config), "img_size", img_size)
     channels = config.channels if channels is None else coerce(type(config), "channels", channels)
@@ -290,12 +286,16 @@ def _adapt(
     if fresh:
         task = wanted.task
         things = WORDS[task].many if card.task == task else f"{WORDS[task].many} instead of {WORDS[card.task].many}"
-        notes.append(f"new head for {len(wanted.classes)} {things}")
+        notes.append(f"new head for {len(wanted.classes)} {things}" if wanted.classes else "left out the head")
+    elif not wanted.classes:
+        unneeded += [name for name in state if _NO_BODY.fullmatch(name)]  # a hidden layer before no head
     if unneeded:
         notes.append(f"left out {some(unneeded, 4)}")
-    leave = (*unneeded, *(name for name in state if fresh and _HEADS.fullmatch(name)))
+    behind = _HEADS if wanted.classes else _NO_BODY
+    leave = (*unneeded, *(name for name in state if fresh and behind.fullmatch(name)))
     state = {name: value for name, value in state.items() if name not in leave}
-    expected = _meta_state(old)
+    body = _on_meta(dataclasses.replace(old, classes=new.classes) if fresh else old)
+    expected = body.state_dict()
     if fresh:
         expected = {name: value for name, value in expected.items() if not _HEADS.fullmatch(name)}
     broken = _mismatch(state, expected)
@@ -315,7 +315,7 @@ def _adapt(
         sizes = f"{old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches"
         notes.append(f"positions resampled from {sizes} ({resample})")
     state = resized
-    first = filters(expected)
+    first = body.filters()
     if old.channels != new.channels and first in state:
         state[first] = _fit_channels(state[first], new.channels)
         notes.append(f"patch filters changed from {old.channels} to {new.channels} channels")
@@ -344,9 +344,9 @@ def _adapt(
     return state, notes
 
 
-def _meta_state(config: ModelConfig) -> dict[str, Tensor]:
+def _on_meta(config: ModelConfig) -> Model:
     with torch.device("meta"):
-        return build(config).state_dict()
+        return build(config)
 
 
 def _fit_channels(filters: Tensor, channels: int) -> Tensor:

@@ -29,6 +29,7 @@ from vitrail.weights.formats import (
     npz,
     pvt,
     pvt_v2,
+    same,
     swin,
     timm,
     vit,
@@ -57,8 +58,8 @@ UNSEEN = ("heads", "groups", "shrink")  # what of an architecture no tensor show
 
 
 def layouts(name: str) -> dict[Format, Layout]:
-    """The formats of a family."""
-    found: dict[Format, Layout] = MODULES[name].LAYOUTS
+    """The formats of others that a family is read from; none if there is no module for it."""
+    found: dict[Format, Layout] = MODULES[name].LAYOUTS if name in MODULES else {}
     return found
 
 
@@ -69,16 +70,13 @@ class Weights:
     where: str
     family: str
     format: Format
+    layout: Layout
     tensors: Tensors
 
     @property
     def kind(self) -> str:
         """The family as its paper writes it."""
         return FAMILIES[self.family][0].__name__.removesuffix("Config")
-
-    @property
-    def layout(self) -> Layout:
-        return layouts(self.family)[self.format]
 
     def shapes(self, config: ModelConfig | None = None) -> dict[str, Tensor]:
         """Every tensor under our name, on the meta device."""
@@ -97,6 +95,16 @@ class Weights:
             raise UserError(f"{self.where} does not have the shapes of a {self.kind}: {line}.") from error
 
 
+def of_family(tensors: Tensors, where: str, name: str) -> Weights:
+    """Tensors that a card says are of this family, in any format; a family without other formats has our own names."""
+    if name not in MODULES:
+        return Weights(where, name, "vitrail", Layout("", same), tensors)
+    weights = recognise(tensors, where)
+    if weights.family != name:
+        raise UserError(f"it is a {weights.kind}.")
+    return weights
+
+
 def recognise(tensors: Tensors, where: str) -> Weights:
     """The family and the format of some tensors, by their names."""
     plain = {_WRAPPERS.sub("", name): name for name in tensors}
@@ -109,7 +117,7 @@ def recognise(tensors: Tensors, where: str) -> Weights:
                 raise UserError(f"{where} holds several models: {held}. Give the state dict of one of them.")
             for prefix in prefixes:
                 names = {_without(prefix, name): old for name, old in plain.items()}
-                return Weights(where, kind, format, _renamed(tensors, names))
+                return Weights(where, kind, format, layout, _renamed(tensors, names))
     held = some(sorted(plain), 4)
     raise UserError(f"{where} is no ViT, and none of its relatives, of {_FORMATS}: it holds {held}.")
 
@@ -159,7 +167,7 @@ def _coerced(name: str, told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def architecture(weights: Weights, beside: Beside, model: ModelConfig | None) -> ModelConfig:
-    """The configuration of the model that tensors are of, by their shapes; `classes` is 1 where there is no head."""
+    """The configuration of the model that tensors are of, by their shapes; `classes` is 0 where there is no head."""
     where, name = weights.where, weights.family
     if model is not None and family(model) != name:
         raise UserError(f"{where} is a {weights.kind}, but `model` asks for {name_of(model)}.")

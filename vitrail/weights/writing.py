@@ -35,8 +35,9 @@ def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dic
     layouts = recognise.layouts(family(card.config))
     write = layouts[to].write if to in layouts else None
     if write is None:
-        *most, last = ["vitrail", *(format for format, layout in layouts.items() if layout.write is not None)]
-        raise UserError(f"A {card.model} is written for {', '.join(most)} or {last}, but not for {to}.")
+        formats = ["vitrail", *(format for format, layout in layouts.items() if layout.write is not None)]
+        known = f"{', '.join(formats[:-1])} or {formats[-1]}" if len(formats) > 1 else formats[0]
+        raise UserError(f"A {card.model} is written for {known}, but not for {to}.")
     missing = layouts[to].cannot(card.config)
     if missing is None and card.task != "multiclass" and to == "hf":
         missing = f"the task {card.task}"

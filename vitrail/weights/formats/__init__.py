@@ -5,7 +5,7 @@ A module of a family has
   what one name cannot;
 - `architecture(where, state, beside, model)`: the configuration that tensors under our names show. What they do not
   show (heads, groups, the image size) is as `beside` says, or `model`, or as usual; else it is a UserError. Whether the
-  rest of `model` fits is compared by the caller; `classes` is 1 where there is no head;
+  rest of `model` fits is compared by the caller; `classes` is 0 where there is no head;
 - where there is a layout of Hugging Face's, `hf_settings(document)`: fields of the configuration that a `config.json`
   tells and tensors do not, and `hf_document(config)`: what a `config.json` must say of the architecture.
 """
@@ -22,7 +22,7 @@ from torch import Tensor
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Resizing
 from vitrail.errors import UserError
 
-Format = Literal["timm", "hf", "npz", "torchvision", "original"]
+Format = Literal["timm", "hf", "npz", "torchvision", "original", "vitrail"]
 
 
 @dataclass(frozen=True)

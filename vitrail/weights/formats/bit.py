@@ -131,7 +131,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         groups=groups(where, "BiT", widths, beside, alike),
         img_size=beside.img_size or next((c.img_size for c in alike), (224, 224)),
         channels=channels,
-        classes=sizes(where, "BiT", state, "head.fc.weight", 4)[0] if "head.fc.weight" in state else 1,
+        classes=sizes(where, "BiT", state, "head.fc.weight", 4)[0] if "head.fc.weight" in state else 0,
     )
 
 

@@ -67,7 +67,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         shrink=shrink,
         img_size=_img_size(where, state, convs, stages, shrink, said),
         channels=channels,
-        classes=sizes(where, "CoAtNet", state, "head.fc.weight", 2)[0] if "head.fc.weight" in state else 1,
+        classes=sizes(where, "CoAtNet", state, "head.fc.weight", 2)[0] if "head.fc.weight" in state else 0,
     )
 
 

@@ -78,7 +78,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         patch=patch,
         img_size=_img_size(where, tokens, patch, beside.img_size, model.img_size if model is not None else None),
         channels=channels,
-        classes=sizes(where, "Mixer", state, "head.weight", 2)[0] if "head.weight" in state else 1,
+        classes=sizes(where, "Mixer", state, "head.weight", 2)[0] if "head.weight" in state else 0,
     )
 
 

@@ -87,7 +87,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         patch=patch,
         img_size=_img_size(where, state, patch, beside.img_size, None if model is None else model.img_size),
         channels=channels,
-        classes=sizes(where, "PVT", state, "head.weight", 2)[0] if "head.weight" in state else 1,
+        classes=sizes(where, "PVT", state, "head.weight", 2)[0] if "head.weight" in state else 0,
         eps=key_eps(beside, model),
     )
 

@@ -105,7 +105,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         patch=(kernel + 1) // 2,
         img_size=beside.img_size or (size if model is None else model.img_size),
         channels=channels,
-        classes=sizes(where, "PVT v2", state, "head.weight", 2)[0] if "head.weight" in state else 1,
+        classes=sizes(where, "PVT v2", state, "head.weight", 2)[0] if "head.weight" in state else 0,
         eps=key_eps(beside, model),
     )
 

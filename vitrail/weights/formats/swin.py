@@ -141,7 +141,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         patch=patch,
         img_size=beside.img_size or (model.img_size if model is not None else _img_size(window)),
         channels=channels,
-        classes=sizes(where, "Swin", state, "head.fc.weight", 2)[0] if "head.fc.weight" in state else 1,
+        classes=sizes(where, "Swin", state, "head.fc.weight", 2)[0] if "head.fc.weight" in state else 0,
     )
 
 

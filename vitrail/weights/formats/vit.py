@@ -42,7 +42,7 @@ hf_settings, hf_document = hf.hf_settings, hf.hf_document
 
 
 def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: ViTConfig | None) -> ViTConfig:
-    """The architecture that tensors have, by their shapes; `classes` is 1 where there is no head."""
+    """The architecture that tensors have, by their shapes; `classes` is 0 where there is no head."""
     width, channels, patch, other = sizes(where, "ViT", state, "patch_embed.proj.weight", 4)
     if any("patch_embed.convs" in name or "patch_embed.backbone" in name for name in state):
         raise UserError(f"{where} has a convolutional stem: its model.json is needed beside it.")
@@ -73,7 +73,7 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         patch=patch,
         img_size=size,
         channels=channels,
-        classes=sizes(where, "ViT", state, "head.weight", 2)[0] if "head.weight" in state else 1,
+        classes=sizes(where, "ViT", state, "head.weight", 2)[0] if "head.weight" in state else 0,
         pool=pool,
         pos="patches" if told == "patches" and bare else "learned",
         head="tanh" if "pre_logits.weight" in state else "linear",

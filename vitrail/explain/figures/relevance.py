@@ -2,24 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+from torch import Tensor
 
 from vitrail.charts.style import BLUE, GREY, INK, ORANGE, short, styled
 from vitrail.config import Task
-from vitrail.explain.faithfulness import Faithfulness
-from vitrail.explain.figures import HEAT, Array, View, enlarge
+from vitrail.errors import UserError
+from vitrail.explain.attention import rollout
+from vitrail.explain.faithfulness import Faithfulness, faithfulness
+from vitrail.explain.figures.tiles import HEAT, Array, View, enlarge
+from vitrail.explain.geometry import attends
+from vitrail.explain.relevance import relevance, signed
+from vitrail.explain.subject import Drawing, Subject
+
+ROWS = 8  # pictures of one figure
+OWN = 8  # pictures of the data whose relevance is shown: to measure it, the model runs some hundred times for each
 
 _SIDE, _GAP, _TITLE = 1.55, 0.12, 0.3  # inches of a picture, between two, and above a row
 _CURVES, _WORDS = 2.3, 1.75  # inches of the curves, and of the areas beside them
 _HEAD, _FOOT = 0.75, 0.4
+
+
+def relevances(subject: Subject) -> Iterator[Drawing]:
+    """What speaks for the class that the model says or that was asked for, and how far that can be believed."""
+    if not subject.has_head:
+        raise UserError("Relevance speaks for a class, and there is none: the model has no head.")
+    shown = subject if subject.given else subject.fewer(OWN)
+    for page, images in enumerate(shown.batches(ROWS)):
+        pictures = shown.pictures[page * ROWS : (page + 1) * ROWS]
+        first, other = _compared(shown, images)
+        against = shown.instead is not None
+        maps = relevance(shown.model, images, first, other if against else None)
+        others = relevance(shown.model, images, other, first if against else None)
+        flow = rollout(shown.model, images) if attends(shown.model) else None
+        settings = {"seed": shown.seed, "batch_size": shown.batch_size}
+        measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
+        names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
+        two_sided = signed(shown.model)
+        panes = [
+            [
+                *([] if flow is None else [Pane("rollout, any class", flow[i])]),
+                Pane(f"{names[a]} over {names[b]}" if against else f"for {names[a]}", maps[i], two_sided),
+                Pane(f"{names[b]} over {names[a]}" if against else f"for {names[b]}", others[i], two_sided),
+            ][: None if len(names) > 1 else -1]
+            for i, (a, b) in enumerate(zip(first, other, strict=True))
+        ]
+        views, captions = [picture.view for picture in pictures], [picture.caption for picture in pictures]
+        wrong = [picture.wrong for picture in pictures]
+        drawn = draw_relevances(views, panes, captions, measured, shown.card.task, wrong)
+        arrays = {"relevance": maps, "other": others, "classes": first, "others": other, **vars(measured)}
+        arrays["files"] = np.array([picture.name for picture in pictures])
+        yield Drawing("relevance" if page == 0 else f"relevance-{1 + page}", drawn, arrays)
+
+
+def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For every image the class that is explained and the one beside it: as asked for, or by what the model says.
+
+    Of numbers none is likelier than another: they come in their order.
+    """
+    if subject.card.task == "regression":
+        order = np.tile(np.arange(len(subject.card.classes)), (len(images), 1))
+    else:
+        with torch.inference_mode():
+            order = subject.model(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
+    first = np.full(len(images), subject.target) if subject.target is not None else order[:, 0].copy()
+    if subject.instead is not None:
+        first = np.where(first == subject.instead, order[:, 1], first)
+        return first, np.full(len(images), subject.instead)
+    runner_up = order[:, min(1, order.shape[1] - 1)]
+    return first, np.where(runner_up == first, order[:, 0], runner_up)
+
+
+# As figures ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +116,7 @@ def blend(view: View, pane: Pane) -> View:
 
 
 @styled
-def relevances(
+def draw_relevances(
     views: Sequence[View],
     panes: Sequence[Sequence[Pane]],
     captions: Sequence[str],

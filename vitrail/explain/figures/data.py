@@ -16,10 +16,10 @@ from vitrail.charts.tiles import Caption, Tile
 from vitrail.data.pixels import thumbnail
 from vitrail.data.targets import WORDS, in_words
 from vitrail.errors import UserError
-from vitrail.explain.embedding_map import choose, embedding_figure, embedding_map
+from vitrail.explain.embedding_map import MOST, embedding_figure, embedding_map
 from vitrail.explain.galleries import captions, gallery, least_certain, most_wrong
 from vitrail.explain.neighbours import neighbours, neighbours_figure
-from vitrail.explain.subject import Drawing, Subject
+from vitrail.explain.subject import Drawing, Subject, choose
 
 _QUERIES = 6  # pictures whose neighbours are shown, where none are given
 _NEAREST, _PAGE = 7, 24  # neighbours in a row, and rows of a figure
@@ -29,7 +29,7 @@ def embedding(subject: Subject) -> Iterator[Drawing]:
     """Where every image of the data lies among the others."""
     if not subject.with_data:
         return
-    chosen = choose(len(subject.split), seed=subject.seed)
+    chosen = choose(len(subject.split), MOST, subject.seed)
     places = embedding_map(subject.features[chosen], subject.seed)
     data = subject.data
     drawn = embedding_figure(places, subject.split, chosen, data.task, data.classes, data.name)

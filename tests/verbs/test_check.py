@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
@@ -325,11 +324,6 @@ def test_a_run_for_other_classes(folder, judge):
 
 
 # The command
-
-
-def test_the_command_has_the_names_and_defaults_of_the_function():
-    command = {p.name: p.default for p in inspect.signature(cli.check).parameters.values() if p.name != "json_"}
-    assert command == {p.name: p.default for p in inspect.signature(vitrail.check).parameters.values()}
 
 
 def test_exit_codes_and_what_is_printed(vitrail_says, folder):

@@ -17,6 +17,7 @@ from vitrail.errors import UserError
 from vitrail.evaluate.predict import Prediction
 from vitrail.explain import attention_distance, patch_filters, rollout
 from vitrail.explain.explanation import Explanation
+from vitrail.explain.positions import NO_POSITIONS
 from vitrail.explain.subject import Picture, open_subject
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
@@ -121,7 +122,7 @@ def test_what_a_model_has_not_is_told_and_the_rest_is_drawn(tmp_path, files):
     result = vitrail.explain(model_file(tmp_path, stem="conv", pos="none", channels=1), files, out=tmp_path / "out")
     drawn = [path.stem.split("-")[0] for path in result.files]
     assert drawn == ["rollout", "relevance", "heads", "heads", "distance", "filters"]
-    assert result.notes == ("There are no position embeddings to compare: the model was made without positions.",)
+    assert result.notes == (NO_POSITIONS,)
 
 
 def test_relative_positions_are_drawn_as_tables(tmp_path, files):
@@ -144,7 +145,7 @@ def test_weights_without_a_head_are_explained(tmp_path, files):
     ("settings", "message"),
     [
         ({"patch": (2, 0)}, "so the last one is 1,1"),
-        ({"format": "gif"}, "png, svg, pdf, but 'format' is 'gif'"),
+        ({"format": "gif"}, "must be one of png, svg, pdf, but it is 'gif'"),
         ({"batch_size": 0}, "must be at least 1"),
         ({"images": ["nowhere.png"]}, "There is no file or folder nowhere.png"),
     ],
@@ -160,7 +161,7 @@ def test_a_patch_that_is_no_pair_is_told(trained, capsys, patch):
     with pytest.raises(SystemExit) as exit:
         main(["explain", str(trained), f"--patch={patch}"])
     assert exit.value.code == 2
-    assert "row and column" in capsys.readouterr().err
+    assert "must be a row and a column" in capsys.readouterr().err
 
 
 def test_too_many_pictures_and_none_that_can_be_read(trained, digits, tmp_path, monkeypatch):

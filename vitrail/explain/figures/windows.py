@@ -1,8 +1,8 @@
-"""The figure of a Swin's windows: how they cut a picture, and what the patch in the middle of each one looks at."""
+"""The windows that a Swin attends within: how they cut a picture, and what the patch in the middle of each looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,12 +11,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitrail.charts.style import GREY, INK, short, styled
-from vitrail.explain.figures import HEAT, MARK, Array, View, enlarge
+from vitrail.explain.attention import window_attention
+from vitrail.explain.figures.tiles import HEAT, MARK, Array, View, enlarge
+from vitrail.explain.geometry import window_layouts
+from vitrail.explain.subject import Drawing, Subject
 from vitrail.explain.windows import Windows
+
+ROWS = 8  # pictures of the figure
+
+
+def windows(subject: Subject) -> Iterator[Drawing]:
+    """The windows, plain and shifted in every stage, and what the patch in the middle of each looks at."""
+    if not any(layer.window for layer in subject.model.attentions()):
+        return
+    shown = subject.fewer(ROWS)
+    layouts = window_layouts(subject.model)
+    batches = [window_attention(subject.model, images) for images in shown.batches()]
+    kinds = {(layout.grid, layout.shift): number for number, layout in reversed(list(enumerate(layouts)))}
+    maps = {number: np.concatenate([batch[number] for batch in batches]) for number in sorted(kinds.values())}
+    views, captions = [picture.view for picture in shown.pictures], [picture.caption for picture in shown.pictures]
+    drawn = draw_windows(views, maps, layouts, captions)
+    yield Drawing("windows", drawn, {f"layer{number + 1}": of_layer for number, of_layer in maps.items()})
 
 
 @styled
-def windows(
+def draw_windows(
     views: Sequence[View], maps: Mapping[int, Array], layouts: Sequence[Windows], captions: Sequence[str]
 ) -> Figure:
     """Pictures, and beside each one its maps (B, h, w) of layers, by the numbers of these from 0."""

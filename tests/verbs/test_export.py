@@ -331,5 +331,5 @@ def test_a_missing_package_names_the_extra(trained, monkeypatch):
 def test_a_model_without_a_head_is_refused(tmp_path):
     body = models.create("vit_ti16", depth=1, img_size=16).state_dict()
     save_file({name: value for name, value in body.items() if "head" not in name}, tmp_path / "body.safetensors")
-    with pytest.raises(UserError, match=r"has no head, so .* Train one: vitrail train DATA --weights"):
+    with pytest.raises(UserError, match=r"has no classification head, so .* Train one: vitrail train DATA --weights"):
         vitrail.export(tmp_path / "body.safetensors")

@@ -1,0 +1,230 @@
+"""What a model attends to: rollouts, every head of every layer, and how far heads look."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.charts import build
+from vitrail.charts.draw import draw
+from vitrail.charts.style import GREY, INK, ORANGE, heading, short, styled
+from vitrail.explain.attention import attention_distance, attention_maps, even_distance, patch_attention, rollout
+from vitrail.explain.figures.tiles import HEAT, MARK, Array, View, draw_tiles, enlarge, number_tiles, spacing
+from vitrail.explain.geometry import layouts, window_layouts
+from vitrail.explain.subject import Drawing, Subject
+from vitrail.models import Model
+
+PAGE = 24  # pictures of one figure
+
+_LAYERS, _HEADS = 24, 16  # of which maps are drawn, at most
+_ACROSS = 3  # pictures in a row, each beside its map and its overlay
+
+
+def rollouts(subject: Subject) -> Iterator[Drawing]:
+    """Attention rollout over the pictures."""
+    maps = np.concatenate([rollout(subject.attentive, images) for images in subject.batches()])
+    for at in range(0, len(maps), PAGE):
+        page = subject.pictures[at : at + PAGE]
+        name = "rollout" if at == 0 else f"rollout-{1 + at // PAGE}"
+        arrays = {"rollout": maps[at : at + PAGE], "files": np.array([picture.name for picture in page])}
+        views, captions = [picture.view for picture in page], [picture.caption for picture in page]
+        drawn = draw_rollouts(views, maps[at : at + PAGE], captions, [picture.wrong for picture in page])
+        yield Drawing(name, drawn, arrays)
+
+
+def heads(subject: Subject) -> Iterator[Drawing]:
+    """Where every head of every layer looks, a figure for each picture."""
+    yield from _maps(subject, "heads", partial(attention_maps, subject.attentive), _looks(subject.attentive))
+
+
+def _looks(model: Model) -> str:
+    """Whose attention maps are that of the output."""
+    layers = layouts(model)
+    if layers[0].grid != layers[-1].grid:
+        last = ", in the last stage from the class token" if layers[-1].prefix else ""
+        return f"from all patches on average{last}"
+    counts = layers[-1].start > 0  # which tokens the head reads
+    tokens, patches = int(counts[: layers[-1].prefix].sum()), bool(counts[layers[-1].prefix :].any())
+    if not tokens:
+        return "from all patches on average"
+    named = "from the class token" if tokens == 1 else "from the class and the distillation token"
+    return f"{named} and all patches" if patches else named
+
+
+def patches(subject: Subject) -> Iterator[Drawing]:
+    """Where every head looks from the chosen patch, a figure for each picture."""
+    if subject.patch is not None:
+        row, column = subject.patch
+        look = partial(patch_attention, subject.attentive, row=row, column=column)
+        yield from _maps(subject, "patch", look, f"from patch {row},{column}", subject.patch)
+
+
+def _maps(
+    subject: Subject,
+    kind: str,
+    look: Callable[[Tensor], list[Array]],
+    looks: str,
+    patch: tuple[int, int] | None = None,
+) -> Iterator[Drawing]:
+    # of each picture, L times (H, h, w)
+    maps = (of_picture for images in subject.batches() for of_picture in zip(*look(images), strict=True))
+    digits = len(str(len(subject.pictures)))
+    for number, (picture, weights) in enumerate(zip(subject.pictures, maps, strict=True), start=1):
+        drawn = draw_heads(picture.view, weights, picture.caption, looks, patch)
+        arrays = {f"layer{layer}": of_layer for layer, of_layer in enumerate(weights, start=1)}
+        yield Drawing(f"{kind}-{number:0{digits}}-{_plain(picture.name)}", drawn, arrays)
+
+
+def _plain(name: str) -> str:
+    """What a picture is called, as part of a file's name."""
+    return re.sub(r"[^\w-]+", "-", Path(name).stem)[:40] or "picture"
+
+
+def distance(subject: Subject) -> Iterator[Drawing]:
+    """How far heads look."""
+    model = subject.attentive
+    far, even = attention_distance(model, subject.sample()), even_distance(model)
+    uniform = f"uniform attention{' within each window' if window_layouts(model) else ''}"
+    drawn = draw(build.distance(far, even, model.config.img_size[1], subject.sampled, uniform))
+    yield Drawing("distance", drawn, {"distance": far, "even": even, "images": np.array(subject.sampled)})
+
+
+# As figures ----------------------------------------------------------------------------------------------
+
+
+def overlay(view: View, weights: Array) -> View:
+    """A picture that is bright where a map (h, w) is high, as in figure 6 of the paper; the map is smoothed."""
+    picture = enlarge(view)
+    smooth = F.interpolate(torch.from_numpy(weights)[None, None], picture.shape[:2], mode="bicubic")[0, 0]
+    light = (smooth / weights.max()).clamp(0, 1).numpy()[:, :, None]
+    return (picture * (0.08 + 0.92 * light)).astype(np.uint8)
+
+
+def heat(weights: Array, size: tuple[int, ...]) -> View:
+    """A map (h, w) in colours from dark to light, its patches as large as they are in a picture of this size."""
+    h, w = weights.shape
+    y, x = np.arange(size[0]) * h // size[0], np.arange(size[1]) * w // size[1]
+    colours = colormaps[HEAT](weights / weights.max(), bytes=True)[:, :, :3]
+    return colours[y][:, x]
+
+
+@styled
+def draw_rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong: Sequence[bool] = ()) -> Figure:
+    """Pictures with their maps (B, h, w): the picture, the map, and the picture where it is attended to."""
+    across = min(_ACROSS, len(views))
+    down = -(-len(views) // across)
+    h, w = enlarge(views[0]).shape[:2]
+    gap = w // 20
+    wide, head, caption, apart = 4.0, 0.6, 0.22, 0.14  # inches; a picture, its map and its overlay are one image
+    tall = wide * h / (3 * w + 2 * gap)
+    width, height = across * (wide + apart) - apart, head + down * (caption + tall + apart) - apart
+    figure = Figure(figsize=(width, height))
+    figure.text(0, 1 - 0.1 / height, "Attention rollout", fontsize=11, fontweight="bold", va="center")
+    note = "from none (dark) to the most (light); a peak of 1× would be all patches alike"
+    figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
+    for i, (view, weights) in enumerate(zip(views, maps, strict=True)):
+        x, y = i % across * (wide + apart), head + i // across * (caption + tall + apart) + caption
+        axes = figure.add_axes((x / width, 1 - (y + tall) / height, wide / width, tall / height))
+        white = np.full((h, gap, 3), 255, np.uint8)
+        panes = [enlarge(view), white, heat(weights, (h, w)), white, overlay(view, weights)]
+        axes.imshow(np.concatenate(panes, axis=1), aspect="auto", interpolation="antialiased")
+        axes.set_axis_off()
+        wrongly = i < len(wrong) and wrong[i]
+        axes.set_title(short(captions[i], 40), fontsize=8.5, weight="normal", pad=3, color=ORANGE if wrongly else INK)
+        peak = f"peak {weights.max() * weights.size:.1f}×"
+        axes.set_title(peak, loc="right", fontsize=7, weight="normal", pad=3, color=GREY)
+    return figure
+
+
+@styled
+def draw_heads(
+    view: View,
+    maps: Sequence[Array],
+    caption: str,
+    looks: str = "from the class token",
+    patch: tuple[int, int] | None = None,
+) -> Figure:
+    """Where every head of every layer looks in a picture, L times (H, h, w); the patch that looks is marked.
+
+    Later layers may have coarser grids and more heads: a patch of theirs covers those that were merged in it.
+    """
+    layers = np.unique(np.linspace(0, len(maps) - 1, min(len(maps), _LAYERS)).round().astype(int))
+    count = min(max(len(of_layer) for of_layer in maps), _HEADS)
+    h, w = maps[0].shape[1:]
+    tiles = np.full((len(layers), count, h, w), np.nan, np.float32)
+    for row, layer in enumerate(layers):
+        shown = maps[layer][:count]
+        scaled = shown / np.maximum(shown.max(axis=(1, 2), keepdims=True), 1e-12)
+        tiles[row, : len(shown)] = _refined(scaled, (h, w))
+    aspect = view.shape[0] / view.shape[1]
+    tile = min(max(7.5 / count, 0.42), 0.9)  # inches
+    across, down = tile * count, tile * aspect * len(layers)
+    side = min(max(down, 1.6), 2.6)
+    widths = [max(side / aspect, 1.8), max(across, 3.6)]  # titles need room beside narrow pictures too
+    figure = Figure(figsize=(sum(widths) + 1.1, max(down, side) + 1.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=widths)
+    heading(left, short(caption, 24), "")
+    left.imshow(enlarge(view), extent=(0, w, h, 0), interpolation="antialiased")
+    left.set_axis_off()
+    left.set_anchor("NW")
+    heading(right, f"Attention {looks}", _left_out(maps, len(layers), count))
+    draw_tiles(right, tiles, cmap=HEAT, vmin=0, vmax=1)
+    number_tiles(right, len(layers), count, "layer", "head", names=(_named(maps, layers), np.arange(count) + 1))
+    right.set_anchor("NW")
+    if patch is not None:
+        _mark(left, patch, 1, 1, 2.0)
+        tall, wide, gap = spacing(h, w)
+        for row, layer in enumerate(layers):
+            times = _times(maps[layer].shape[1:], (h, w))
+            y, x = (place // n * n for place, n in zip(patch, times, strict=True))
+            covered = min(times[0], h - y), min(times[1], w - x)  # the last patch of a side may cover fewer
+            for column in range(min(len(maps[layer]), count)):
+                corner = row * (tall + gap) + y * tall / h, column * (wide + gap) + x * wide / w
+                _mark(right, corner, covered[0] * tall / h, covered[1] * wide / w, 0.8)
+    return figure
+
+
+def _left_out(maps: Sequence[Array], layers: int, count: int) -> str:
+    """What the colours mean, and how much of all layers and heads is drawn."""
+    most = max(len(of_layer) for of_layer in maps)
+    some = [f"{layers} of {len(maps)} layers"] if layers < len(maps) else []
+    some += [f"{count} of up to {most} heads"] if count < most else []
+    return "each head by itself, from none (dark) to its most (light)" + "".join(f"; {words}" for words in some)
+
+
+def _named(maps: Sequence[Array], layers: NDArray[Any]) -> NDArray[Any]:
+    """Numbers of layers, with their grids where these are not all the same."""
+    grids = [of_layer.shape[1:] for of_layer in maps]
+    return np.array([f"{i + 1}" if len(set(grids)) == 1 else "{}×{}   {}".format(*grids[i], i + 1) for i in layers])
+
+
+def _times(coarse: tuple[int, ...], fine: tuple[int, ...]) -> tuple[int, int]:
+    """How many patches of the first stage a patch of a later one covers a side: stages halve, and round up."""
+    down, across = (2 ** math.ceil(math.log2(n / m)) for m, n in zip(coarse, fine, strict=True))
+    return down, across
+
+
+def _refined(maps: Array, grid: tuple[int, int]) -> Array:
+    """Maps (..., h, w) of any stage on the grid of the first one."""
+    down, across = _times(maps.shape[-2:], grid)
+    return maps.repeat(down, axis=-2).repeat(across, axis=-1)[..., : grid[0], : grid[1]]
+
+
+def _mark(axes: Axes, corner: tuple[float, float], tall: float, wide: float, line: float) -> None:
+    """Frames a patch of a picture or tile whose upper left corner is at (y, x)."""
+    y, x = corner
+    axes.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=MARK, linewidth=line, clip_on=False))
