@@ -135,7 +135,7 @@ def test_every_kind_of_chart_is_drawn(visit, tmp_path):
         build.distance(rng.random((4, 3)) * 9, [5] * 4, 28, 10),
         build.shots([1, 5], [[0.2, 0.3], [0.5, 0.6]], [0.25, 0.55], [0.05, 0.05], 60),
     ]
-    nothing = dict.fromkeys(("names", "runs", "notes", "measured", "facts", "differing"), [])
+    nothing = {name: [] for name in ("names", "runs", "notes", "measured", "facts", "differing")}
     text = {"title": "charts", "subject": "charts", "headline": Headline("charts", "", "")}
     html = render("comparison.html", **nothing, **text, paired=False, curves=charts, scores=None)
     (tmp_path / "charts.html").write_text(html, encoding="utf-8")
