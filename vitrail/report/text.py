@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.charts.measure import Measure, percent
+from vitrail.charts.measure import Measure, number, percent
 from vitrail.config import Duration, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
 from vitrail.errors import some
@@ -105,7 +105,8 @@ def plus_minus(measure: Measure, interval: Interval | None) -> str:
     """Half the width of an interval, as it stands behind a number."""
     if interval is None:
         return ""
-    return f" ± {measure.text((interval[1] - interval[0]) / 2).removesuffix('%')}"
+    half = (interval[1] - interval[0]) / 2
+    return f" ± {measure.text(half).removesuffix('%') if measure.percent else number(half, 2)}"
 
 
 def between(measure: Measure, interval: Interval | None) -> str:
