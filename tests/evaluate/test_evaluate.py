@@ -198,7 +198,7 @@ def test_other_data_with_splits_is_evaluated_on_what_was_held_out(
 
 def test_a_weights_file_alone_needs_data(tmp_path: Path):
     save(tmp_path / "model.safetensors", *tiny())
-    with pytest.raises(UserError, match="give the data"):
+    with pytest.raises(UserError, match="Give the data"):
         evaluate(tmp_path / "model.safetensors")
     images, labels = arrays(20)
     np.savez(tmp_path / "other.npz", x_val=images, y_val=labels)
@@ -223,7 +223,7 @@ def test_own_data_that_has_lost_a_class_is_refused(tmp_path: Path):
     for path in (photos / "7").iterdir():
         path.unlink()
     (photos / "7").rmdir()
-    with pytest.raises(UserError, match="10 classes when the run was trained, and has 9: 7 came or went"):
+    with pytest.raises(UserError, match="10 classes when the run was trained, and has 9: 7 were added or removed"):
         evaluate(run)
 
 

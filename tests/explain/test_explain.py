@@ -173,7 +173,7 @@ def test_too_many_pictures_and_none_that_can_be_read(trained, digits, tmp_path, 
 
 
 def test_a_model_without_data_or_pictures_is_told(tmp_path):
-    with pytest.raises(UserError, match="does not say what its model was trained on"):
+    with pytest.raises(UserError, match="so its training data is unknown"):
         vitrail.explain(model_file(tmp_path))
 
 

@@ -272,7 +272,7 @@ def test_weights_without_data_are_checked_on_random_pixels(tmp_path, capsys):
         main(["export", str(path), "--overwrite"])
     assert exit.value.code == 0
     said = capsys.readouterr().out
-    assert re.search(r"^checked on +random pixels, for .* does not say what its model was trained on", said, re.M)
+    assert re.search(r"^checked on +random pixels, for .* so its training data is unknown", said, re.M)
     assert re.search(r"^answers +64 of 64 the same$", said, re.M)
     assert onnx.load(path.with_suffix(".onnx")).producer_name == "vitrail"
     assert not path.with_suffix(".onnx.data").exists()

@@ -483,6 +483,6 @@ def test_a_teacher_whose_outputs_are_no_numbers_is_refused(settings, tmp_path):
 
 def test_a_run_does_not_replace_its_teacher(settings):
     run = vitrail.train("digits", **(settings | {"epochs": 1}))
-    with pytest.raises(UserError, match=r"lies in .*, the run to make"):
+    with pytest.raises(UserError, match=r"is in .*, the run to create"):
         vitrail.train("digits", overwrite=True, **(settings | {"teacher": run}))
     assert (run / "model.safetensors").exists()

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vitrail.charts import figures
-from vitrail.config import TrainConfig, load_yaml
-from vitrail.data import Data, full_name, open_data
+from vitrail.data import Data, open_data
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
@@ -20,6 +19,7 @@ from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import replacing, write_text
+from vitrail.runs.run import Run
 from vitrail.weights import Card, home, open_body, open_card, open_run
 
 Method = Literal["head", "knn", "linear", "fewshot"]
@@ -67,10 +67,10 @@ def evaluate(
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
     if method == "head":
-        opened = _open(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(home(run), data, where, card, {"task": card.task, "classes": card.classes})
         return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
     # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
-    opened = _open(home(run), data, where, card, {})
+    opened = run_data(home(run), data, where, card, {})
     return probe_on(
         run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
     )
@@ -96,7 +96,7 @@ def evaluate_on(
         model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
     )
     metrics = measure_model(card, logits, labels)
-    folder = Path(out) if out is not None else home(run) / "evaluation" / f"{data.name}-{name}"
+    folder = Path(out) if out is not None else Run(home(run)).evaluation(data.name, name)
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
@@ -133,7 +133,7 @@ def probe_on(
             model,
             data.splits[part],
             card.preprocess,
-            home(run) / "features" / f"{data.name}-{part}.npz",
+            Run(home(run)).features_file(data.name, part),
             batch_size=batch_size,
             workers=workers,
             device=device,
@@ -148,7 +148,7 @@ def probe_on(
         data.classes,
         **chosen,
     )
-    folder = Path(out) if out is not None else home(run) / "evaluation" / f"{data.name}-{name}-{method}"
+    folder = Path(out) if out is not None else Run(home(run)).evaluation(data.name, name, method)
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
@@ -160,11 +160,11 @@ def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Dat
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:
-        opened = _open(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(home(run), data, where, card, {"task": card.task, "classes": card.classes})
     except UserError:
         if data is None:
             raise
-        opened = _open(home(run), data, where, card, {})
+        opened = run_data(home(run), data, where, card, {})
     return opened.read_as(card.preprocess.channels, card.preprocess.bits)
 
 
@@ -195,40 +195,14 @@ def split_name(data: Data, split: str | None = None) -> str:
     return name
 
 
-def _open(
+def run_data(
     home: Path, data: str | Path | None, where: Mapping[str, Any], card: Card, otherwise: Mapping[str, Any]
 ) -> Data:
-    """The data to evaluate; if it is what the run was trained on, with the very same validation split.
-
-    Other data is opened with the settings `otherwise`.
-    """
-    file, classes = home / "config.yaml", card.classes
-    config = load_yaml(TrainConfig, file) if file.exists() else None
-    if data is not None and not (config and _same(data, config.data)):
+    """The data to evaluate a run on: its own, with the same splits, or other data, opened with `otherwise`."""
+    run = Run(home)
+    if data is not None and not run.is_own(data):
         return open_data(data, **where, **otherwise)
-    if config is None:
-        raise UserError(f"{home} does not say what its model was trained on ({file.name} is missing): give the data.")
-    opened = open_data(
-        config.data,
-        val_fraction=config.source.val_fraction,
-        folds=config.source.folds,
-        fold=config.source.fold,
-        seed=config.run.seed,
-        task=card.task,
-        streaming=config.source.streaming,
-        **{name: value or getattr(config.source, name) for name, value in where.items()},
-    )
-    if opened.classes != classes:
-        changed = sorted(set(opened.classes) ^ set(classes))
-        raise UserError(
-            f"{config.data} had {len(classes)} classes when the run was trained, and has {len(opened.classes)}: "
-            f"{', '.join(changed[:5])} came or went. Restore them, or give other data."
-        )
-    return opened
-
-
-def _same(data: str | Path, other: str) -> bool:
-    return full_name(data) == full_name(other)
+    return run.data(card, **where)
 
 
 def _write(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, folder: Path, about: dict[str, str]) -> None:

@@ -31,6 +31,7 @@ from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.explain.attention import check_patch
 from vitrail.explain.geometry import Attentive, attends
 from vitrail.models import Model
+from vitrail.runs.run import Run
 from vitrail.weights import Card, home, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
@@ -122,7 +123,7 @@ class Subject:
     @cached_property
     def features(self) -> NDArray[np.float32]:
         """The feature vectors of the split, (N, D), which are kept in the run."""
-        file = home(self.run) / "features" / f"{self.data.name}-{split_name(self.data)}.npz"
+        file = Run(home(self.run)).features_file(self.data.name, split_name(self.data))
         return split_features(
             self.model,
             self.split,

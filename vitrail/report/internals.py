@@ -25,7 +25,7 @@ from vitrail.models.swin import Swin
 from vitrail.models.vit import ViT
 from vitrail.report import charts
 from vitrail.report.charts import Chart
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, Picture, similarities, tiles
 from vitrail.report.sections import reads
 
@@ -57,7 +57,7 @@ class Inside:
     notes: list[str] = field(default_factory=list)
 
 
-def inside(facts: Facts, album: Album, workers: int) -> Inside:
+def inside(facts: RunFacts, album: Album, workers: int) -> Inside:
     """How far heads look, what the model knows of places, and the first filters, as in figure 7 of the paper."""
     model, card = facts.model, facts.card
     if model is None or card is None:

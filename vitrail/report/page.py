@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from vitrail.report import charts, sections, tables, text
 from vitrail.report.charts import Chart
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album
 from vitrail.report.internals import inside
 from vitrail.version import VERSION
@@ -28,7 +28,7 @@ from vitrail.version import VERSION
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def run_page(facts: Facts, workers: int) -> str:
+def run_page(facts: RunFacts, workers: int) -> str:
     """The page of one run."""
     album = Album()
     data = facts.data

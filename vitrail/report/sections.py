@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.data.balance import class_counts
-from vitrail.data.dataset import Data, FileSplit, Numbers, Split, PackedSplit
+from vitrail.data.dataset import Data, FileSplit, Numbers, PackedSplit, Split
 from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
@@ -20,7 +20,7 @@ from vitrail.models.hybrid import Hybrid
 from vitrail.models.vit import ViT
 from vitrail.report import charts
 from vitrail.report.charts import Chart
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.gallery import Answer, Gallery, choose
 from vitrail.report.images import Album, Picture, overlay, read, seen, thumbnail
 from vitrail.report.tables import Cell, Line, Table
@@ -34,7 +34,7 @@ _PANES = 20  # of the window
 # Results --------------------------------------------------------------------------------------------------
 
 
-def result_charts(facts: Facts) -> list[Chart]:
+def result_charts(facts: RunFacts) -> list[Chart]:
     """The charts of a task's results; what needs every image by itself is left out where the data is gone."""
     metrics = facts.metrics
     if metrics is None:
@@ -83,7 +83,7 @@ class Mistakes:
     maps: str = ""  # what they show
 
 
-def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
+def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
     """The most confused pairs, the worst and the best predictions, as pictures."""
     if facts.outputs is None or facts.metrics is None or facts.data is None or facts.card is None:
         return Mistakes()
@@ -110,7 +110,7 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
     return Mistakes(pairs, worst, best, show)
 
 
-def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
+def _maps(facts: RunFacts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
     """Maps of the worst and the best, by number, and what they show: attention, or what speaks for the answer."""
     assert facts.model is not None
     assert facts.card is not None
@@ -131,7 +131,7 @@ def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[di
     ), f"what speaks for {answer}: the last map of features, times its gradient"
 
 
-def reads(split: Split, facts: Facts) -> Split:
+def reads(split: Split, facts: RunFacts) -> Split:
     """A split that is read with the channels and bits that the model wants."""
     assert facts.card is not None
     if isinstance(split, FileSplit | PackedSplit):

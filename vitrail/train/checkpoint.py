@@ -15,6 +15,7 @@ import torch
 
 from vitrail.errors import UserError
 from vitrail.files import replacing
+from vitrail.runs.run import Run
 
 
 class Stateful(Protocol):
@@ -62,4 +63,4 @@ def restore_parts(run: Path, state: dict[str, Any], parts: Mapping[str, Stateful
 
 
 def checkpoint_path(run: Path) -> Path:
-    return run / "last" / "state.pt"
+    return Run(run).checkpoint_file

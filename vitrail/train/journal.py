@@ -21,6 +21,7 @@ from vitrail.errors import UserError
 from vitrail.evaluate.metrics import shown
 from vitrail.files import replacing, write_text
 from vitrail.progress import log
+from vitrail.runs.run import Run
 from vitrail.train.run import Progress
 from vitrail.train.schedule import Schedule
 
@@ -32,8 +33,8 @@ class Journal:
     """Used as a context, around everything that happens in the run folder."""
 
     def __init__(self, run: Path):
-        self._run = run
-        self._file = logging.FileHandler(run / "train.log", encoding="utf-8")
+        self._run = Run(run)
+        self._file = logging.FileHandler(self._run.log_file, encoding="utf-8")
         self._file.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
         self._terminal = sys.stderr.isatty()
         self._spoke = time.monotonic()
@@ -89,14 +90,14 @@ class Journal:
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-        write_text(self._run / "metrics.csv", text.getvalue())
+        write_text(self._run.metrics_file, text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            with replacing(self._run / "curves.png") as path:
+            with replacing(self._run.curves_file) as path:
                 figures.save(figures.curves(rows), path)
             self._drew = time.monotonic()
         with SummaryWriter(
-            str(self._run / "tensorboard"), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
+            str(self._run.events_folder), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
         ) as events:
             for name, value in row.items():
                 if name not in ("epoch", "step"):

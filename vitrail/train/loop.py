@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
-from vitrail.config import TrainConfig, coerce, flat, override
+from vitrail.config import TrainConfig, coerce, override
 from vitrail.data import Data, full_name, open_data
 from vitrail.data.augment import augment, still
 from vitrail.data.cache import once
@@ -31,6 +31,7 @@ from vitrail.evaluate.verbs import evaluate_on
 from vitrail.models import Model, build, head
 from vitrail.models.vit import ViT
 from vitrail.progress import log, speak
+from vitrail.runs.run import Run, split_settings
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.find_lr import RangeTest
 from vitrail.train.journal import Journal
@@ -43,18 +44,16 @@ from vitrail.train.run import (
     Diverged,
     Interruption,
     Progress,
-    create_run,
     derive,
     describe,
     diverged,
     reopen,
-    split_settings,
     uneven,
 )
 from vitrail.train.schedule import Schedule, images_per_second
 from vitrail.train.teacher import Teacher, meet
 from vitrail.train.transfer import set_learning, set_mode
-from vitrail.weights import WEIGHTS_FILE, Card, absolute, save, start_from
+from vitrail.weights import Card, absolute, save, start_from
 from vitrail.weights.card import versions
 
 
@@ -69,7 +68,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
         raise UserError("--find-lr is one short run: leave out --folds.")
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
-        data = open_data(config.data, **split_settings(flat(config)))
+        data = Run(run).data()
         model, notes = prepare(config, data)
     elif source is not None:
         data = open_data(source, **split_settings(asked))
@@ -77,7 +76,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
         model, notes = prepare(config, data)  # whatever can be refused is refused before there is a folder
         if find_lr:
             return find_rate(config, data, model)
-        run = create_run(config, overwrite)
+        run = Run.create(config, overwrite).path
     else:
         raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
     complete(run, config, data, model, notes)
@@ -269,7 +268,7 @@ def optimise(
             progress.close_epoch(metrics)
             if metrics.main >= progress.best:
                 progress.best = metrics.main
-                save(run / WEIGHTS_FILE, plain, measured(card, metrics, len(progress.rows)))
+                save(Run(run).weights_file, plain, measured(card, metrics, len(progress.rows)))
             journal.epoch(progress.rows, schedule, over)
             checkpoint()
         if over:

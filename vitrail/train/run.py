@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import shutil
 import signal
 import threading
 import time
@@ -17,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.config import TrainConfig, coerce, flat, load_yaml, override, save_yaml
+from vitrail.config import TrainConfig, coerce, flat, override
 from vitrail.data import Data, full_name
 from vitrail.data.balance import class_counts, imbalance
 from vitrail.data.targets import titled
@@ -27,54 +25,18 @@ from vitrail.evaluate.metrics import AnyMetrics
 from vitrail.models import Model, is_meant, parameters
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log
+from vitrail.runs.run import Run
 from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.resolve import check
 from vitrail.train.transfer import describe_learning
 
-CONFIG_FILE = "config.yaml"
-
-# Settings that say how a run is carried out, not what it computes: they may change when it goes on.
+# Settings that decide how a run is carried out, not what it computes: they may change when it resumes.
 _FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
 
 
-def create_run(config: TrainConfig, overwrite: bool) -> Path:
-    """Makes the run folder and saves the configuration in it."""
-    run = Path(config.run.out) / config.run.name
-    if config.weights is not None and Path(config.weights).resolve().is_relative_to(run.resolve()):
-        raise UserError(f"The weights {config.weights} lie in {run}, the run to make. Choose another --name.")
-    teacher = config.distillation.teacher
-    if teacher is not None and Path(teacher).resolve().is_relative_to(run.resolve()):
-        raise UserError(f"The teacher {teacher} lies in {run}, the run to make. Choose another --name.")
-    if run.exists() and overwrite:
-        if not (run / CONFIG_FILE).exists():
-            raise UserError(
-                f"{run} exists and is no run of vitrail, so --overwrite leaves it alone. Choose another --name."
-            )
-        shutil.rmtree(run)
-    try:
-        run.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(
-            f"The run {run} exists. Choose another --name, go on with `vitrail train --resume {run}`, "
-            "or replace it with --overwrite."
-        ) from None
-    except OSError as error:
-        raise UserError(f"The run folder {run} cannot be made: {error.strerror}. Choose another --out.") from error
-    try:
-        save_yaml(config, run / CONFIG_FILE)
-    except OSError as error:
-        shutil.rmtree(run)
-        raise UserError(
-            f"Could not write {run / CONFIG_FILE}: {error.strerror}. Make room or choose another --out."
-        ) from error
-    return run
-
-
 def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[Path, TrainConfig]:
-    """The configuration of a run that goes on; what was asked for must agree with it."""
-    if not (run / CONFIG_FILE).exists():
-        raise UserError(f"{run} is no run: it has no {CONFIG_FILE}. `--resume` takes the folder that training made.")
-    config = load_yaml(TrainConfig, run / CONFIG_FILE)
+    """The configuration of a run to resume; `asked` may only change how the run is carried out."""
+    config = Run.open(run).config
     saved = flat(config)
     changed = []
     for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():
@@ -88,17 +50,11 @@ def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[
             changed.append(f"{name} {new} instead of {old}")
     if changed:
         raise UserError(
-            f"A run goes on as it began, but this asks for {', '.join(changed)}. "
+            f"A run resumes with its own settings, but this asks for {', '.join(changed)}. "
             f"Leave that out, or start a new run with `--weights {run}`."
         )
     choose_device(config.run.device)
     return run, check(config)
-
-
-def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a configuration decides which images are in which split."""
-    names = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task", "streaming")
-    return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
 def derive(*numbers: int) -> int:
@@ -237,24 +193,16 @@ class Progress:
     def state(self, data: Data) -> dict[str, Any]:
         """What a checkpoint keeps of it."""
         self._saved = time.monotonic()
-        return {"progress": asdict(self), "data": fingerprint(data)}
+        return {"progress": asdict(self), "data": data.fingerprint()}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any], data: Data) -> Progress:
-        if state["data"] != fingerprint(data):
+        if state["data"] != data.fingerprint():
             raise UserError(
                 "The data has changed since the run began: other images, labels or classes. "
                 "Put it back as it was, or start a new run with --weights."
             )
         return cls(**state["progress"])
-
-
-def fingerprint(data: Data) -> str:
-    """Changes when the classes, the labels or the number of images of a data set change."""
-    digest = hashlib.sha256("\n".join(data.classes).encode())
-    for name, split in data.splits.items():
-        digest.update(name.encode() + split.targets.tobytes())
-    return digest.hexdigest()
 
 
 class Interruption:

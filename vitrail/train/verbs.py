@@ -9,9 +9,9 @@ import numpy as np
 
 from vitrail.config import TrainConfig, coerce
 from vitrail.data import ArraySplit, Data, full_name, open_data
+from vitrail.runs.run import split_settings
 from vitrail.train.loop import plan
 from vitrail.train.recipes import RECIPES
-from vitrail.train.run import split_settings
 
 
 @overload

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitrail.config import Size, Task, coerce
+from vitrail.config import CONFIG_FILE, Size, Task, coerce
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
@@ -130,10 +130,10 @@ def locate(source: str | Path) -> Path:
     try:
         if path.is_dir():
             path = next((path / name for name in _IN_FOLDERS if (path / name).exists()), path / WEIGHTS_FILE)
-            if not path.exists() and (path.parent / "config.yaml").exists():
+            if not path.exists() and (path.parent / CONFIG_FILE).exists():
                 raise UserError(
                     f"The run {path.parent} has no {WEIGHTS_FILE} yet: its first epoch is not finished. "
-                    f"Go on with `vitrail train --resume {path.parent}`."
+                    f"Continue it with `vitrail train --resume {path.parent}`."
                 )
         if not path.exists():
             raise UserError(f"{source} is neither a run folder nor a weights file: {path} does not exist.")
