@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from vitrail.export.verbs import export
     from vitrail.models import create
     from vitrail.report import report
+    from vitrail.runs.predictor import Predictor
     from vitrail.train import train
     from vitrail.train.verbs import recipes
     from vitrail.weights import load
     from vitrail.weights.convert import convert
 
 __all__ = [
+    "Predictor",
     "UserError",
     "__version__",
     "check",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Predictor": "vitrail.runs.predictor",
     "check": "vitrail.evaluate.check",
     "convert": "vitrail.weights.convert",
     "create": "vitrail.models",
@@ -52,7 +55,7 @@ _HOME = {
     "predict": "vitrail.evaluate.predict",
     "recipes": "vitrail.train.verbs",
 }
-_PACKAGES = ("data", "evaluate", "explain", "export", "models", "report", "train", "weights")
+_PACKAGES = ("data", "evaluate", "explain", "export", "models", "report", "runs", "train", "weights")
 
 
 def __getattr__(name: str) -> Any:

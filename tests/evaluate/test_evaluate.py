@@ -22,14 +22,14 @@ from vitrail.config import (
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
-from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import Metrics, measure
+from vitrail.evaluate.stream import run_split
 from vitrail.evaluate.verbs import evaluate
 from vitrail.models import Model, create
 from vitrail.weights import Card, save
 
 CLASSES = tuple("0123456789")
-FILES = {"metrics.json", "confusion.png", "confusion.csv", "per_class.csv", "reliability.png"}
+FILES = {"metrics.json", "outputs.npz", "confusion.png", "confusion.csv", "per_class.csv", "reliability.png"}
 
 
 def tiny(classes: tuple[str, ...] = CLASSES) -> tuple[Model, Card]:

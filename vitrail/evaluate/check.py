@@ -17,7 +17,7 @@ from vitrail.data.dataset import Numbers, Task
 from vitrail.data.images import Pixels
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
-from vitrail.evaluate.features import run_split
+from vitrail.evaluate.stream import run_split
 from vitrail.files import replacing
 from vitrail.models import Model
 from vitrail.progress import log

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
@@ -18,14 +18,14 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vitrail.data.images import UnreadableImage
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import listed, run_files
+from vitrail.evaluate.predict import listed
 from vitrail.files import replacing
 from vitrail.progress import track
+from vitrail.runs.predictor import Predictor
 from vitrail.weights import open_body
 
 Vectors = NDArray[np.float32]
@@ -69,17 +69,17 @@ def embed(
         raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
     files = listed(images)
     device = choose_device(device)
-    model, card = open_body(run, device)
-    return _embeddings(run_files(model.embed, files, card.preprocess, batch_size, workers, device))
+    return embeddings(Predictor.of(*open_body(run, device), device), files, batch_size, workers)
 
 
-def _embeddings(answers: Generator[tuple[str, Tensor | UnreadableImage], None, None]) -> Iterator[Embedding]:
-    with closing(answers):
+def embeddings(predictor: Predictor, files: Iterable[str], batch_size: int, workers: int) -> Iterator[Embedding]:
+    """The feature vectors of files, in order; `files` is consumed only as far as it is needed."""
+    with closing(predictor.run(files, predictor.features, batch_size=batch_size, workers=workers)) as answers:
         for file, vector in answers:
             if isinstance(vector, UnreadableImage):
                 yield Embedding(file, error=str(vector))
             else:
-                yield Embedding(file, vector.numpy())
+                yield Embedding(file, vector)
 
 
 def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:

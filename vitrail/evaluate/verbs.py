@@ -15,12 +15,13 @@ from vitrail.data import Data, open_data
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
-from vitrail.evaluate.features import run_split, split_features
+from vitrail.evaluate.features import split_features, split_outputs
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import replacing, write_text
+from vitrail.runs.predictor import Predictor, source_card
 from vitrail.runs.run import Run
-from vitrail.weights import Card, home, open_body, open_card, open_run
+from vitrail.weights import Card, open_body, open_card
 
 Method = Literal["head", "knn", "linear", "fewshot"]
 
@@ -63,14 +64,14 @@ def evaluate(
     `k` (20) is for knn, `shots` (1, 5, 10) and `draws` (5) for fewshot, `seed` (0) for what fewshot draws and linear
     holds out. The folder's name ends in the method.
     """
-    card = open_card(run)
+    card = source_card(run) if method == "head" else open_card(run)
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
     if method == "head":
-        opened = run_data(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(Run.of(run).path, data, where, card, {"task": card.task, "classes": card.classes})
         return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
     # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
-    opened = run_data(home(run), data, where, card, {})
+    opened = run_data(Run.of(run).path, data, where, card, {})
     return probe_on(
         run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
     )
@@ -90,13 +91,20 @@ def evaluate_on(
     _check_batch(batch_size)
     name = split_name(data, split)
     device = choose_device(device)
-    model, card = open_run(run, device)
+    predictor = Predictor(run, device)
+    card = predictor.card
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
-    logits, labels = run_split(
-        model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
+    outputs = split_outputs(
+        predictor,
+        data.splits[name],
+        Run.of(run).outputs_file(data.name, name),
+        keep=out is None,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
     )
-    metrics = measure_model(card, logits, labels)
-    folder = Path(out) if out is not None else Run(home(run)).evaluation(data.name, name)
+    metrics = measure_model(card, outputs, data.splits[name].targets)
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name)
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
@@ -133,7 +141,7 @@ def probe_on(
             model,
             data.splits[part],
             card.preprocess,
-            Run(home(run)).features_file(data.name, part),
+            Run.of(run).features_file(data.name, part),
             batch_size=batch_size,
             workers=workers,
             device=device,
@@ -148,7 +156,7 @@ def probe_on(
         data.classes,
         **chosen,
     )
-    folder = Path(out) if out is not None else Run(home(run)).evaluation(data.name, name, method)
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, method)
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
@@ -160,11 +168,11 @@ def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Dat
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:
-        opened = run_data(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(Run.of(run).path, data, where, card, {"task": card.task, "classes": card.classes})
     except UserError:
         if data is None:
             raise
-        opened = run_data(home(run), data, where, card, {})
+        opened = run_data(Run.of(run).path, data, where, card, {})
     return opened.read_as(card.preprocess.channels, card.preprocess.bits)
 
 

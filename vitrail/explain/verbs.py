@@ -20,7 +20,6 @@ from vitrail.explain.subject import Drawing, Subject, open_subject
 from vitrail.files import replacing
 from vitrail.progress import track
 from vitrail.runs.run import Run
-from vitrail.weights import home
 
 Format = Literal["png", "svg", "pdf"]
 
@@ -97,7 +96,7 @@ def explain(
         seed=seed,
         img_size=img_size,
     )
-    folder = Run(home(run)).explain_folder if out is None else Path(out)
+    folder = Run.of(run).explain_folder if out is None else Path(out)
     files: list[Path] = []
     arrays: dict[str, Mapping[str, NDArray[Any]]] = {}
     notes: list[str] = []

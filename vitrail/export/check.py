@@ -17,10 +17,11 @@ from vitrail.data import loader
 from vitrail.data.pixels import WHITE
 from vitrail.data.targets import titled
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import say
 from vitrail.evaluate.verbs import own_data, split_name
 from vitrail.export.onnx import OPSET, PIXELS, meaning, outputs
 from vitrail.models import Model
+from vitrail.runs.onnx import open_session
+from vitrail.runs.predictor import Predictor, say
 from vitrail.weights import Card
 from vitrail.weights.card import versions
 
@@ -170,11 +171,7 @@ def _run(program: Program, batches: Sequence[Array]) -> Answers:
 
 
 def _onnxruntime(file: Path) -> Program:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()  # as PyTorch, so that their speeds compare
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = open_session(file)
 
     def run(pixels: Array) -> Answers:
         logits, meant = session.run(None, {"pixels": pixels})
@@ -185,13 +182,12 @@ def _onnxruntime(file: Path) -> Program:
 
 def _pytorch(model: Model, card: Card) -> Program:
     """The model as `predict` runs it."""
+    predictor = Predictor.of(model, card)
 
     def run(pixels: Array) -> Answers:
-        with torch.inference_mode():
-            # As float32, which holds 16 bits exactly: torch can do little with uint16.
-            images = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype))
-            logits = model(card.preprocess.normalise(images))
-            return logits.numpy(), meaning(logits, card).numpy()
+        # Above 8 bits as float32, which holds 16 bits exactly: torch can do little with uint16.
+        logits = predictor.outputs(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype)))
+        return logits, meaning(torch.from_numpy(logits), card).numpy()
 
     return run
 
@@ -207,7 +203,7 @@ def _same(given: Array, expected: Array, card: Card) -> int:
     if card.task == "regression":  # whose logits are in standard deviations of the data
         return int((np.abs(given - expected) <= TOLERANCE).all(axis=1).sum())
     top = 1 if card.task == "multiclass" else None
-    answers = ([say("", row, card, top).labels for row in torch.from_numpy(logits)] for logits in (given, expected))
+    answers = ([say("", row, card, top).labels for row in logits] for logits in (given, expected))
     return sum(a == b for a, b in zip(*answers, strict=True))
 
 

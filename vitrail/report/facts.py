@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from vitrail.config import TrainConfig
 from vitrail.data import Data
-from vitrail.data.cache import once
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.bootstrap import Samples, sample
-from vitrail.evaluate.features import run_split
+from vitrail.evaluate.features import split_outputs
 from vitrail.evaluate.metrics import (
     AnyMetrics,
     Bin,
@@ -32,6 +31,7 @@ from vitrail.evaluate.metrics import (
     measure_model,
 )
 from vitrail.models import Model
+from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Row, Run
 from vitrail.weights import Card
 
@@ -90,9 +90,15 @@ def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str
     facts = RunFacts(opened, notes, card, model, data, device=device)
     if data is not None:
         read = data.read_as(card.preprocess.channels, card.preprocess.bits)
-        split = once(read.splits["val"], card.preprocess, False, opened.config.source.cache_gb, workers)
-        outputs, targets = run_split(
-            model, split, card.preprocess, batch_size=batch_size, workers=workers, device=device
+        targets = read.splits["val"].targets
+        outputs = split_outputs(
+            Predictor.of(model, card, device),
+            read.splits["val"],
+            opened.outputs_file(data.name, "val"),
+            cache_gb=opened.config.source.cache_gb,
+            batch_size=batch_size,
+            workers=workers,
+            device=device,
         )
         metrics = measure_model(card, outputs, targets)
         return replace(facts, outputs=outputs, metrics=metrics, samples=sample(metrics, outputs, targets))

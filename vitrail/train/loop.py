@@ -25,8 +25,8 @@ from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.device import hardware
 from vitrail.errors import UserError, some
-from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
+from vitrail.evaluate.stream import run_split
 from vitrail.evaluate.verbs import evaluate_on
 from vitrail.models import Model, build, head
 from vitrail.models.vit import ViT

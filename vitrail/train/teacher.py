@@ -24,7 +24,7 @@ from vitrail.data.targets import WORDS
 from vitrail.errors import UserError, some
 from vitrail.evaluate.metrics import measure_model, shown
 from vitrail.progress import log, track
-from vitrail.train.frozen import Known, know, open_frozen
+from vitrail.runs.predictor import Predictor, source_card
 from vitrail.weights import Card
 
 _BATCH = 256  # images, where all of a split are answered
@@ -40,12 +40,12 @@ class Teacher:
     def __init__(self, settings: DistillConfig, student: Card, device: str):
         assert settings.teacher is not None
         self.source = settings.teacher
-        self.known = meet(settings, student.classes, student.task, student.preprocess)
-        self._answer, self._fingerprint = open_frozen(settings.teacher, settings.teacher_model, device)
+        self.card = meet(settings, student.classes, student.task, student.preprocess)
+        self._predictor = Predictor(settings.teacher, device, settings.teacher_model)
         self._student = student
         # It was trained on crops as the student's images are: a centre crop of these would only hide their edges.
-        self._preprocess = replace(self.known.preprocess, crop=1.0)
-        self._order = torch.tensor(_order(self.known, student.classes), device=device)
+        self._preprocess = replace(self.card.preprocess, crop=1.0)
+        self._order = torch.tensor(_order(self.card, student.classes), device=device)
         self._metrics: dict[str, float] = {}
         self._kept: Tensor | None = None
         self._device = device
@@ -65,13 +65,14 @@ class Teacher:
         if not self._metrics:  # or it was measured before the run was interrupted
             outputs = self._answers(split, workers, "measuring the teacher")
             self._metrics = measure_model(self._student, outputs.numpy(), split.targets).row()
-        known, (h, w) = self.known, self._preprocess.img_size
+        h, w = self._preprocess.img_size
         name, score = next((name, self._metrics[name]) for name in ("top1", "map", "r2") if name in self._metrics)
         log.info(
-            f"teacher   {known.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: {known.size}; "
+            f"teacher   {self.card.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: "
+            f"{self._predictor.size}; "
             f"{name} {shown(name, score)} on the validation images, in {Duration(time.monotonic() - begun)}"
         )
-        return {"model": known.model, "source": self.source, "metrics": self._metrics}
+        return {"model": self.card.model, "source": self.source, "metrics": self._metrics}
 
     def answer_once(self, split: Split, workers: int) -> None:
         """Computes the outputs for all images of a split, which never change, if there is memory to keep them."""
@@ -86,10 +87,10 @@ class Teacher:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of it: enough to know it again, and none of its weights."""
-        return {"fingerprint": self._fingerprint, "metrics": self._metrics}
+        return {"fingerprint": self._predictor.fingerprint, "metrics": self._metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] != self._fingerprint:
+        if state["fingerprint"] != self._predictor.fingerprint:
             raise UserError(
                 f"The teacher {self.source} is not the one with which the run began: its weights, classes or "
                 "preprocessing have changed. Put the earlier one back, or start a new run."
@@ -114,10 +115,10 @@ class Teacher:
         seen = self._preprocess
         pixels = _as_bits(pixels, self._student.preprocess.bits, seen.bits)
         pixels = _as_channels(pixels, seen.channels, seen.bits)
-        outputs = self._answer(seen.frame(pixels))[:, self._order]
+        outputs = self._predictor.tensor_outputs(seen.frame(pixels))[:, self._order]
         if self._student.task == "regression":
-            outputs = outputs * self._numbers(self.known.target_std)[self._order]
-            outputs = outputs + self._numbers(self.known.target_mean)[self._order]
+            outputs = outputs * self._numbers(self.card.target_std)[self._order]
+            outputs = outputs + self._numbers(self.card.target_mean)[self._order]
             outputs = (outputs - self._numbers(self._student.target_mean)) / self._numbers(self._student.target_std)
         return outputs
 
@@ -125,11 +126,11 @@ class Teacher:
         return torch.tensor(values, device=self._device)
 
 
-def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Preprocess) -> Known:
+def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Preprocess) -> Card:
     """What is known of a teacher; one that cannot teach these classes by images as the student sees them is refused."""
     assert settings.teacher is not None
     try:
-        known = know(settings.teacher, settings.teacher_model)
+        known = source_card(settings.teacher, settings.teacher_model)
     except UserError as error:
         hint = " For a teacher that is --teacher-model." if "give `model`" in str(error) else ""
         raise UserError(f"The teacher cannot be used. {error}{hint}") from error
@@ -160,7 +161,7 @@ def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Pr
     return known
 
 
-def _order(known: Known, ours: tuple[str, ...]) -> list[int]:
+def _order(known: Card, ours: tuple[str, ...]) -> list[int]:
     """Which of the teacher's outputs is each class of the data."""
     if set(known.classes) == set(ours):
         return [known.classes.index(name) for name in ours]
