@@ -162,9 +162,9 @@ def probe_on(
 
 
 def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
-    """The data that a run was trained on, with the very same splits, or other `data`; read as its model wants it.
+    """The data that a run was trained on, with the same splits, or other `data`; read as its model needs it.
 
-    Other data has the classes of the model, in its order, unless it has some that the model does not know.
+    Other data gets the classes of the model, in its order, unless it has some that the model does not know.
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from vitrail.export.check import Proof
+from vitrail.export.proof import Proof
 from vitrail.export.verbs import export
 from vitrail.verb import callable_package
 

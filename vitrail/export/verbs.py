@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitrail.errors import UserError
-from vitrail.export.check import Proof, images_to_check, prove
+from vitrail.export.proof import Proof, images_to_check, prove
 from vitrail.export.onnx import write
 from vitrail.weights import home, locate, open_card, open_run
 

@@ -1,4 +1,4 @@
-"""A run: its folder, made once and never overwritten silently, how far it has come, and how it is stopped."""
+"""A run in progress: how it is resumed and described, how far it has come, and how it is stopped."""
 
 from __future__ import annotations
 

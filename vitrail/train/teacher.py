@@ -1,7 +1,7 @@
-"""A teacher: a frozen model that says what it sees in the images from which a student learns.
+"""The teacher of a distillation: a frozen model whose outputs a student learns.
 
-It sees what the student sees, augmented and mixed, but in its own size, channels and normalisation; and it answers in
-the student's terms: the classes in the order of the data, numbers in the student's units.
+It sees the student's images, augmented and mixed, but in its own size, channels and normalisation. Its outputs are
+reordered to the classes of the data and rescaled to the student's units.
 """
 
 from __future__ import annotations
