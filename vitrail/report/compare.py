@@ -17,7 +17,7 @@ from vitrail.evaluate.charts import MEASURES, main_measure
 from vitrail.models import parameters
 from vitrail.report import text
 from vitrail.report.charts import fit
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.page import render
 from vitrail.report.tables import MAIN_SCORE, Cell, Line, Table, each
 from vitrail.report.text import between, plus_minus, setting
@@ -43,7 +43,7 @@ class Measured:
     scores: list[Score | None] = field(default_factory=list)
 
 
-def comparison_page(runs: Sequence[Facts], subject: str) -> str:
+def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
     """The page on which runs stand side by side; they must have the same task."""
     tasks = {facts.card.task for facts in runs if facts.card is not None}
     if len(tasks) > 1:
@@ -68,7 +68,7 @@ def comparison_page(runs: Sequence[Facts], subject: str) -> str:
     )
 
 
-def titles(runs: Sequence[Facts]) -> list[str]:
+def titles(runs: Sequence[RunFacts]) -> list[str]:
     """The names of the runs, with that of the folder before them where they are not all different."""
     names = [facts.name for facts in runs]
     if len(set(names)) < len(names):
@@ -76,11 +76,11 @@ def titles(runs: Sequence[Facts]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
 
 
-def _size(facts: Facts) -> dict[str, str]:
+def _size(facts: RunFacts) -> dict[str, str]:
     return {"parameters": f"{parameters(facts.card.config):,}"} if facts.card is not None else {}
 
 
-def _headline(runs: Sequence[Facts], names: Sequence[str]) -> text.Headline:
+def _headline(runs: Sequence[RunFacts], names: Sequence[str]) -> text.Headline:
     known = [(facts.metrics.main, i) for i, facts in enumerate(runs) if facts.metrics is not None]
     if not known:
         return text.Headline(f"{len(runs)} runs side by side.", "", "")
@@ -92,7 +92,7 @@ def _headline(runs: Sequence[Facts], names: Sequence[str]) -> text.Headline:
     return text.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {main.title}.")
 
 
-def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Chart]:
+def _curves(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
     first = next((facts.rows[0] for facts in runs if facts.rows), None)
     if first is None:
         return []
@@ -100,7 +100,7 @@ def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Chart]:
     return [fit(chart) for chart in build.together(rows, main_measure(first))]
 
 
-def _same_images(runs: Sequence[Facts]) -> bool:
+def _same_images(runs: Sequence[RunFacts]) -> bool:
     """Whether all runs were measured on the very same images."""
     splits = [facts.data.splits["val"] for facts in runs if facts.data is not None and facts.outputs is not None]
     if len(splits) < len(runs):
@@ -114,7 +114,7 @@ def _same_images(runs: Sequence[Facts]) -> bool:
     )
 
 
-def measured(runs: Sequence[Facts]) -> list[Measured]:
+def measured(runs: Sequence[RunFacts]) -> list[Measured]:
     """Every number that was measured, of each run; on the same images also how far apart runs are."""
     paired, table = _same_images(runs), []
     known = [facts.metrics for facts in runs if facts.metrics is not None]
@@ -141,7 +141,7 @@ def measured(runs: Sequence[Facts]) -> list[Measured]:
     return table
 
 
-def differing(runs: Sequence[Facts]) -> list[tuple[str, str, list[str]]]:
+def differing(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[str]]]:
     """The settings that are not the same in all runs: name, what it is, the value of each."""
     values = [flat(facts.config) for facts in runs]
     return [
@@ -158,7 +158,7 @@ _CAPTIONS: dict[Task, str] = {
 }
 
 
-def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
+def class_scores(runs: Sequence[RunFacts], names: Sequence[str]) -> Table | None:
     """The main score of each class, label or number in every run, and how far the runs are apart."""
     task = next((facts.card.task for facts in runs if facts.card is not None and facts.metrics is not None), None)
     if task is None:

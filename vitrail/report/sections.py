@@ -16,7 +16,7 @@ from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.data.stream import StreamSplit
 from vitrail.explain import relevance, rollout
 from vitrail.explain.relevance import signed
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.gallery import Answer, Gallery, choose
 from vitrail.report.images import Album, Picture, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
@@ -59,7 +59,7 @@ class Mistakes:
     maps: str = ""  # what they show
 
 
-def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
+def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
     """The most confused pairs, the worst and the best predictions, as pictures."""
     if facts.outputs is None or facts.metrics is None or facts.data is None or facts.card is None:
         return Mistakes()
@@ -86,7 +86,7 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
     return Mistakes(pairs, worst, best, show)
 
 
-def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
+def _maps(facts: RunFacts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
     """Maps of the worst and the best, by number, and what they show: attention, or what speaks for the answer."""
     assert facts.model is not None
     assert facts.card is not None
@@ -107,7 +107,7 @@ def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[di
     ), f"what speaks for {answer}: the last map of features, times its gradient"
 
 
-def reads(split: Split, facts: Facts) -> Split:
+def reads(split: Split, facts: RunFacts) -> Split:
     """A split that is read with the channels and bits that the model wants."""
     assert facts.card is not None
     if isinstance(split, FileSplit | PackedSplit):

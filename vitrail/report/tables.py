@@ -10,7 +10,7 @@ from vitrail.data.targets import WORDS
 from vitrail.evaluate.bootstrap import Interval
 from vitrail.evaluate.charts import MEASURES
 from vitrail.evaluate.metrics import AnyMetrics, ClassScore, LabelMetrics, LabelScore, Metrics, ValueScore
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Picture
 from vitrail.report.text import between
 
@@ -78,7 +78,7 @@ _CAPTIONS: dict[Task, str] = {
 }
 
 
-def scores(facts: Facts) -> Table | None:
+def scores(facts: RunFacts) -> Table | None:
     """The table of classes, labels or numbers, with intervals where they were sampled."""
     metrics, card = facts.metrics, facts.card
     if metrics is None or card is None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitrail.charts.measure import Measure, number, percent
 from vitrail.config import Duration, TrainConfig, flat, options
@@ -17,7 +14,7 @@ from vitrail.evaluate.bootstrap import Interval
 from vitrail.evaluate.charts import MEASURES, main_measure
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
 from vitrail.models import family, parameters
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.weights.recognise import layouts
 
 _FAMILIES = {"vit": "ViT"}
@@ -54,7 +51,7 @@ class Result:
     meaning: str
 
 
-def headline(facts: Facts) -> Headline:
+def headline(facts: RunFacts) -> Headline:
     """What the run came to, in one plain sentence."""
     who, metrics = _who(facts), facts.metrics
     task = facts.card.task if facts.card is not None else facts.data.task if facts.data is not None else "multiclass"
@@ -72,13 +69,13 @@ def headline(facts: Facts) -> Headline:
     return Headline(f"{who} {verb} {what}: {name}", score, f" on {images}.")
 
 
-def _who(facts: Facts) -> str:
+def _who(facts: RunFacts) -> str:
     model = facts.config.model
     family = _FAMILIES.get(model.split("_")[0], model)
     return f"A {family}" + (f" with {large(parameters(facts.card.config))} parameters" if facts.card else "")
 
 
-def _what(facts: Facts, task: str) -> str:
+def _what(facts: RunFacts, task: str) -> str:
     names = facts.card.classes if facts.card is not None else facts.data.classes if facts.data is not None else ()
     data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line ends in a name
     if task == "regression":
@@ -86,7 +83,7 @@ def _what(facts: Facts, task: str) -> str:
     return f"the {len(names):,} {WORDS['multilabel' if task == 'multilabel' else 'multiclass'].many} of {data}"
 
 
-def measures(facts: Facts) -> list[Result]:
+def measures(facts: RunFacts) -> list[Result]:
     """Everything that was measured of the whole, with its interval."""
     if facts.metrics is None:
         return []
@@ -124,7 +121,7 @@ def large(number: int) -> str:
     return str(number)
 
 
-def leads(facts: Facts) -> dict[str, str]:
+def leads(facts: RunFacts) -> dict[str, str]:
     """What the worst and the best predictions are, by the task."""
     if isinstance(facts.metrics, Metrics):
         return {"worst": "Wrong, and surest of it.", "best": "Right and surest, of every class in turn."}
@@ -133,7 +130,7 @@ def leads(facts: Facts) -> dict[str, str]:
     return {"worst": "Images with the largest error.", "best": "Images with the smallest error."}
 
 
-def training(facts: Facts) -> list[tuple[str, str]]:
+def training(facts: RunFacts) -> list[tuple[str, str]]:
     """How training went: time, speed, the machine and the programs."""
     optim, rows = facts.config.optim, facts.rows
     made_with = dict(facts.card.versions) if facts.card is not None else {}
@@ -181,7 +178,7 @@ def setting(value: object) -> str:
     return f"{value:g}" if type(value) is float else str(value)
 
 
-def commands(facts: Facts) -> list[tuple[str, str]]:
+def commands(facts: RunFacts) -> list[tuple[str, str]]:
     """What to type next: each line works as it stands, but for IMAGES and DATA."""
     run, name = shlex.quote(str(facts.folder)), shlex.quote(f"{facts.name}.safetensors")
     go_on = [("Go on with the training", f"vitrail train --resume {run}")] if facts.stopped else []
@@ -204,14 +201,13 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def elsewhere(facts: Facts) -> list[tuple[str, str, str]]:
+def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:
     """What `vitrail evaluate` measured beside the run's own validation images: data and split, method, results."""
     found = []
     own = f"{facts.data.name}-val" if facts.data is not None else None
-    for file in sorted(facts.folder.glob("evaluation/*/metrics.json")):
-        if file.parent.name == own:
+    for name, document in facts.run.scores.items():
+        if name == own:
             continue
-        document: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         results = [f"{each.title} {each.text(document[key])}" for key, each in MEASURES.items() if key in document]
         results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]
         where = f"{document['data']}, {document['split']}"
