@@ -356,8 +356,8 @@ def test_a_run_folder_that_exists(refuses):
 
 def test_resume_of_what_is_no_run_or_another(refuses, trained):
     Path("folder").mkdir()
-    assert "folder is no run" in refuses("train", "--resume", "folder")
-    assert "nowhere is no run" in refuses("train", "--resume", "nowhere")
+    assert "folder is not a run" in refuses("train", "--resume", "folder")
+    assert "nowhere is not a run" in refuses("train", "--resume", "nowhere")
     shutil.copytree(trained, "run")
     assert "model vit_b16 instead of vit_nano4" in refuses("train", "--resume", "run", "--model", "vit_b16")
     assert "data fashion-mnist instead of digits" in refuses("train", "fashion-mnist", "--resume", "run")

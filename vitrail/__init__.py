@@ -18,6 +18,8 @@ from vitrail.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from vitrail.models import create
+    from vitrail.runs.predictor import Predictor
+    from vitrail.runs.run import Run
     from vitrail.verbs.check import check
     from vitrail.verbs.convert import convert
     from vitrail.verbs.embed import embed
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from vitrail.weights import load
 
 __all__ = [
+    "Predictor",
+    "Run",
     "UserError",
     "__version__",
     "check",
@@ -49,8 +53,13 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "train", "weights")
-_HOMES = {"create": "vitrail.models", "load": "vitrail.weights"} | {name: f"vitrail.verbs.{name}" for name in VERBS}
+_ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "runs", "train", "weights")
+_HOMES = {
+    "Predictor": "vitrail.runs.predictor",
+    "Run": "vitrail.runs.run",
+    "create": "vitrail.models",
+    "load": "vitrail.weights",
+} | {name: f"vitrail.verbs.{name}" for name in VERBS}
 
 
 class _VerbRoom(ModuleType):

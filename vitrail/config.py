@@ -18,6 +18,8 @@ import yaml
 
 from vitrail.errors import UserError, nearest
 
+CONFIG_FILE = "config.yaml"  # in a run folder
+
 Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]

@@ -19,8 +19,9 @@ from vitrail.charts.draw import save_charts
 from vitrail.data.images import read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import Prediction, write
+from vitrail.evaluate.predict import write
 from vitrail.models import create
+from vitrail.runs.predictor import Prediction
 from vitrail.verbs.predict import predict
 from vitrail.weights import Card, open_card, save
 

@@ -23,10 +23,11 @@ from vitrail.data.pixels import thumbnail
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import create
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, overlay, similarities, tiles
 from vitrail.report.tables import Cell, Line, Table
 from vitrail.report.text import settings
+from vitrail.runs.run import Run
 from vitrail.weights import Card, save
 
 
@@ -108,7 +109,9 @@ def test_a_run_that_was_stopped_says_how_far_it_came(trained, tmp_path):
 )
 def test_a_run_may_come_to_its_end_within_an_epoch(tmp_path, epochs, steps, stopped):
     config = vitrail.recipes("small", "digits", epochs=epochs)
-    assert Facts(tmp_path, config, [{"step": step} for step in steps], ()).stopped == stopped
+    run = Run.create(override(config, {"out": str(tmp_path), "name": "run"}))
+    run.metrics_file.write_text("\n".join(["step", *map(str, steps)]))
+    assert RunFacts(run).stopped == stopped
 
 
 def test_a_run_whose_data_has_changed_or_is_gone_keeps_its_numbers(digits, tiny, tmp_path):
@@ -116,7 +119,7 @@ def test_a_run_whose_data_has_changed_or_is_gone_keeps_its_numbers(digits, tiny,
     run = vitrail.train(data, out=tmp_path, name="run", **tiny)
     whole = text_of(vitrail.report(run))
     (data / "9").rename(data / "nine")
-    assert "has other classes than when the run was trained" in text_of(vitrail.report(run))
+    assert "had 10 classes when the run was trained" in text_of(vitrail.report(run))
     shutil.rmtree(data)
     gone = text_of(vitrail.report(run))
     assert "The data cannot be shown" in gone
@@ -301,7 +304,7 @@ def test_no_other_file_is_replaced(trained, tmp_path):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"is no run: it has no config\.yaml"):
+    with pytest.raises(UserError, match=r"is not a run: it has no config\.yaml"):
         vitrail.report(tmp_path)
     with pytest.raises(UserError, match="nothing to report"):
         vitrail.report([])

@@ -203,7 +203,7 @@ def test_the_model_of_a_teacher_may_be_a_family(tmp_path):
     file = write(tmp_path / "deit.safetensors", replace(NARROW, pool="cls_dist"), name="deit_nano4")
     student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
     for name in ("vit", "deit", "deit_nano4"):
-        assert Teacher(DistillConfig(teacher=file, teacher_model=name), student, "cpu").known.model == "deit_nano4"
+        assert Teacher(DistillConfig(teacher=file, teacher_model=name), student, "cpu").card.model == "deit_nano4"
     with pytest.raises(UserError, match="are a deit_nano4, not a swin"):
         Teacher(DistillConfig(teacher=file, teacher_model="swin"), student, "cpu")
 
@@ -241,7 +241,7 @@ def test_an_onnx_file_of_others_reads_images_with_the_mean_of_imagenet(tmp_path,
     images = batch()[0].clamp(-1, 1)
     with caplog.at_level("INFO", logger="vitrail"):
         taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, torch.arange(6))
-    assert "ImageNet's mean and std, as nothing in the file says which" in caplog.text
+    assert "ImageNet's mean and std, as the file has none" in caplog.text
     assert "no names. They are taken in the order of the data's: class a, class b" in caplog.text
 
     own = Preprocess((16, 16), 3, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
@@ -265,7 +265,7 @@ def test_an_onnx_file_of_vitrail_reads_pixels_and_says_what_it_is(tmp_path):
     expected = pixels.permute(0, 2, 3, 1).flatten(1).float() @ torch.from_numpy(weights)
     taught = teacher(student.preprocess.normalise(pixels), torch.arange(6))
     torch.testing.assert_close(taught, expected.flip(1), rtol=1e-5, atol=1e-2)
-    assert teacher.known.model == "vit_nano4"
+    assert teacher.card.model == "vit_nano4"
 
     state = teacher.state_dict()
     Teacher(DistillConfig(teacher=file), student, "cpu").load_state_dict(state)
@@ -298,17 +298,17 @@ def test_onnx_files_that_cannot_teach(tmp_path):
     onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 1], 2, weights)
     refused(r"must have one input, float images \(batch, channels, height, width\)")
     onnx_file(tmp_path / "a.onnx", [4, 1, 8, 8], 1, weights)
-    refused("for any number of images or for one")
+    refused("a batch size of 1 or any")
     onnx_file(tmp_path / "a.onnx", ["batch", 1, "height", "width"], 1, weights)
-    refused("with fixed channels, height and width")
+    refused("must have fixed channels, height and width")
     onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights[:, :7])
     refused("has 7 outputs, but the data has 10 classes")
     onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights, axis=0)
     refused("cannot be run on 2 images")
     onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 1], 2, weights, {"classes": ["a"]})
-    refused("holds no model card of vitrail where it should: KeyError")
+    refused("is not a model card of vitrail: KeyError")
     (tmp_path / "a.onnx").write_bytes(b"no model")
-    refused("is no ONNX file that can be run")
+    refused("is not a valid ONNX file")
 
 
 def test_numbers_are_taught_in_the_students_units(tmp_path):
@@ -477,7 +477,7 @@ def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
         ({"teacher": "nowhere"}, r"The teacher cannot be used\. .*nowhere does not exist"),
         ({"teacher": "nowhere.onnx"}, r"The teacher cannot be used\. .*nowhere.onnx does not exist"),
         ({"teacher_model": "vit_b16"}, "are a vit_nano4, not a vit_b16"),
-        ({"teacher": "a.onnx", "teacher_model": "vit_b16"}, r"a\.onnx is an ONNX file, .*: leave out --teacher-model"),
+        ({"teacher": "a.onnx", "teacher_model": "vit_b16"}, r"a\.onnx is an ONNX file, which needs no name of a model"),
     ],
 )
 def test_settings_that_cannot_be(settings, given, message):
@@ -511,6 +511,6 @@ def test_a_teacher_whose_outputs_are_no_numbers_is_refused(settings, tmp_path):
 
 def test_a_run_does_not_replace_its_teacher(settings):
     run = vitrail.train("digits", **(settings | {"epochs": 1}))
-    with pytest.raises(UserError, match=r"lies in .*, the run to make"):
+    with pytest.raises(UserError, match=r"is in .*, the run to create"):
         vitrail.train("digits", overwrite=True, **(settings | {"teacher": run}))
     assert (run / "model.safetensors").exists()

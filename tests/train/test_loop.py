@@ -295,7 +295,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(train, small, tmp_path):
 
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "holiday.jpg").touch()
-    with pytest.raises(UserError, match="photos exists and is no run of vitrail, so --overwrite leaves it alone"):
+    with pytest.raises(UserError, match="exists and is not a run of vitrail, so --overwrite does not"):
         train(**small, name="photos", overwrite=True)
     assert (tmp_path / "photos" / "holiday.jpg").exists()
 

@@ -76,6 +76,7 @@ def test_a_run_on_labels_is_measured_by_them(labels_run, table):
         "per_label.csv",
         "average_precision.png",
         "precision_recall.png",
+        "reliability.png",
     }
     assert vitrail.evaluate(labels_run, table).loss == metrics.loss
 

@@ -251,7 +251,7 @@ def test_a_folder_that_is_no_run_does_not_go_on(tmp_path, there):
     folder = tmp_path / "folder"
     if there:
         folder.mkdir()
-    with pytest.raises(UserError, match=r"folder is no run: it has no config\.yaml"):
+    with pytest.raises(UserError, match=r"folder is not a run: it has no config\.yaml"):
         vitrail.train(resume=folder)
     assert list(tmp_path.iterdir()) == ([folder] if there else [])
 

@@ -23,13 +23,13 @@ from vitrail.config import (
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
-from vitrail.evaluate.features import run_split
+from vitrail.evaluate.stream import run_split
 from vitrail.models import Model, create
 from vitrail.verbs.evaluate import evaluate
 from vitrail.weights import Card, save
 
 CLASSES = tuple("0123456789")
-FILES = {"metrics.json", "confusion.png", "confusion.csv", "per_class.csv", "reliability.png"}
+FILES = {"metrics.json", "outputs.npz", "confusion.png", "confusion.csv", "per_class.csv", "reliability.png"}
 
 
 def tiny(classes: tuple[str, ...] = CLASSES) -> tuple[Model, Card]:
@@ -198,7 +198,7 @@ def test_other_data_with_splits_is_evaluated_on_what_was_held_out(
 
 def test_a_weights_file_alone_needs_data(tmp_path: Path):
     save(tmp_path / "model.safetensors", *tiny())
-    with pytest.raises(UserError, match="give the data"):
+    with pytest.raises(UserError, match="Give the data"):
         evaluate(tmp_path / "model.safetensors")
     images, labels = arrays(20)
     np.savez(tmp_path / "other.npz", x_val=images, y_val=labels)
@@ -223,7 +223,7 @@ def test_own_data_that_has_lost_a_class_is_refused(tmp_path: Path):
     for path in (photos / "7").iterdir():
         path.unlink()
     (photos / "7").rmdir()
-    with pytest.raises(UserError, match="10 classes when the run was trained, and has 9: 7 came or went"):
+    with pytest.raises(UserError, match="10 classes when the run was trained, and has 9: 7 were added or removed"):
         evaluate(run)
 
 

@@ -14,13 +14,13 @@ import vitrail
 from vitrail.cli import main
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import Prediction
 from vitrail.explain import attention_distance, patch_filters, rollout
 from vitrail.explain.explanation import Explanation
 from vitrail.explain.positions import NO_POSITIONS
 from vitrail.explain.subject import Picture, open_subject
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.runs.predictor import Prediction
 from vitrail.weights import Card, open_run, save
 
 
@@ -174,7 +174,7 @@ def test_too_many_pictures_and_none_that_can_be_read(trained, digits, tmp_path, 
 
 
 def test_a_model_without_data_or_pictures_is_told(tmp_path):
-    with pytest.raises(UserError, match="does not say what its model was trained on"):
+    with pytest.raises(UserError, match="so its training data is unknown"):
         vitrail.explain(model_file(tmp_path))
 
 

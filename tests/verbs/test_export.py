@@ -31,8 +31,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.export import Proof
 from vitrail.export import onnx as writing
-from vitrail.export.check import images_to_check, prove
 from vitrail.export.onnx import in_words, write
+from vitrail.export.proof import images_to_check, prove
 from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.coatnet import CoAtNetConfig
@@ -207,7 +207,7 @@ def test_another_model_is_not_proven(change, tampered, exported, trained):
     model, about = open_run(trained)
     pixels, source = images_to_check(trained, about, None, 1)
     assert prove(exported.file, model, about, pixels[:5], source).same == 5
-    with pytest.raises(UserError, match=r"is not the model: on 64 images of digits, split val its outputs differ"):
+    with pytest.raises(UserError, match=r"is not the same model: on 64 images of digits, split val its outputs differ"):
         prove(tampered(change), model, about, pixels, source)
 
 
@@ -221,9 +221,9 @@ def test_an_answer_between_two_that_are_as_good_is_no_failure(trained, tmp_path)
         model.head.bias[6] += 1e-5
         proof = prove(tmp_path / "twins.onnx", model, about, pixels, source)
         assert 40 < proof.same < 64
-        assert f"{64 - proof.same} between two that are as good" in proof.table()
+        assert f"{64 - proof.same} tied" in proof.table()
         model.head.bias[6] += 1
-        with pytest.raises(UserError, match=r"and [1-9]\d* of 64 answers are others"):
+        with pytest.raises(UserError, match=r"and [1-9]\d* of 64 answers differ"):
             prove(tmp_path / "twins.onnx", model, about, pixels, source)
 
 
@@ -237,7 +237,7 @@ def test_a_label_on_its_threshold_is_no_failure(tmp_path):
         model.head.bias[0] = -1e-5
         assert prove(tmp_path / "edge.onnx", model, about, noise(about, 8), "noise").same == 0
         model.head.bias[0] = -1
-        with pytest.raises(UserError, match="and 8 of 8 answers are others"):
+        with pytest.raises(UserError, match="and 8 of 8 answers differ"):
             prove(tmp_path / "edge.onnx", model, about, noise(about, 8), "noise")
 
 
@@ -272,7 +272,7 @@ def test_weights_without_data_are_checked_on_random_pixels(tmp_path, capsys):
         main(["export", str(path), "--overwrite"])
     assert exit.value.code == 0
     said = capsys.readouterr().out
-    assert re.search(r"^checked on +random pixels, for .* does not say what its model was trained on", said, re.M)
+    assert re.search(r"^checked on +random pixels, because .* so its training data is unknown", said, re.M)
     assert re.search(r"^answers +64 of 64 the same$", said, re.M)
     assert onnx.load(path.with_suffix(".onnx")).producer_name == "vitrail"
     assert not path.with_suffix(".onnx.data").exists()

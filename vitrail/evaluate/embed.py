@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
@@ -18,14 +18,12 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vitrail.data.images import UnreadableImage
-from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import run_files
 from vitrail.files import replacing
 from vitrail.progress import track
+from vitrail.runs.predictor import Predictor
 
 Vectors = NDArray[np.float32]
 Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # names of files, and their vectors (N, D)
@@ -51,21 +49,14 @@ class Written:
     unreadable: tuple[tuple[str, str], ...]
 
 
-def embeddings(
-    compute: Callable[[Tensor], Tensor],
-    files: Iterable[str],
-    preprocess: Preprocess,
-    batch_size: int,
-    workers: int,
-    device: str,
-) -> Iterator[Embedding]:
-    """The feature vector that `compute` gives for each file: `files` is consumed only as far as it is needed."""
-    with closing(run_files(compute, files, preprocess, batch_size, workers, device)) as answers:
+def embeddings(predictor: Predictor, files: Iterable[str], batch_size: int, workers: int) -> Iterator[Embedding]:
+    """The feature vectors of files, in order; `files` is consumed only as far as it is needed."""
+    with closing(predictor.run(files, predictor.features, batch_size=batch_size, workers=workers)) as answers:
         for file, vector in answers:
             if isinstance(vector, UnreadableImage):
                 yield Embedding(file, error=str(vector))
             else:
-                yield Embedding(file, vector.numpy())
+                yield Embedding(file, vector)
 
 
 def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.charts.draw import save_charts
-from vitrail.config import TrainConfig, load_yaml
-from vitrail.data import Data, full_name, open_data
+from vitrail.data import Data, open_data
 from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.evaluate.charts import charts_of
-from vitrail.evaluate.features import run_split, split_features
+from vitrail.evaluate.features import split_features, split_outputs
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import write_text
-from vitrail.weights import Card, home, open_run
+from vitrail.runs.predictor import Predictor
+from vitrail.runs.run import Run
+from vitrail.weights import Card, open_run
 
 Probe = Literal["knn", "linear", "fewshot"]
 
@@ -42,13 +43,20 @@ def evaluate_on(
     _check_batch(batch_size)
     name = split_name(data, split)
     device = choose_device(device)
-    model, card = open_run(run, device)
+    predictor = Predictor(run, device)
+    card = predictor.card
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
-    logits, labels = run_split(
-        model, data.splits[name], card.preprocess, batch_size=batch_size, workers=workers, device=device
+    outputs = split_outputs(
+        predictor,
+        data.splits[name],
+        Run.of(run).outputs_file(data.name, name),
+        keep=out is None,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
     )
-    metrics = measure_model(card, logits, labels)
-    folder = Path(out) if out is not None else home(run) / "evaluation" / f"{data.name}-{name}"
+    metrics = measure_model(card, outputs, data.splits[name].targets)
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name)
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
@@ -85,7 +93,7 @@ def probe_on(
             model,
             data.splits[part],
             card.preprocess,
-            home(run) / "features" / f"{data.name}-{part}.npz",
+            Run.of(run).features_file(data.name, part),
             batch_size=batch_size,
             workers=workers,
             device=device,
@@ -100,23 +108,23 @@ def probe_on(
         data.classes,
         **chosen,
     )
-    folder = Path(out) if out is not None else home(run) / "evaluation" / f"{data.name}-{name}-{method}"
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, method)
     _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
 
 def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
-    """The data that a run was trained on, with the very same splits, or other `data`; read as its model wants it.
+    """The data that a run was trained on, with the same splits, or other `data`; read as its model needs it.
 
-    Other data has the classes of the model, in its order, unless it has some that the model does not know.
+    Other data gets the classes of the model, in its order, unless it has some that the model does not know.
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:
-        opened = run_data(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(Run.of(run).path, data, where, card, {"task": card.task, "classes": card.classes})
     except UserError:
         if data is None:
             raise
-        opened = run_data(home(run), data, where, card, {})
+        opened = run_data(Run.of(run).path, data, where, card, {})
     return opened.read_as(card.preprocess.channels, card.preprocess.bits)
 
 
@@ -138,34 +146,11 @@ def split_name(data: Data, split: str | None = None) -> str:
 def run_data(
     home: Path, data: str | Path | None, where: Mapping[str, Any], card: Card, otherwise: Mapping[str, Any]
 ) -> Data:
-    """A run's own data, with the same validation split, or other data, opened with the settings `otherwise`."""
-    file, classes = home / "config.yaml", card.classes
-    config = load_yaml(TrainConfig, file) if file.exists() else None
-    if data is not None and not (config and _same(data, config.data)):
+    """The data to evaluate a run on: its own, with the same splits, or other data, opened with `otherwise`."""
+    run = Run(home)
+    if data is not None and not run.is_own(data):
         return open_data(data, **where, **otherwise)
-    if config is None:
-        raise UserError(f"{home} does not say what its model was trained on ({file.name} is missing): give the data.")
-    opened = open_data(
-        config.data,
-        val_fraction=config.source.val_fraction,
-        folds=config.source.folds,
-        fold=config.source.fold,
-        seed=config.run.seed,
-        task=card.task,
-        streaming=config.source.streaming,
-        **{name: value or getattr(config.source, name) for name, value in where.items()},
-    )
-    if opened.classes != classes:
-        changed = sorted(set(opened.classes) ^ set(classes))
-        raise UserError(
-            f"{config.data} had {len(classes)} classes when the run was trained, and has {len(opened.classes)}: "
-            f"{', '.join(changed[:5])} came or went. Restore them, or give other data."
-        )
-    return opened
-
-
-def _same(data: str | Path, other: str) -> bool:
-    return full_name(data) == full_name(other)
+    return run.data(card, **where)
 
 
 def _write(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, folder: Path, about: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.dataset import Numbers
 from vitrail.data.images import Pixels
 from vitrail.errors import UserError, some
-from vitrail.evaluate.features import run_split
+from vitrail.evaluate.stream import run_split
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.weights import Card

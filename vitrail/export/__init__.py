@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from vitrail.export.check import Proof
+from vitrail.export.proof import Proof
 
 __all__ = ["Proof"]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitrail.errors import UserError
-from vitrail.export.check import Array, Proof, prove
 from vitrail.export.onnx import write
+from vitrail.export.proof import Array, Proof, prove
 from vitrail.models import Model
 from vitrail.weights import Card
 

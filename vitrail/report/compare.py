@@ -14,7 +14,7 @@ from vitrail.errors import UserError
 from vitrail.models import parameters
 from vitrail.report import text
 from vitrail.report.charts import fit
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.page import render
 from vitrail.report.tables import Cell, Line, Table
 from vitrail.report.text import between, plus_minus, setting
@@ -42,7 +42,7 @@ class Measured:
     scores: list[Score | None] = field(default_factory=list)
 
 
-def comparison_page(runs: Sequence[Facts], subject: str) -> str:
+def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
     """The page on which runs stand side by side; they must have the same task."""
     tasks = {facts.card.task.title for facts in runs if facts.card is not None}
     if len(tasks) > 1:
@@ -67,7 +67,7 @@ def comparison_page(runs: Sequence[Facts], subject: str) -> str:
     )
 
 
-def titles(runs: Sequence[Facts]) -> list[str]:
+def titles(runs: Sequence[RunFacts]) -> list[str]:
     """The names of the runs, with that of the folder before them where they are not all different."""
     names = [facts.name for facts in runs]
     if len(set(names)) < len(names):
@@ -75,11 +75,11 @@ def titles(runs: Sequence[Facts]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
 
 
-def _size(facts: Facts) -> dict[str, str]:
+def _size(facts: RunFacts) -> dict[str, str]:
     return {"parameters": f"{parameters(facts.card.config):,}"} if facts.card is not None else {}
 
 
-def _headline(runs: Sequence[Facts], names: Sequence[str]) -> Headline:
+def _headline(runs: Sequence[RunFacts], names: Sequence[str]) -> Headline:
     known = [(facts.scores.main, -i) for i, facts in enumerate(runs) if facts.scores is not None]
     if not known:
         return Headline(f"{len(runs)} runs side by side.", "", "")
@@ -91,13 +91,13 @@ def _headline(runs: Sequence[Facts], names: Sequence[str]) -> Headline:
     return Headline(f"Best of {len(runs)} runs: {names[number]} with ", score, f" {main.title}.")
 
 
-def _curves(runs: Sequence[Facts], names: Sequence[str]) -> list[Chart]:
+def _curves(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
     rows = {name: facts.rows for name, facts in zip(names, runs, strict=True)}
     task = next((facts.task for facts in runs if facts.rows), None)
     return [] if task is None else [fit(chart) for chart in build.together(rows, task.measures[0])]
 
 
-def _same_images(runs: Sequence[Facts]) -> bool:
+def _same_images(runs: Sequence[RunFacts]) -> bool:
     """Whether all runs were measured on the very same images."""
     splits = [facts.data.splits["val"] for facts in runs if facts.data is not None and facts.outputs is not None]
     if len(splits) < len(runs):
@@ -111,7 +111,7 @@ def _same_images(runs: Sequence[Facts]) -> bool:
     )
 
 
-def measured(runs: Sequence[Facts]) -> list[Measured]:
+def measured(runs: Sequence[RunFacts]) -> list[Measured]:
     """Every number that was measured, of each run; on the same images also how far apart runs are."""
     paired, table = _same_images(runs), []
     known = [facts for facts in runs if facts.scores is not None]
@@ -139,7 +139,7 @@ def measured(runs: Sequence[Facts]) -> list[Measured]:
     return table
 
 
-def differing(runs: Sequence[Facts]) -> list[tuple[str, str, list[str]]]:
+def differing(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[str]]]:
     """The settings that are not the same in all runs: name, what it is, the value of each."""
     values = [flat(facts.config) for facts in runs]
     return [
@@ -149,7 +149,7 @@ def differing(runs: Sequence[Facts]) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
+def class_scores(runs: Sequence[RunFacts], names: Sequence[str]) -> Table | None:
     """The main score of each class, label or value in every run, and the largest difference between runs."""
     task = next((facts.task for facts in runs if facts.scores is not None), None)
     if task is None:

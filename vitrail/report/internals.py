@@ -19,7 +19,7 @@ from vitrail.explain.geometry import attends
 from vitrail.explain.mixing import in_pairs, mixing_maps
 from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
 from vitrail.models import Model
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, Picture, similarities, tiles
 from vitrail.report.sections import reads
 
@@ -51,7 +51,7 @@ class Inside:
     notes: list[str] = field(default_factory=list)
 
 
-def inside(facts: Facts, album: Album, workers: int) -> Inside:
+def inside(facts: RunFacts, album: Album, workers: int) -> Inside:
     """How far heads look, what the model knows of places, and the first filters, as in figure 7 of the paper."""
     model, card = facts.model, facts.card
     if model is None or card is None:

@@ -22,7 +22,7 @@ from vitrail.charts import build
 from vitrail.charts.kinds import Chart
 from vitrail.report import sections, tables, text
 from vitrail.report.charts import fit
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album
 from vitrail.report.internals import inside
 from vitrail.version import VERSION
@@ -30,7 +30,7 @@ from vitrail.version import VERSION
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def run_page(facts: Facts, workers: int) -> str:
+def run_page(facts: RunFacts, workers: int) -> str:
     """The page of one run."""
     album = Album()
     data = facts.data

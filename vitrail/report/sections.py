@@ -15,7 +15,7 @@ from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.data.stream import StreamSplit
 from vitrail.explain import relevance, rollout
 from vitrail.explain.relevance import signed
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, Picture, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
 
@@ -61,7 +61,7 @@ class Mistakes:
     maps: str = ""  # what they show
 
 
-def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
+def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
     """The most frequent mistakes, and the worst and the best predictions, as pictures."""
     if facts.outputs is None or facts.data is None or facts.card is None:
         return Mistakes()
@@ -93,7 +93,7 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
 
 
 def _maps(
-    facts: Facts, numbers: Sequence[int], pixels: dict[int, Pixels]
+    facts: RunFacts, numbers: Sequence[int], pixels: dict[int, Pixels]
 ) -> tuple[dict[int, NDArray[np.float32]], str]:
     """A map for each of these images by number, and what the maps show: attention, or evidence for the prediction."""
     assert facts.model is not None
@@ -111,7 +111,7 @@ def _maps(
     return dict(zip(numbers, maps, strict=True)), show
 
 
-def reads(split: Split, facts: Facts) -> Split:
+def reads(split: Split, facts: RunFacts) -> Split:
     """A split that is read with the channels and bits that the model wants."""
     assert facts.card is not None
     if isinstance(split, FileSplit | PackedSplit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vitrail.charts.measure import Measure
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Picture
 from vitrail.report.text import between
 from vitrail.tasks.bootstrap import Interval
@@ -52,7 +52,7 @@ class Table:
         return Table(caption, self.columns, lines)
 
 
-def scores(facts: Facts) -> Table | None:
+def scores(facts: RunFacts) -> Table | None:
     """The scores of every class, label or value, with intervals where they were sampled."""
     if facts.scores is None:
         return None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vitrail.charts.measure import Measure, percent
+from vitrail.charts.measure import Measure, number, percent
 from vitrail.config import Duration, TrainConfig, flat, options
 from vitrail.models import family, parameters
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.tasks import Multiclass
 from vitrail.tasks.bootstrap import Interval
 from vitrail.tasks.task import Headline
@@ -43,7 +40,7 @@ class Result:
     meaning: str
 
 
-def headline(facts: Facts) -> Headline:
+def headline(facts: RunFacts) -> Headline:
     """The result of the run in one sentence."""
     who, scores, task = _who(facts), facts.scores, facts.task
     data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line break within a name
@@ -55,13 +52,13 @@ def headline(facts: Facts) -> Headline:
     return Headline(f"{who} {before}", score, after)
 
 
-def _who(facts: Facts) -> str:
+def _who(facts: RunFacts) -> str:
     model = facts.config.model
     family = _FAMILIES.get(model.split("_")[0], model)
     return f"A {family}" + (f" with {large(parameters(facts.card.config))} parameters" if facts.card else "")
 
 
-def measures(facts: Facts) -> list[Result]:
+def measures(facts: RunFacts) -> list[Result]:
     """Every overall score, with its interval."""
     if facts.scores is None:
         return []
@@ -78,7 +75,8 @@ def plus_minus(measure: Measure, interval: Interval | None) -> str:
     """Half the width of an interval, as it stands behind a number."""
     if interval is None:
         return ""
-    return f" ± {measure.text((interval[1] - interval[0]) / 2).removesuffix('%')}"
+    half = (interval[1] - interval[0]) / 2
+    return f" ± {measure.text(half).removesuffix('%') if measure.percent else number(half, 2)}"
 
 
 def between(measure: Measure, interval: Interval | None) -> str:
@@ -96,7 +94,7 @@ def large(number: int) -> str:
     return str(number)
 
 
-def training(facts: Facts) -> list[tuple[str, str]]:
+def training(facts: RunFacts) -> list[tuple[str, str]]:
     """How training went: time, speed, the machine and the programs."""
     optim, rows = facts.config.optim, facts.rows
     made_with = dict(facts.card.versions) if facts.card is not None else {}
@@ -144,7 +142,7 @@ def setting(value: object) -> str:
     return f"{value:g}" if type(value) is float else str(value)
 
 
-def commands(facts: Facts) -> list[tuple[str, str]]:
+def commands(facts: RunFacts) -> list[tuple[str, str]]:
     """What to type next: each line works as it stands, but for IMAGES and DATA."""
     run, name = shlex.quote(str(facts.folder)), shlex.quote(f"{facts.name}.safetensors")
     go_on = [("Go on with the training", f"vitrail train --resume {run}")] if facts.stopped else []
@@ -167,14 +165,13 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def elsewhere(facts: Facts) -> list[tuple[str, str, str]]:
+def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:
     """What `vitrail evaluate` measured beside the run's own validation images: data and split, method, results."""
     found = []
     own = f"{facts.data.name}-val" if facts.data is not None else None
-    for file in sorted(facts.folder.glob("evaluation/*/metrics.json")):
-        if file.parent.name == own:
+    for name, document in facts.run.scores.items():
+        if name == own:
             continue
-        document: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         known = {measure.name: measure for measure in (*facts.task.measures, *Multiclass.measures)}  # of a probe, too
         results = [f"{each.title} {each.text(document[key])}" for key, each in known.items() if key in document]
         results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]

@@ -7,15 +7,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitrail.config import TrainConfig, load_yaml
 from vitrail.errors import UserError
 from vitrail.files import replacing
 from vitrail.report.compare import comparison_page
 from vitrail.report.facts import gather
 from vitrail.report.page import run_page
-from vitrail.train.run import CONFIG_FILE
+from vitrail.runs.run import Run
 
-REPORT_FILE = "report.html"
 _SUBJECT = re.compile(r'<meta name="vitrail-report" content="([^"]*)">')
 
 
@@ -39,8 +37,8 @@ def write_report(
 def _place(folders: Sequence[Path], out: str | Path | None) -> Path:
     """Where the page goes; its folder is made if it is not there."""
     if out is None:
-        return (folders[0] if len(folders) == 1 else Path()) / REPORT_FILE
-    path = Path(out) if str(out).lower().endswith((".html", ".htm")) else Path(out) / REPORT_FILE
+        return Run(folders[0] if len(folders) == 1 else Path()).report_file
+    path = Path(out) if str(out).lower().endswith((".html", ".htm")) else Run(out).report_file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -62,13 +60,9 @@ def _check(path: Path, subject: str | None) -> None:
 
 def _folds(run: Path) -> list[Path]:
     """The runs of a cross-validation, in their order; none if it is an ordinary run."""
-    if not (run / CONFIG_FILE).exists():
+    if not Run(run).has_folds:
         return []
-    source = load_yaml(TrainConfig, run / CONFIG_FILE).source
-    if not source.folds or source.fold:
-        return []
-    folders = [run / f"fold{number}" for number in range(1, source.folds + 1)]
-    begun = [folder for folder in folders if (folder / CONFIG_FILE).exists()]
+    begun = [fold.path for fold in Run(run).folds]
     if not begun:
         raise UserError(f"None of the folds in {run} has begun: there is nothing to report yet.")
     return begun

@@ -15,6 +15,7 @@ import torch
 
 from vitrail.errors import UserError
 from vitrail.files import replacing
+from vitrail.runs.run import Run
 
 
 class Stateful(Protocol):
@@ -69,4 +70,4 @@ def restore_checkpoint(run: Path, state: dict[str, Any], parts: Mapping[str, Sta
 
 
 def checkpoint_path(run: Path) -> Path:
-    return run / "last" / "state.pt"
+    return Run(run).checkpoint_file

@@ -13,14 +13,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import TrainConfig, flat, load_yaml, override
+from vitrail.config import TrainConfig, flat, override
 from vitrail.data import full_name, open_data
 from vitrail.errors import UserError
 from vitrail.files import write_text
 from vitrail.progress import log, speak
+from vitrail.runs.run import Run, split_settings
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
-from vitrail.train.run import CONFIG_FILE, create_run, reopen, split_settings
+from vitrail.train.resume import reopen
 from vitrail.train.start import complete
 
 Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
@@ -28,9 +29,8 @@ Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
 
 def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
     """Whether a call asks for a cross-validation rather than a single run."""
-    if resume is not None and (file := Path(resume) / CONFIG_FILE).exists():
-        config = load_yaml(TrainConfig, file)
-        return config.source.folds > 0 and config.source.fold == 0
+    if resume is not None and Run(resume).exists:
+        return Run(resume).has_folds
     return bool(asked.get("folds")) and not asked.get("fold")
 
 
@@ -44,7 +44,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
         data = open_data(source, **split_settings(asked | {"fold": 1}))
         config = plan(full_name(source), data, asked)
         prepare(config, data)  # before the folder is made, so that an error leaves none behind
-        run = create_run(config, overwrite)
+        run = Run.create(config, overwrite).path
     else:
         raise UserError("There is no data to train on. Give a data set, or --resume RUN to continue a run.")
 
@@ -65,13 +65,13 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
 
 def _train_fold(run: Path, config: TrainConfig) -> Scores:
     """Starts or resumes a fold; returns its scores."""
-    config = override(config, {"out": str(run), "name": f"fold{config.source.fold}"})
+    fold = Run(run).fold(config.source.fold)
+    config = override(config, {"out": str(run), "name": fold.name})
     data = open_data(config.data, **split_settings(flat(config)))
     model, notes = prepare(config, data)
-    folder = run / config.run.name
-    if not (folder / CONFIG_FILE).exists():
-        create_run(config, overwrite=False)
-    measured = complete(folder, config, data, model, notes)
+    if not fold.exists:
+        Run.create(config)
+    measured = complete(fold.path, config, data, model, notes)
     return {
         f"{split}_{name}": value
         for split, metrics in measured.items()
@@ -100,7 +100,7 @@ def table(done: dict[str, Scores]) -> str:
 
 def _read(run: Path) -> dict[str, Scores]:
     """The scores of the finished folds, by number."""
-    file = run / "folds.json"
+    file = Run(run).folds_file
     if not file.exists():
         return {}
     try:
@@ -114,9 +114,10 @@ def _read(run: Path) -> dict[str, Scores]:
 def _write(run: Path, done: dict[str, Scores]) -> None:
     """Writes `folds.json` and `folds.csv` with all finished folds."""
     document = {"folds": done} | averages(done)
-    write_text(run / "folds.json", json.dumps(document, indent=2) + "\n")
+    file = Run(run).folds_file
+    write_text(file, json.dumps(document, indent=2) + "\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["fold", *document["mean"]])
     writer.writerows([label, *scores.values()] for label, scores in (done | averages(done)).items())
-    write_text(run / "folds.csv", text.getvalue())
+    write_text(file.with_suffix(".csv"), text.getvalue())

@@ -22,6 +22,7 @@ from vitrail.config import Duration
 from vitrail.errors import UserError
 from vitrail.files import write_text
 from vitrail.progress import log
+from vitrail.runs.run import Run
 from vitrail.tasks import Task
 from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
@@ -34,8 +35,8 @@ class Journal:
     """A context around everything that happens in the run folder."""
 
     def __init__(self, run: Path):
-        self._run = run
-        self._file = logging.FileHandler(run / "train.log", encoding="utf-8")
+        self._run = Run(run)
+        self._file = logging.FileHandler(self._run.log_file, encoding="utf-8")
         self._file.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
         self._terminal = sys.stderr.isatty()
         self._bars: list[tqdm[Any]] = []  # of this epoch and of the run, on a terminal
@@ -86,13 +87,13 @@ class Journal:
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-        write_text(self._run / "metrics.csv", text.getvalue())
+        write_text(self._run.metrics_file, text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            save_charts(curves(rows, task.measures[0]), self._run)
+            save_charts(curves(rows, task.measures[0]), self._run.path)
             self._drew = time.monotonic()
         with SummaryWriter(
-            str(self._run / "tensorboard"), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
+            str(self._run.events_folder), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
         ) as events:
             for name, value in row.items():
                 if name not in ("epoch", "step"):

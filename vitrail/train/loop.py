@@ -20,10 +20,11 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.augment import augment
 from vitrail.data.loader import TrainBatches
-from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import measure_model, measured
+from vitrail.evaluate.stream import run_split
 from vitrail.models import Model
 from vitrail.progress import log
+from vitrail.runs.run import Run
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.train.checkpoint import load_checkpoint, restore_checkpoint, save_checkpoint
 from vitrail.train.distill import introduce_teacher
@@ -35,12 +36,11 @@ from vitrail.train.objectives import build_objective
 from vitrail.train.optim import build_optimizers, set_lr
 from vitrail.train.prepare import make_card, open_splits
 from vitrail.train.progress import Progress
-from vitrail.train.run import fingerprint
 from vitrail.train.schedule import Schedule
 from vitrail.train.seeds import derive
 from vitrail.train.transfer import set_mode
 from vitrail.train.world import World
-from vitrail.weights import WEIGHTS_FILE, save
+from vitrail.weights import save
 
 
 def steps(
@@ -127,7 +127,7 @@ def train(
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
     if (state := load_checkpoint(run, config.run.device)) is not None:
-        restore_checkpoint(run, state, parts, fingerprint(data))
+        restore_checkpoint(run, state, parts, data.fingerprint())
         log.info(f"Resuming after step {progress.step}.")
     with autocast(config)():
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
@@ -135,7 +135,7 @@ def train(
     def checkpoint() -> None:
         if world.first():
             save_checkpoint(
-                run, {"data": fingerprint(data)} | {name: part.state_dict() for name, part in parts.items()}
+                run, {"data": data.fingerprint()} | {name: part.state_dict() for name, part in parts.items()}
             )
 
     # Loop
@@ -159,7 +159,7 @@ def train(
             if metrics.main >= progress.best:
                 progress.best = metrics.main
                 if world.first():
-                    save(run / WEIGHTS_FILE, kept, measured(card, metrics, len(progress.rows)))
+                    save(Run(run).weights_file, kept, measured(card, metrics, len(progress.rows)))
             if world.first():
                 journal.epoch(progress.rows, schedule, over)
             checkpoint()

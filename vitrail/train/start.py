@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import TrainConfig, flat
+from vitrail.config import TrainConfig
 from vitrail.data import Data, full_name, open_data
 from vitrail.errors import UserError, some
 from vitrail.evaluate.measure import evaluate_on
 from vitrail.models import Model
 from vitrail.progress import log, speak
+from vitrail.runs.run import Run, split_settings
 from vitrail.tasks.scores import Scores
 from vitrail.train.divergence import naming_checkpoint
 from vitrail.train.find_lr import find_lr as find_rate
@@ -20,7 +21,7 @@ from vitrail.train.loop import train
 from vitrail.train.memory import keep_freed_memory
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
-from vitrail.train.run import create_run, reopen, split_settings
+from vitrail.train.resume import reopen
 from vitrail.train.summary import describe, uneven
 from vitrail.train.world import World
 
@@ -34,7 +35,7 @@ def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
         raise UserError("--find-lr is a short run in a folder of its own. Remove --resume, --overwrite and --folds.")
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
-        data = open_data(config.data, **split_settings(flat(config)))
+        data = Run(run).data()
         model, notes = prepare(config, data)
     elif source is not None:
         data = open_data(source, **split_settings(asked))
@@ -42,7 +43,7 @@ def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
         model, notes = prepare(config, data)  # before the folder is made, so that an error leaves none behind
         if find_lr:
             return find_rate(config, data, model)
-        run = create_run(config, overwrite)
+        run = Run.create(config, overwrite).path
     else:
         raise UserError("There is no data to train on. Give a data set, or --resume RUN to continue a run.")
     complete(run, config, data, model, notes)

@@ -25,7 +25,7 @@ from vitrail.errors import UserError, some
 from vitrail.evaluate.charts import main_measure
 from vitrail.evaluate.metrics import measure_model
 from vitrail.progress import log, track
-from vitrail.train.frozen import Known, know, open_frozen
+from vitrail.runs.predictor import Predictor, source_card
 from vitrail.weights import Card
 
 _BATCH = 256  # images per forward pass over a whole split
@@ -41,12 +41,12 @@ class Teacher:
     def __init__(self, settings: DistillConfig, student: Card, device: str):
         assert settings.teacher is not None
         self.source = settings.teacher
-        self.known = meet(settings, student.classes, student.task, student.preprocess)
-        self._answer, self._fingerprint = open_frozen(settings.teacher, settings.teacher_model, device)
+        self.card = meet(settings, student.classes, student.task, student.preprocess)
+        self._predictor = Predictor(settings.teacher, device, settings.teacher_model)
         self._student = student
         # The student's images are crops already: a centre crop of them would only hide their edges.
-        self._preprocess = replace(self.known.preprocess, crop=1.0)
-        self._order = torch.tensor(_order(self.known, student.classes), device=device)
+        self._preprocess = replace(self.card.preprocess, crop=1.0)
+        self._order = torch.tensor(_order(self.card, student.classes), device=device)
         self._metrics: dict[str, float] = {}
         self._kept: Tensor | None = None
         self._device = device
@@ -66,14 +66,14 @@ class Teacher:
         if not self._metrics:  # else they are from the checkpoint
             outputs = self._answers(split, workers, "measuring the teacher")
             self._metrics = measure_model(self._student, outputs.numpy(), split.targets).row()
-        known, (h, w) = self.known, self._preprocess.img_size
+        h, w = self._preprocess.img_size
         main = main_measure(self._metrics)
         score = f"{main.name} {main.text(self._metrics[main.name], 2)}"
         log.info(
-            f"teacher   {known.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: {known.size}; "
-            f"{score} on the validation images, in {Duration(time.monotonic() - begun)}"
+            f"teacher   {self.card.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: "
+            f"{self._predictor.size}; {score} on the validation images, in {Duration(time.monotonic() - begun)}"
         )
-        return {"model": known.model, "source": self.source, "metrics": self._metrics}
+        return {"model": self.card.model, "source": self.source, "metrics": self._metrics}
 
     def answer_once(self, split: Split, workers: int) -> None:
         """Computes the outputs for all images of a split, if they fit into memory: they never change."""
@@ -88,10 +88,10 @@ class Teacher:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: a fingerprint and the scores, not the weights."""
-        return {"fingerprint": self._fingerprint, "metrics": self._metrics}
+        return {"fingerprint": self._predictor.fingerprint, "metrics": self._metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["fingerprint"] != self._fingerprint:
+        if state["fingerprint"] != self._predictor.fingerprint:
             raise UserError(
                 f"The teacher {self.source} has changed since the run began: its weights, classes or preprocessing "
                 "differ. Restore it, or start a new run."
@@ -116,10 +116,10 @@ class Teacher:
         seen = self._preprocess
         pixels = _as_bits(pixels, self._student.preprocess.bits, seen.bits)
         pixels = _as_channels(pixels, seen.channels, seen.bits)
-        outputs = self._answer(seen.frame(pixels))[:, self._order]
+        outputs = self._predictor.tensor_outputs(seen.frame(pixels))[:, self._order]
         if self._student.task == "regression":
-            outputs = outputs * self._numbers(self.known.target_std)[self._order]
-            outputs = outputs + self._numbers(self.known.target_mean)[self._order]
+            outputs = outputs * self._numbers(self.card.target_std)[self._order]
+            outputs = outputs + self._numbers(self.card.target_mean)[self._order]
             outputs = (outputs - self._numbers(self._student.target_mean)) / self._numbers(self._student.target_std)
         return outputs
 
@@ -127,11 +127,11 @@ class Teacher:
         return torch.tensor(values, device=self._device)
 
 
-def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Preprocess) -> Known:
+def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Preprocess) -> Card:
     """What is known of a teacher. Raises a UserError if it cannot teach these classes from the student's images."""
     assert settings.teacher is not None
     try:
-        known = know(settings.teacher, settings.teacher_model)
+        known = source_card(settings.teacher, settings.teacher_model)
     except UserError as error:
         hint = " For a teacher, the option is --teacher-model." if "give `model`" in str(error) else ""
         raise UserError(f"The teacher cannot be used. {error}{hint}") from error
@@ -164,7 +164,7 @@ def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Pr
     return known
 
 
-def _order(known: Known, ours: tuple[str, ...]) -> list[int]:
+def _order(known: Card, ours: tuple[str, ...]) -> list[int]:
     """For each class of the data, the index of the teacher's output."""
     if set(known.classes) == set(ours):
         return [known.classes.index(name) for name in ours]

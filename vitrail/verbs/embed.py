@@ -35,14 +35,15 @@ def embed(
     from vitrail.device import choose_device
     from vitrail.evaluate.embed import embeddings
     from vitrail.evaluate.predict import listed
+    from vitrail.runs.predictor import Predictor
     from vitrail.weights import open_run
 
     if min(batch_size, workers) < 1:
         raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
     files = listed(images)
     device = choose_device(device)
-    model, card = open_run(run, device, headless=True)
-    return embeddings(model.embed, files, card.preprocess, batch_size, workers, device)
+    predictor = Predictor.of(*open_run(run, device, headless=True), device)
+    return embeddings(predictor, files, batch_size, workers)
 
 
 def show(embeddings: Iterator[Embedding], *, out: str) -> int:

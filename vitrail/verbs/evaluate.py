@@ -65,16 +65,18 @@ def evaluate(
         out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
     """
     from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
-    from vitrail.weights import home, open_card
+    from vitrail.runs.predictor import source_card
+    from vitrail.runs.run import Run
+    from vitrail.weights import open_card
 
-    card = open_card(run)
+    card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
     if method == "head":
-        opened = run_data(home(run), data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(home, data, where, card, {"task": card.task, "classes": card.classes})
         return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
     # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
-    opened = run_data(home(run), data, where, card, {})
+    opened = run_data(home, data, where, card, {})
     return probe_on(
         run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
     )

@@ -57,7 +57,7 @@ def explain(
     from vitrail.device import choose_device
     from vitrail.explain.explanation import draw
     from vitrail.explain.subject import open_subject
-    from vitrail.weights import home
+    from vitrail.runs.run import Run
 
     if min(batch_size, workers) < 1:
         raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
@@ -76,7 +76,7 @@ def explain(
         seed=seed,
         img_size=None if img_size is None else coerce(InputConfig, "img_size", img_size),
     )
-    folder = home(run) / "explain" if out is None else Path(out)
+    folder = Run.of(run).explain_folder if out is None else Path(out)
     return draw(subject, folder, format, save_data)
 
 

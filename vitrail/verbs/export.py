@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
-    from vitrail.export.check import Proof
+    from vitrail.export.proof import Proof
 
 
 def export(
@@ -32,7 +32,7 @@ def export(
         overwrite: replace an existing file
         workers: threads that read images
     """
-    from vitrail.export.check import images_to_check
+    from vitrail.export.proof import images_to_check
     from vitrail.export.write import need_packages, write_proven
     from vitrail.weights import home, locate, open_card, open_run
 

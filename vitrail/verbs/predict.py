@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
-    from vitrail.evaluate.predict import Prediction
+    from vitrail.runs.predictor import Prediction
 
 
 def predict(
@@ -35,18 +35,15 @@ def predict(
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
     """
-    from vitrail.device import choose_device
-    from vitrail.evaluate.predict import classify, listed
-    from vitrail.weights import open_run
+    from vitrail.evaluate.predict import listed
+    from vitrail.runs.predictor import Predictor
 
     if min(1 if top is None else top, batch_size, workers) < 1:
         raise UserError(
             f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
         )
     files = listed(images)
-    device = choose_device(device)
-    model, card = open_run(run, device)
-    return classify(model, card, files, top, batch_size, workers, device)
+    return Predictor(run, device)(files, top, batch_size=batch_size, workers=workers)
 
 
 def show(predictions: Iterator[Prediction], *, format: Literal["table", "csv", "json"] = "table") -> int:

@@ -31,9 +31,9 @@ def recipes(
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from vitrail.data import full_name, open_data
+    from vitrail.runs.run import split_settings
     from vitrail.train.recipes import RECIPES
     from vitrail.train.resolve import plan, typed
-    from vitrail.train.run import split_settings
 
     if recipe is None:
         return {name: known.line for name, known in RECIPES.items()}

@@ -75,7 +75,7 @@
       const ends = spec.square ? { min: 0, max: 1, interval: 0.25 } : spec.log ? { min: "dataMin", max: "dataMax" } : epochs ? { min: "dataMin", max: "dataMax", minInterval: 1 } : { min: 0 };
       return {
         ...base(),
-        grid: { left: spec.y ? 20 : 6, right: spec.square ? 24 : 14, top: 34, bottom: 24, containLabel: true },
+        grid: { left: spec.y ? 34 : 6, right: spec.square ? 24 : 14, top: 34, bottom: 24, containLabel: true },
         legend: { show: names.size > 1, left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", type: "scroll", textStyle: { color: colour("soft") } },
         tooltip: {
           ...base().tooltip,
@@ -107,7 +107,7 @@
             : undefined,
           markLine:
             spec.mark !== null && i === 0
-              ? { symbol: "none", silent: true, label: { show: false }, lineStyle: { color: colour("warm"), type: "dashed", width: 1 }, data: [{ xAxis: spec.mark }] }
+              ? { symbol: "none", silent: true, precision: 12, label: { show: false }, lineStyle: { color: colour("warm"), type: "dashed", width: 1 }, data: [{ xAxis: spec.mark }] }
               : undefined,
         })),
       };

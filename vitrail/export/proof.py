@@ -1,4 +1,4 @@
-"""The proof that an exported file is the model: both get the same pixels and must give the same answers."""
+"""Proves that an exported file is the model: both get the same pixels and must give the same answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from vitrail.data.pixels import WHITE
 from vitrail.data.targets import titled
 from vitrail.errors import UserError
 from vitrail.evaluate.measure import own_data, split_name
-from vitrail.evaluate.predict import say
 from vitrail.export.onnx import OPSET, PIXELS, meaning, outputs
 from vitrail.models import Model
+from vitrail.runs.onnx import open_session
+from vitrail.runs.predictor import Predictor, say
 from vitrail.weights import Card
 from vitrail.weights.card import versions
 
@@ -28,16 +29,16 @@ Array = NDArray[Any]
 Answers = tuple[Array, Array]  # logits, and probabilities or values: (B, K) each
 Program = Callable[[Array], Answers]
 
-TOLERANCE = 1e-3  # the largest difference that is allowed, relative to the largest value; usual are 1e-6
+TOLERANCE = 1e-3  # largest difference allowed, relative to the largest value; 1e-6 is usual
 
-_IMAGES = 64  # that are compared at most
+_IMAGES = 64  # images compared at most
 _BATCH = 32
-_SECONDS = 0.25  # for which a speed is measured
+_SECONDS = 0.25  # per speed measurement
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far an output of the file is from PyTorch's."""
+    """The difference between an output of the file and PyTorch's."""
 
     largest: float
     relative: float  # to the largest value
@@ -45,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Part:
-    """A file that was written."""
+    """A written file."""
 
     bytes: int
     sha256: str
@@ -53,19 +54,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, and what came out."""
+    """What was compared, and the result."""
 
     file: Path
     card: Card
     images: int
     source: str  # of the images
     differences: Mapping[str, Difference]  # by output
-    same: int  # images with the same answer; in all others two answers are as good
+    same: int  # images with the same answer; all others are ties
     milliseconds: Mapping[str, Mapping[int, float]]  # per image, by program and batch size
-    parts: Mapping[str, Part]  # by name: the file, and the weights beside it if it is large
+    parts: Mapping[str, Part]  # by name: the file, and its external weights if it is large
 
     def to_json(self) -> dict[str, Any]:
-        """What stands beside the file."""
+        """The content of the JSON file next to the model."""
         return {
             "model": self.card.model,
             "task": self.card.task,
@@ -81,21 +82,21 @@ class Proof:
         }
 
     def table(self) -> str:
-        """For people."""
+        """The proof as text."""
         (_, first), *others = self.parts.items()
-        ties = "" if self.same == self.images else f", {self.images - self.same:,} between two that are as good"
+        ties = "" if self.same == self.images else f", {self.images - self.same:,} tied"
         rows = [
             ("model", f"{self.card.model}, {titled(self.card.task, self.card.classes)}"),
             ("file", f"{self.file}, {first.bytes / 1e6:,.1f} MB, ONNX opset {OPSET}"),
-            *(("weights", f"{name}, {part.bytes / 1e6:,.1f} MB, must lie beside it") for name, part in others),
+            *(("weights", f"{name}, {part.bytes / 1e6:,.1f} MB, must stay next to it") for name, part in others),
             ("checked on", self.source),
             *(
-                (name, f"differ by {difference.largest:.1e} at most, {difference.relative:.1e} of the largest")
+                (name, f"differ by at most {difference.largest:.1e}, {difference.relative:.1e} of the largest")
                 for name, difference in self.differences.items()
             ),
             ("answers", f"{self.same:,} of {self.images:,} the same" + ties),
             *(
-                (name, ", ".join(f"{ms:,.2f} ms an image at batch size {batch}" for batch, ms in speeds.items()))
+                (name, ", ".join(f"{ms:,.2f} ms per image at batch size {batch}" for batch, ms in speeds.items()))
                 for name, speeds in self.milliseconds.items()
             ),
         ]
@@ -103,7 +104,7 @@ class Proof:
 
 
 def images_to_check(run: str | Path, card: Card, data: str | Path | None, workers: int) -> tuple[Array, str]:
-    """Pixels (N, H, W, C) as an exported file reads them, and where they are from.
+    """Pixels (N, H, W, C) as an exported file reads them, and a description of their source.
 
     They are validation images, spread evenly over the run's own data or `data`. If the run's own cannot be opened,
     they are random.
@@ -117,16 +118,16 @@ def images_to_check(run: str | Path, card: Card, data: str | Path | None, worker
     except UserError as error:
         if data is not None:
             raise
-        return _random(card), f"random pixels, for there are no images of the run: {error}"
+        return _random(card), f"random pixels, because the run's data cannot be opened: {error}"
     pixels = np.concatenate(read).transpose(0, 2, 3, 1)
     if card.preprocess.bits != 32:
-        pixels = np.rint(pixels)  # 16-bit ones have fractions once they were resized
+        pixels = np.rint(pixels)  # resizing leaves fractions in 16-bit pixels
     source = f"{len(chosen)} images of {opened.name}, split {name}"
     return np.ascontiguousarray(pixels.astype(PIXELS[card.preprocess.bits])), source
 
 
 def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> Proof:
-    """Runs an ONNX file and the model on the same pixels; a UserError if the answers are not the same."""
+    """Runs an ONNX file and the model on the same pixels; a UserError if the answers differ."""
     run, reference = _onnxruntime(file), _pytorch(model, card)
     # The first image alone, so that more than one batch size is tried.
     batches = [part for part in np.split(pixels, [1, *range(_BATCH, len(pixels), _BATCH)]) if len(part)]
@@ -134,13 +135,13 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
     named = zip(outputs(card), theirs, ours, strict=True)
     differences = {name: _difference(given, expected) for name, given, expected in named}
     wrong = _wrong(theirs[0], ours[0], card)
-    # Written so that what is no number fails too.
+    # Written so that NaN fails too.
     if wrong or not all(difference.relative <= TOLERANCE for difference in differences.values()):
         told = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differences.items())
         made = _versions()
         raise UserError(
-            f"The exported file is not the model: on {source} its outputs differ from PyTorch's ({told}), and "
-            f"{wrong} of {len(pixels)} answers are others. No file was kept; try other versions of "
+            f"The exported file is not the same model: on {source} its outputs differ from PyTorch's ({told}), and "
+            f"{wrong} of {len(pixels)} answers differ. No file was kept. Try other versions of "
             f"onnxscript ({made['onnxscript']}) and onnxruntime ({made['onnxruntime']})."
         )
     return Proof(
@@ -156,7 +157,7 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
 
 
 def _versions() -> dict[str, str]:
-    """Asked of the modules, for packages have several names: onnxruntime-gpu is onnxruntime too."""
+    """Versions of the modules, because packages have several names: onnxruntime-gpu is onnxruntime too."""
     import onnx
     import onnxruntime
     import onnxscript
@@ -170,11 +171,7 @@ def _run(program: Program, batches: Sequence[Array]) -> Answers:
 
 
 def _onnxruntime(file: Path) -> Program:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()  # as PyTorch, so that their speeds compare
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = open_session(file)
 
     def run(pixels: Array) -> Answers:
         logits, meant = session.run(None, {"pixels": pixels})
@@ -185,13 +182,12 @@ def _onnxruntime(file: Path) -> Program:
 
 def _pytorch(model: Model, card: Card) -> Program:
     """The model as `predict` runs it."""
+    predictor = Predictor.of(model, card)
 
     def run(pixels: Array) -> Answers:
-        with torch.inference_mode():
-            # As float32, which holds 16 bits exactly: torch can do little with uint16.
-            images = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype))
-            logits = model(card.preprocess.normalise(images))
-            return logits.numpy(), meaning(logits, card).numpy()
+        # Above 8 bits as float32, which holds 16 bits exactly: torch can do little with uint16.
+        logits = predictor.outputs(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype)))
+        return logits, meaning(torch.from_numpy(logits), card).numpy()
 
     return run
 
@@ -203,16 +199,16 @@ def _difference(given: Array, expected: Array) -> Difference:
 
 
 def _same(given: Array, expected: Array, card: Card) -> int:
-    """How many images get the same answer: the likeliest class, the labels, or numbers that are close."""
+    """How many images get the same answer: the same class, the same labels, or values within the tolerance."""
     if card.task == "regression":  # whose logits are in standard deviations of the data
         return int((np.abs(given - expected) <= TOLERANCE).all(axis=1).sum())
     top = 1 if card.task == "multiclass" else None
-    answers = ([say("", row, card, top).labels for row in torch.from_numpy(logits)] for logits in (given, expected))
+    answers = ([say("", row, card, top).labels for row in logits] for logits in (given, expected))
     return sum(a == b for a, b in zip(*answers, strict=True))
 
 
 def _wrong(given: Array, expected: Array, card: Card) -> int:
-    """How many images get another answer, where the right one is clear by more than the outputs may differ."""
+    """How many images get another answer although the answer is clear by more than the tolerance."""
     if card.task == "regression":
         return len(given) - _same(given, expected, card)
     slack = TOLERANCE * np.abs(expected).max()
@@ -225,7 +221,7 @@ def _wrong(given: Array, expected: Array, card: Card) -> int:
 
 
 def _speeds(program: Program, pixels: Array) -> dict[int, float]:
-    """Milliseconds per image by batch size: the shortest of some runs."""
+    """Milliseconds per image by batch size: the fastest of several runs."""
     speeds: dict[int, float] = {}
     for size in (1, _BATCH):
         batch = np.resize(pixels, (size, *pixels.shape[1:]))
@@ -248,7 +244,7 @@ def _part(file: Path) -> Part:
 
 
 def _random(card: Card) -> Array:
-    """Pixels of every value that there can be; of floats, values that the model's normalisation expects."""
+    """Pixels of every possible value; for floats, values that the model's normalisation expects."""
     p = card.preprocess
     random, shape = np.random.default_rng(0), (_IMAGES, *p.img_size, p.channels)
     if p.bits == 32:
