@@ -46,8 +46,8 @@ class SourceConfig:
     """How the data set is read, split and weighted."""
 
     val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
-    folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
-    fold: int = option("the one of the --folds to train, from 1 (0 = all, one after the other)", 0)
+    folds: int = option("number of cross-validation folds (0 = none)", 0)
+    fold: int = option("train only this fold, from 1 (0 = all of them)", 0)
     data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
     image_column: str | None = option("column of a table or hf: data set that holds the images (else found)", None)
     label_column: Names | None = option("column of a table or hf: data set with the labels, or x,y (else found)", None)
