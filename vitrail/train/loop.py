@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.augment import augment
+from vitrail.data.dataset import Targets
 from vitrail.data.loader import TrainBatches
 from vitrail.evaluate.metrics import measure_model, measured
 from vitrail.evaluate.stream import run_split
@@ -40,7 +41,7 @@ from vitrail.train.schedule import Schedule
 from vitrail.train.seeds import derive
 from vitrail.train.transfer import set_mode
 from vitrail.train.world import World
-from vitrail.weights import save
+from vitrail.weights import Card, save
 
 
 def steps(
@@ -110,33 +111,25 @@ def train(
     """Trains the model of a run to its end, from its last checkpoint if it has one."""
     # Data
     val, loader = open_splits(config, data)
-    schedule = Schedule.of(config, data, len(loader))
+    schedule, version = Schedule.of(config, data, len(loader)), data.fingerprint()
 
     # Objective and optimisers
     progress, targets = Progress(), data.splits["train"].targets
     card = make_card(config, data, model)
-    objective = build_objective(model.to(config.run.device), card, config, targets, progress)
-    if config.run.grad_checkpointing:
-        recompute_activations(model)
-    if config.run.compile:
-        objective.compile()
-    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None)
-    scaler = torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
+    objective, optimizers, scaler = set_up(model, card, config, targets, progress)
 
     # Resume
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
     if (state := load_checkpoint(run, config.run.device)) is not None:
-        restore_checkpoint(run, state, parts, data.fingerprint())
+        restore_checkpoint(run, state, parts, version)
         log.info(f"Resuming after step {progress.step}.")
     with autocast(config)():
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
 
     def checkpoint() -> None:
         if world.first():
-            save_checkpoint(
-                run, {"data": data.fingerprint()} | {name: part.state_dict() for name, part in parts.items()}
-            )
+            save_checkpoint(run, {"data": version} | {name: part.state_dict() for name, part in parts.items()})
 
     # Loop
     walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, schedule.lr, progress, world)
@@ -175,6 +168,19 @@ def train(
             checkpoint()
         if stop:
             raise KeyboardInterrupt
+
+
+def set_up(
+    model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress
+) -> tuple[Objective, list[Optimizer], torch.amp.GradScaler]:
+    """What `steps` needs besides data, for a model to be trained on images with these targets."""
+    objective = build_objective(model.to(config.run.device), card, config, targets, progress)
+    if config.run.grad_checkpointing:
+        recompute_activations(model)  # after the moving average was copied from the model
+    if config.run.compile:
+        objective.compile()
+    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None)
+    return objective, optimizers, torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
 
 
 def autocast(config: TrainConfig) -> partial[torch.autocast]:

@@ -110,9 +110,7 @@ def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
 def _without_choice(config: TrainConfig, task: Task, given: Mapping[str, Any]) -> TrainConfig:
     """The distillation of labels or values, which have no single predicted class: always soft."""
     if given.get("distill") == "hard":
-        raise UserError(
-            "--distill hard needs one class per image, but the data has labels or values. Use --distill soft."
-        )
+        raise UserError("--distill hard needs one class per image, which this data has not. Use --distill soft.")
     if task == "regression" and "distill_tau" in given:
         raise UserError("--distill-tau scales logits, but the data is a regression. Remove --distill-tau.")
     return override(config, {"distill": "soft"})
