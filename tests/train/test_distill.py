@@ -187,7 +187,7 @@ def test_weights_of_others_teach_the_classes_in_their_order(tmp_path, caplog):
     images = batch()[0].clamp(-1, 1)
     settings = DistillConfig(teacher=str(tmp_path / "timm.safetensors"))
     taught = Teacher(settings, student, "cpu")(images, torch.arange(6))
-    assert "no names. They are taken in the order of the data's: class a, class b" in caplog.text
+    assert "no names. They are assumed to be in the order of the data's: class a, class b" in caplog.text
 
     own = Preprocess((32, 32), 3)
     stored = student.preprocess.restore(images).permute(0, 2, 3, 1).numpy()
@@ -242,7 +242,7 @@ def test_an_onnx_file_of_others_reads_images_with_the_mean_of_imagenet(tmp_path,
     with caplog.at_level("INFO", logger="vitrail"):
         taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, torch.arange(6))
     assert "ImageNet's mean and std, as the file has none" in caplog.text
-    assert "no names. They are taken in the order of the data's: class a, class b" in caplog.text
+    assert "no names. They are assumed to be in the order of the data's: class a, class b" in caplog.text
 
     own = Preprocess((16, 16), 3, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     stored = student.preprocess.restore(images).permute(0, 2, 3, 1).numpy()

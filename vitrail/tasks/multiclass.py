@@ -14,6 +14,7 @@ from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError
+from vitrail.tasks.arrays import softmax
 from vitrail.tasks.bootstrap import Samples, collect, draws, sums
 from vitrail.tasks.calibration import BINS, Bin, bin_numbers, calibration_error, reliability_bins
 from vitrail.tasks.scores import (
@@ -172,7 +173,7 @@ class Multiclass(Task):
     # Answers ----------------------------------------------------------------------------------------------
 
     def meaning(self, outputs: Tensor) -> Tensor:
-        return outputs.softmax(dim=1)
+        return softmax(outputs)
 
     def answers(self, meant: NDArray[np.floating], top: int | None = None) -> list[Answer]:
         found = []

@@ -13,6 +13,7 @@ from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError, some
+from vitrail.tasks.arrays import sigmoid
 from vitrail.tasks.average_precision import ap_and_threshold, sample_labels
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.calibration import reliability_bins
@@ -245,7 +246,7 @@ class Multilabel(Task):
     # Answers ----------------------------------------------------------------------------------------------
 
     def meaning(self, outputs: Tensor) -> Tensor:
-        return outputs.sigmoid()
+        return sigmoid(outputs)
 
     def answers(self, meant: NDArray[np.floating], top: int | None = None) -> list[Answer]:
         found: list[Answer] = []
@@ -321,7 +322,7 @@ class Multilabel(Task):
             order = sorted(np.flatnonzero(which), key=lambda k: -abs(meant[k] - true[k]))
             return ", ".join(f"{self.classes[k]} {meant[k]:.0%}" for k in order)
 
-        lines = [(f"right: {names(true & given)}", "plain", 2)] if (true & given).any() else []
+        lines: list[Line] = [(f"right: {names(true & given)}", "plain", 2)] if (true & given).any() else []
         lines += [(f"missed: {names(true & ~given)}", "wrong", 2)] if (true & ~given).any() else []
         lines += [(f"wrong: {names(given & ~true)}", "wrong", 2)] if (given & ~true).any() else []
         return lines or [("right: (no label)", "plain", 1)]

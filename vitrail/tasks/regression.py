@@ -13,6 +13,7 @@ from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import AugmentConfig, TrainConfig
 from vitrail.errors import UserError, some
+from vitrail.tasks.arrays import constant
 from vitrail.tasks.bootstrap import Samples, collect, draws
 from vitrail.tasks.columns import alike, column_names, float_columns, read_columns
 from vitrail.tasks.distillation import without_choice
@@ -230,13 +231,16 @@ class Regression(Task):
 
     def translate(self, outputs: Tensor, teacher: Task) -> Tensor:
         assert isinstance(teacher, Regression)
-        mean, std = outputs.new_tensor(self.target_mean), outputs.new_tensor(self.target_std)
-        return (teacher.meaning(outputs) - mean) / std
+        values = teacher.meaning(outputs)
+        named = set(teacher.classes) == set(self.classes)
+        order = [self.classes.index(name) for name in teacher.classes] if named else range(len(self.classes))
+        mean, std = ([numbers[k] for k in order] for numbers in (self.target_mean, self.target_std))
+        return (values - constant(mean, values)) / constant(std, values)
 
     # Answers ----------------------------------------------------------------------------------------------
 
     def meaning(self, outputs: Tensor) -> Tensor:
-        return outputs * outputs.new_tensor(self.target_std) + outputs.new_tensor(self.target_mean)
+        return outputs * constant(self.target_std, outputs) + constant(self.target_mean, outputs)
 
     def strength(self, outputs: Tensor) -> Tensor:
         """In standard deviations, so that values of any unit compare."""
@@ -315,7 +319,7 @@ class Regression(Task):
         return np.tile(np.arange(outputs.shape[1]), (len(outputs), 1))
 
     def same(self, given: Array, expected: Array, tolerance: float) -> NDArray[np.bool_]:
-        return np.asarray(np.abs(given - expected) <= tolerance).all(axis=1)
+        return np.asarray((np.abs(given - expected) <= tolerance).all(axis=1))
 
     def differ(self, given: Array, expected: Array, tolerance: float) -> NDArray[np.bool_]:
         return ~self.same(given, expected, tolerance)

@@ -78,6 +78,10 @@ class Meter(ABC):
         """What was measured so far."""
 
 
+class NotFinite(UserError):
+    """Outputs are not finite."""
+
+
 class Columnar(Meter):
     """A meter that keeps some arrays for every image; `reduce` makes the scores of them."""
 
@@ -88,7 +92,7 @@ class Columnar(Meter):
     def add(self, outputs: NDArray[np.floating], targets: Targets) -> None:
         if not np.isfinite(outputs).all():
             bad = int((~np.isfinite(outputs)).any(axis=1).sum())
-            raise UserError(
+            raise NotFinite(
                 f"The model's outputs must be finite, but for {bad} of {len(targets)} images they are not: the weights "
                 "diverged or are damaged. Take an earlier checkpoint."
             )

@@ -69,6 +69,9 @@ class Answer:
         return {"labels": self.labels, "probabilities": self.probabilities}
 
 
+NO_ANSWER = Answer()
+
+
 @dataclass(frozen=True)
 class Confused:
     """A frequent mistake: a class predicted as another, or a label missed or wrongly predicted."""
@@ -131,6 +134,10 @@ class Task(ABC):
     def output_names(self) -> tuple[str, ...]:
         """What each output stands for, (M,): what `explain` can explain."""
         return self.classes
+
+    def matches(self, other: Task) -> bool:
+        """Whether both have the same kind of targets and the same classes, in the same order."""
+        return type(self) is type(other) and self.classes == other.classes
 
     # In files ---------------------------------------------------------------------------------------------
 
@@ -245,10 +252,8 @@ class Task(ABC):
         """Outputs (B, M) as probabilities or values, (B, K): the one definition, also inside exported graphs."""
 
     def means(self, outputs: NDArray[np.floating]) -> Floats:
-        """`meaning` of an array, in double precision."""
-        import torch
-
-        return self.meaning(torch.from_numpy(outputs.astype(np.float64))).numpy()
+        """`meaning` of an array, in double precision. A task whose `meaning` takes only tensors overrides it."""
+        return np.asarray(self.meaning(outputs.astype(np.float64)))  # type: ignore[arg-type]  # see `arrays`
 
     def strength(self, outputs: Tensor) -> Tensor:
         """How strongly every output speaks, (B, M): what `explain` follows while patches are removed."""

@@ -44,7 +44,7 @@ class Distilled(Objective):
     def parts(self) -> dict[str, Any]:
         return super().parts() | {"teacher": self.teacher}
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it is timed, and may run ONNX
     def _ask(self, batch: Batch) -> Tensor:
         with self._progress.teaching():
             return self.teacher(batch.images, batch.numbers)

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from vitrail.charts.build import lr_range
 from vitrail.charts.draw import save_charts
@@ -23,10 +22,7 @@ from vitrail.files import write_text
 from vitrail.models import Model
 from vitrail.progress import log, track
 from vitrail.train.divergence import Diverged
-from vitrail.train.loop import steps
-from vitrail.train.memory import recompute_activations
-from vitrail.train.objectives import build_objective
-from vitrail.train.optim import build_optimizers
+from vitrail.train.loop import set_up, steps
 from vitrail.train.prepare import make_card, open_splits
 from vitrail.train.progress import Progress
 from vitrail.train.resolve import free_name
@@ -57,15 +53,8 @@ def measure(config: TrainConfig, data: Data, model: Model) -> list[float]:
     """The losses of steps with growing learning rates, until they rise or training diverges."""
     _, loader = open_splits(config, data)
     progress, card, targets = Progress(), make_card(config, data, model), data.splits["train"].targets
-    objective = build_objective(model.to(config.run.device), card, config, targets, progress)
-    if config.run.grad_checkpointing:
-        recompute_activations(model)
-    if config.run.compile:
-        objective.compile()
-    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None)
-    scaler = torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
-    world = World.join()
-    walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, growing, progress, world)
+    learning = set_up(model, card, config, targets, progress)
+    walk = steps(*learning, loader, len(data.classes), config, growing, progress, World.join())
     losses: list[float] = []
     with suppress(Diverged):
         for values in track(islice(walk, STEPS), "finding a learning rate", STEPS, "step"):

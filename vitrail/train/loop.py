@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
@@ -19,13 +19,14 @@ from torch.optim import Optimizer
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.augment import augment
+from vitrail.data.dataset import Targets
 from vitrail.data.loader import TrainBatches
-from vitrail.evaluate.metrics import measure_model, measured
-from vitrail.evaluate.stream import run_split
+from vitrail.evaluate.stream import run_model
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.tasks.objective import Batch, Objective
+from vitrail.tasks.scores import NotFinite
 from vitrail.train.checkpoint import load_checkpoint, restore_checkpoint, save_checkpoint
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
@@ -40,7 +41,7 @@ from vitrail.train.schedule import Schedule
 from vitrail.train.seeds import derive
 from vitrail.train.transfer import set_mode
 from vitrail.train.world import World
-from vitrail.weights import save
+from vitrail.weights import Card, save
 
 
 def steps(
@@ -110,58 +111,46 @@ def train(
     """Trains the model of a run to its end, from its last checkpoint if it has one."""
     # Data
     val, loader = open_splits(config, data)
-    schedule = Schedule.of(config, data, len(loader))
+    schedule, version = Schedule.of(config, data, len(loader)), data.fingerprint()
 
     # Objective and optimisers
     progress, targets = Progress(), data.splits["train"].targets
     card = make_card(config, data, model)
-    objective = build_objective(model.to(config.run.device), card, config, targets, progress)
-    if config.run.grad_checkpointing:
-        recompute_activations(model)
-    if config.run.compile:
-        objective.compile()
-    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None)
-    scaler = torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
+    objective, optimizers, scaler = set_up(model, card, config, targets, progress)
 
     # Resume
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
     if (state := load_checkpoint(run, config.run.device)) is not None:
-        restore_checkpoint(run, state, parts, data.fingerprint())
+        restore_checkpoint(run, state, parts, version)
         log.info(f"Resuming after step {progress.step}.")
     with autocast(config)():
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
 
     def checkpoint() -> None:
         if world.first():
-            save_checkpoint(
-                run, {"data": data.fingerprint()} | {name: part.state_dict() for name, part in parts.items()}
-            )
+            save_checkpoint(run, {"data": version} | {name: part.state_dict() for name, part in parts.items()})
 
     # Loop
+    how: dict[str, Any] = {"workers": config.source.workers, "device": config.run.device, "title": "validating"}
     walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, schedule.lr, progress, world)
     while True:
         over = world.agree(schedule.over(progress))
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
             kept = objective.kept()
-            outputs, truth = run_split(
-                kept,
-                val,
-                card.preprocess,
-                workers=config.source.workers,
-                device=config.run.device,
-                title="validating",
-            )
-            if not np.isfinite(outputs).all():
-                raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan)
-            metrics = measure_model(card, *world.merge((outputs, truth)))
-            progress.close_epoch(metrics)
-            if metrics.main >= progress.best:
-                progress.best = metrics.main
+            meter = card.task.meter()
+            try:
+                run_model(kept, val, card.preprocess, [meter], **how)
+            except NotFinite:
+                raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
+            scores = world.merge(meter).scores()
+            progress.close_epoch(scores)
+            if scores.main >= progress.best:
+                progress.best = scores.main
                 if world.first():
-                    save(Run(run).weights_file, kept, measured(card, metrics, len(progress.rows)))
+                    save(Run(run).weights_file, kept, card.measured(scores, len(progress.rows)))
             if world.first():
-                journal.epoch(progress.rows, schedule, over)
+                journal.epoch(progress.rows, schedule, card.task, over)
             checkpoint()
         if over:
             return
@@ -175,6 +164,19 @@ def train(
             checkpoint()
         if stop:
             raise KeyboardInterrupt
+
+
+def set_up(
+    model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress
+) -> tuple[Objective, list[Optimizer], torch.amp.GradScaler]:
+    """What `steps` needs besides data, for a model to be trained on images with these targets."""
+    objective = build_objective(model.to(config.run.device), card, config, targets, progress)
+    if config.run.grad_checkpointing:
+        recompute_activations(model)  # after the moving average was copied from the model
+    if config.run.compile:
+        objective.compile()
+    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None)
+    return objective, optimizers, torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
 
 
 def autocast(config: TrainConfig) -> partial[torch.autocast]:

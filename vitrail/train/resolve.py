@@ -163,7 +163,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         raise UserError(f"A {family(config)} has no option '{key}'; only a ViT has. Remove --{key.replace('_', '-')}.")
     channels = given.get("channels", data.channels)
     size = given.get("img_size") or size
-    return name, replace(config, img_size=size, channels=channels, classes=len(data.classes), **arch)
+    return name, replace(config, img_size=size, channels=channels, classes=data.task.outputs, **arch)
 
 
 def _smallest(family_name: str, size: Size) -> str:
