@@ -17,8 +17,8 @@ def recompute_activations(model: Model) -> None:
     """Makes every stage keep only its input, and run again in the backward pass."""
     for stage in model.stages():
         norms = [module for module in stage.modules() if isinstance(module, nn.BatchNorm2d)]
-        more = {"context_fn": partial(_contexts, norms)} if norms else {}
-        stage.forward = partial(checkpoint, stage.forward, use_reentrant=False, **more)
+        again = partial(checkpoint, stage.forward, use_reentrant=False)
+        stage.forward = partial(again, context_fn=partial(_contexts, norms)) if norms else again
 
 
 def _contexts(norms: list[nn.BatchNorm2d]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
