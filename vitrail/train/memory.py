@@ -29,13 +29,15 @@ def _contexts(norms: list[nn.BatchNorm2d]) -> tuple[AbstractContextManager[None]
 @contextmanager
 def _untracked(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
     """The second run must not count the batch again in the running statistics."""
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def keep_freed_memory() -> None:
