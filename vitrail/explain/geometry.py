@@ -4,8 +4,8 @@
     PVT, PVT v2             every token attends to keys, each made of an area of tokens   `Tokens` with `areas`
     Swin                    every token attends to those of its window                    `Windows`
 
-A geometry reads the weights that its layer gives, (B, H, N, M) or of windows (B, W, H, n, n), and answers two questions:
-what is reached from given tokens, and how far that is.
+A geometry reads the weights that its layer gives, (B, H, N, M) or of windows (B, W, H, n, n), and answers two
+questions: what is reached from given tokens, and how far that is.
 
 Legend: B batch, H heads, N tokens, M keys, (h, w) the grid of patches of a stage, W windows of n tokens each. Tokens
 that are no patch (class, registers) come first.
