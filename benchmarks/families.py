@@ -42,9 +42,9 @@ import torch
 from matplotlib.figure import Figure
 
 import vitrail
-from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, STYLE, save
+from vitrail.charts.style import BLUE, GREY, INK, ORANGE, STYLE, save
 from vitrail.data import open_data
-from vitrail.evaluate.features import run_split
+from vitrail.evaluate.stream import run_split
 from vitrail.files import write_text
 from vitrail.train.checkpoint import load_checkpoint
 from vitrail.weights import open_run

@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import build, canonical
+from vitrail.verbs.convert import To, convert
 from vitrail.weights import WEIGHTS_FILE, Card, load, save
-from vitrail.weights.convert import To, convert
 from vitrail.weights.tensors import SUFFIXES
 
 KINDS = ("vitrail", "timm", "hf", "torchvision", "npz", "pth", "parts", "hf parts")

@@ -142,7 +142,7 @@ def draw() -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from vitrail.charts.figures import BLUE, GREY, ORANGE, STYLE, save
+    from vitrail.charts.style import BLUE, GREY, ORANGE, STYLE, save
     from vitrail.config import TrainConfig, coerce
 
     groups: dict[tuple[str, str], list[Record]] = {}

@@ -33,7 +33,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
 import vitrail
-from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, SKY, STYLE, save
+from vitrail.charts.style import BLUE, GREY, INK, ORANGE, SKY, STYLE, save
 from vitrail.data import open_data
 from vitrail.evaluate import fewshot, knn, linear
 from vitrail.files import write_text

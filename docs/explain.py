@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.explain.attention import Array, attention_distance, even_distance
 from vitrail.explain.figures import attention, weights
 from vitrail.explain.filters import patch_filters

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.explain.attention import rollout
 from vitrail.explain.faithfulness import Faithfulness, faithfulness
 from vitrail.explain.figures import data as data_figures

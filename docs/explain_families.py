@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.figures import attention, weights
 from vitrail.explain.figures.relevance import relevances

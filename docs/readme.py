@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.datasets import load_sample_images
 
-from vitrail.charts.figures import INK, STYLE, save
+from vitrail.charts.style import INK, STYLE, save
 from vitrail.explain import position_similarity, rollout
 from vitrail.explain.figures.tiles import HEAT, LIKE
 from vitrail.weights import open_run

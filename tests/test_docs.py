@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.cli import VERBS
 from vitrail.train.recipes import RECIPES
-from vitrail.train.verbs import recipes
+from vitrail.verbs import VERBS
+from vitrail.verbs.recipes import recipes
 
 DOCS = Path(__file__).parent.parent / "docs"
 README = DOCS.parent / "README.md"

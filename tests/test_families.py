@@ -94,3 +94,13 @@ def test_it_is_exported(finished):
     proof = vitrail.export(run)
     assert proof.file == run / "model.onnx"
     assert proof.same == proof.images == 64
+
+
+def test_its_report_shows_its_filters(finished):
+    family, run, _ = finished
+    headings = {"swin": "Patch filters", "coatnet": "Filters of the first convolution"}
+    if family not in headings:
+        pytest.skip("two kinds of stem are enough")
+    page = vitrail.report(run).read_text(encoding="utf-8")
+    assert "what speaks for the likeliest answer" in page
+    assert headings[family] in page

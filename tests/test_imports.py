@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import subprocess
@@ -12,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import vitrail
+from vitrail.verbs import VERBS
 
 PACKAGE = Path(vitrail.__file__).parent
 
 # A package may import only those to its right, and what is below all of them.
 ORDER = (
     "cli",
-    "mistakes",
     "verbs",
     "studies",
     "serve",
@@ -35,7 +36,7 @@ ORDER = (
     "models",
     "config",
 )
-BELOW = ("verb", "files", "device", "progress", "errors", "version")
+BELOW = ("files", "device", "progress", "errors", "version")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 SHOW_HEAVY = """
@@ -85,15 +86,7 @@ def test_imports_point_one_way(own):
         "import vitrail; dir(vitrail); vitrail.UserError; vitrail.__version__",
         "from vitrail.cli import main; main(['--help'])",
         "from vitrail.cli import main; main(['--version'])",
-        "from vitrail.cli import main; main(['train', '--help'])",
-        "from vitrail.cli import main; main(['evaluate', '--help'])",
-        "from vitrail.cli import main; main(['predict', '--help'])",
-        "from vitrail.cli import main; main(['embed', '--help'])",
-        "from vitrail.cli import main; main(['explain', '--help'])",
-        "from vitrail.cli import main; main(['report', '--help'])",
-        "from vitrail.cli import main; main(['export', '--help'])",
-        "from vitrail.cli import main; main(['recipes', '--help'])",
-        "from vitrail.cli import main; main(['convert', '--help'])",
+        *(f"from vitrail.cli import main; main(['{verb}', '--help'])" for verb in VERBS),
     ],
 )
 def test_nothing_heavy_is_loaded_before_it_is_needed(code):
@@ -104,20 +97,36 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code):
     assert answer.stdout.splitlines()[-1] == "HEAVY"
 
 
-def test_a_verb_is_a_function_and_the_package_of_its_parts():
-    from vitrail.evaluate.verbs import evaluate
-    from vitrail.explain.verbs import explain
-    from vitrail.export.verbs import export
-    from vitrail.models import table
-    from vitrail.train import train
-
-    verbs = {"train": train, "evaluate": evaluate, "explain": explain, "export": export, "models": table}
-    for name, function in verbs.items():
-        package = getattr(vitrail, name)
-        assert inspect.ismodule(package)
-        assert callable(package)
-        assert inspect.signature(package) == inspect.signature(function)
+def test_every_verb_is_a_function_of_vitrail_with_its_signature_and_docstring():
+    for name in VERBS:
+        verb = getattr(importlib.import_module(f"vitrail.verbs.{name}"), name)
+        public = getattr(vitrail, name)
+        assert callable(public)
+        assert inspect.signature(public) == inspect.signature(verb)
+        assert inspect.getdoc(public) == inspect.getdoc(verb)
     assert [row.name for row in vitrail.models("vit_nano4")] == ["vit_nano4"]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import vitrail.train.loop",
+        "from vitrail import train",
+        "from vitrail.train import loop",
+        "import vitrail.verbs.train",
+    ],
+)
+def test_a_verb_shares_its_name_with_a_room_whoever_imports_it_first(first):
+    code = f"""{first}
+import vitrail, vitrail.train.loop
+assert vitrail.train.loop.plan and vitrail.train is __import__("sys").modules["vitrail.train"]
+try:
+    vitrail.train(epochz=3, data="digits")
+except vitrail.UserError as error:
+    print(error)
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "There is no setting 'epochz'. Did you mean 'epochs'?\n"
 
 
 def test_public_names_resolve():

@@ -7,26 +7,35 @@ Every verb of the command line is a function of the same name here. They are imp
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UserError
+from vitrail.verbs import VERBS
 from vitrail.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from vitrail.evaluate.check import check
-    from vitrail.evaluate.embed import embed
-    from vitrail.evaluate.predict import predict
-    from vitrail.evaluate.verbs import evaluate
-    from vitrail.explain.verbs import explain
-    from vitrail.export.verbs import export
     from vitrail.models import create
-    from vitrail.report import report
-    from vitrail.train import train
-    from vitrail.train.verbs import recipes
+    from vitrail.runs.predictor import Predictor
+    from vitrail.runs.run import Run
+    from vitrail.verbs.check import check
+    from vitrail.verbs.convert import convert
+    from vitrail.verbs.embed import embed
+    from vitrail.verbs.evaluate import evaluate
+    from vitrail.verbs.explain import explain
+    from vitrail.verbs.export import export
+    from vitrail.verbs.models import models
+    from vitrail.verbs.predict import predict
+    from vitrail.verbs.recipes import recipes
+    from vitrail.verbs.report import report
+    from vitrail.verbs.train import train
     from vitrail.weights import load
-    from vitrail.weights.convert import convert
 
 __all__ = [
+    "Predictor",
+    "Run",
     "UserError",
     "__version__",
     "check",
@@ -37,31 +46,57 @@ __all__ = [
     "explain",
     "export",
     "load",
+    "models",
     "predict",
     "recipes",
     "report",
     "train",
 ]
 
-_HOME = {
-    "check": "vitrail.evaluate.check",
-    "convert": "vitrail.weights.convert",
+_ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "runs", "train", "weights")
+_HOMES = {
+    "Predictor": "vitrail.runs.predictor",
+    "Run": "vitrail.runs.run",
     "create": "vitrail.models",
-    "embed": "vitrail.evaluate.embed",
     "load": "vitrail.weights",
-    "predict": "vitrail.evaluate.predict",
-    "recipes": "vitrail.train.verbs",
-}
-_PACKAGES = ("data", "evaluate", "explain", "export", "models", "report", "train", "weights")
+} | {name: f"vitrail.verbs.{name}" for name in VERBS}
+
+
+class _VerbRoom(ModuleType):
+    """A package that shares a verb's name: `vitrail.train(...)` is the verb, `vitrail.train.loop` a module."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:  # where `inspect.signature` looks for it
+        name = self.__name__.removeprefix("vitrail.")
+        return getattr(importlib.import_module(f"vitrail.verbs.{name}"), name)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return inspect.getdoc(self.__wrapped__)
+
+
+class _Vitrail(ModuleType):
+    """This module. The import system binds each package to it by an assignment, whoever imports the package first."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in VERBS and isinstance(value, ModuleType):
+            value.__class__ = _VerbRoom
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Vitrail
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    if name in _PACKAGES:
+    if name in _ROOMS:
         return importlib.import_module(f"vitrail.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'vitrail' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_PACKAGES})
+    return sorted({*__all__, *_ROOMS})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,12 +18,14 @@ import yaml
 
 from vitrail.errors import UserError, nearest
 
+CONFIG_FILE = "config.yaml"  # in a run folder
+
 Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
 Task = Literal["multiclass", "multilabel", "regression"]
-Freeze = Literal["all"] | int  # all but the head, or the first blocks and what enters them
+Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first blocks
 
 
 class Duration(float):
@@ -37,7 +39,7 @@ class Duration(float):
 
 
 def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> Any:
-    """A field with its help text, and the other flag that people type for it."""
+    """A field with its help text and an alias for its flag."""
     return field(default=default, metadata={"help": help, "alias": alias})
 
 
@@ -45,123 +47,132 @@ def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> An
 class SourceConfig:
     """How the data set is read, split and weighted."""
 
-    val_fraction: float = option("share held out for validation where the data has no split of its own", 0.2)
-    folds: int = option("train so often, each time with another part of the data held out (0 = once)", 0)
-    fold: int = option("the one of the --folds to train, from 1 (0 = all, one after the other)", 0)
-    data_dir: str | None = option("where built-in data sets lie (else $VITRAIL_DATA and the usual places)", None)
-    image_column: str | None = option("column of a table or hf: data set that holds the images (else found)", None)
-    label_column: Names | None = option("column of a table or hf: data set with the labels, or x,y (else found)", None)
-    task: Task | None = option("what is learnt: one class, any labels, or numbers (else seen from the data)", None)
-    streaming: bool = option("read an hf: data set or Parquet files as a stream, storing nothing", False)
-    class_weights: bool = option("weigh the loss of every class by the inverse of its frequency", False)
-    balanced_sampling: bool = option("show every class equally often", False)
+    val_fraction: float = option("share of images held out for validation, if the data has no val split", 0.2)
+    folds: int = option("number of cross-validation folds (0 = off)", 0)
+    fold: int = option("train only this fold, from 1 (0 = all folds in turn)", 0)
+    data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
+    image_column: str | None = option("column of a table or hf: data set with the images (default: detected)", None)
+    label_column: Names | None = option("column with the labels, or several: x,y (default: detected)", None)
+    task: Task | None = option("one class, any number of labels, or numbers per image (default: detected)", None)
+    streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
+    class_weights: bool = option("weight each class in the loss by its inverse frequency", False)
+    balanced_sampling: bool = option("sample all classes equally often", False)
     workers: int = option("threads that read images", 2, alias="-j")
-    cache_gb: float = option("GiB of disk for decoded images, so that they are decoded once (0 = off)", 10.0)
+    cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    img_size: Size = option("height and width that the model sees: 224 or 192x256", alias="--imgsz")
-    channels: int = option("channels that the model sees: 1, 3, 4 to keep transparency, or the bands of the images")
-    bits: int = option("bits of a pixel's value: 16 if the images have as many, 32 if they are floats", 8)
+    """How images enter the model."""
+
+    img_size: Size = option("image height and width: 224 or 192x256", alias="--imgsz")
+    channels: int = option("image channels: 1, 3, 4 (with alpha) or the number of bands (default: as the data)")
+    bits: int = option("bits per pixel value: 8, 16, or 32 for floats (default: as the data)", 8)
     normalize: Literal["half", "imagenet", "dataset", "weights"] = option(
-        "mean and std: 0.5, ImageNet's, measured on the training images, as --weights had it; above 8 bits measured",
+        "mean and std: 0.5, ImageNet's, measured, as --weights (default: weights, else half; above 8 bits dataset)",
         "half",
     )
-    mean: Floats = option("mean of every channel, or one for all, in place of what --normalize says", (0.5,))
-    std: Floats = option("standard deviation of every channel, or one for all, likewise", (0.5,))
-    crop: float = option("share of the image kept by the centre crop when evaluating", 1.0)
+    mean: Floats = option("mean per channel, or one for all, instead of --normalize", (0.5,))
+    std: Floats = option("standard deviation per channel, or one for all, instead of --normalize", (0.5,))
+    crop: float = option("share of the image kept by the centre crop at evaluation", 1.0)
     interpolation: Literal["bicubic", "bilinear", "lanczos"] = option(
-        "how images are resized; bicubic, or as --weights had it", "bicubic"
+        "resampling filter for images (default: bicubic, or that of --weights)", "bicubic"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchConfig:
-    """Changes to the named model. What its family does not have is None."""
+    """Changes to the named model."""
 
+    # A field is None if the model's family does not have it.
     pool: Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"] | None = option(
-        "how tokens become one vector: class token (beside a distillation token or the average), average "
-        "(before the last norm, or so with a class token), attention"
+        "pooling: cls = class token, cls_dist = with a distillation token, cls_gap = class token and average, "
+        "gap = average after the final norm, gap_norm = before it, mae = gap_norm with a class token, map = attention"
     )
     pos: Literal["learned", "patches", "learned2d", "relative", "sincos2d", "none"] | None = option(
-        "position embeddings"
+        "position embeddings; patches = learned, but none for the class token"
     )
-    head: Literal["linear", "tanh"] | None = option("a single linear layer, or the paper's hidden tanh layer before it")
-    stem: Literal["patch", "conv"] | None = option("the paper's patch projection, or overlapping convolutions")
-    registers: int | None = option("register tokens")
-    layer_scale: float | None = option("first value of LayerScale (0 = none)")
-    drop: float = option("dropout")
-    drop_path: float = option("stochastic depth of the last block, growing linearly to it")
+    head: Literal["linear", "tanh"] | None = option("one linear layer, or with a hidden tanh layer as in pre-training")
+    stem: Literal["patch", "conv"] | None = option("patch projection, or overlapping convolutions")
+    registers: int | None = option("number of register tokens")
+    layer_scale: float | None = option("initial value of LayerScale (0 = off)")
+    drop: float = option("dropout rate")
+    drop_path: float = option("stochastic-depth rate of the last block; grows linearly from 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferConfig:
-    """How trained weights are used, with --weights."""
+    """How pre-trained weights are fine-tuned (with --weights)."""
 
-    freeze: Freeze | None = option("keep as it is: all but the head, or the first N blocks and what enters them", None)
-    lora_rank: int = option("learn only the head and adapters of this rank in the attention (0 = all learns)", 0)
-    lora_alpha: float = option("strength of the adapters, divided by their rank; twice the rank if not given", 0.0)
+    freeze: Freeze | None = option("freeze the embeddings and the first N blocks, or all but the head", None)
+    lora_rank: int = option("train only the head and LoRA adapters of this rank (0 = off)", 0)
+    lora_alpha: float = option("LoRA scale alpha; adapters are scaled by alpha / rank (default: twice the rank)", 0.0)
     pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
-        "how positions are resampled at another size; linear is the paper's", "bicubic"
+        "resampling of position embeddings at another image size; linear as in the paper", "bicubic"
     )
-    partial: bool = option("take of the weights what fits the model, and say what does not", False)
+    partial: bool = option("load the weights that fit, initialise the rest, and list both", False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig:
-    """What is learnt from a teacher, with --teacher."""
+    """How a model learns from a teacher (with --teacher)."""
 
-    teacher: str | None = option("run, weights file, timm:NAME, hf:REPO or .onnx file of a model to learn from", None)
-    teacher_model: str | None = option("name of the teacher's model, where its weights do not show it", None)
-    distill: Literal["hard", "soft"] = option("learn the teacher's choice, or its probabilities", "hard")
-    distill_alpha: float = option("weight of the teacher in the loss; the rest is that of the labels", 0.5)
-    distill_tau: float = option("temperature of soft probabilities", 1.0)
+    teacher: str | None = option("teacher for distillation: run, weights file, timm:NAME, hf:REPO or .onnx file", None)
+    teacher_model: str | None = option("model name of the teacher, if its weights do not determine it", None)
+    distill: Literal["hard", "soft"] = option("distil the teacher's decisions or its probabilities", "hard")
+    distill_alpha: float = option("weight of the distillation loss; the labels' loss gets the rest", 0.5)
+    distill_tau: float = option("temperature of soft distillation", 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    epochs: float = option("passes over the training images; 0.5 is half of them")
-    time_budget: Duration | None = option("train for so long instead, as 10m or 1h30m: the decay ends then", None)
+    """Optimiser, loss and learning-rate schedule; recipes may set other defaults."""
+
+    epochs: float = option("passes over the training images; may be fractional")
+    time_budget: Duration | None = option("train for this long instead of --epochs: 10m or 1h30m", None)
     batch_size: int = option("images per forward pass", alias="-b")
     grad_accum_steps: int = option("forward passes per optimiser step", 1)
-    opt: Literal["adamw", "sgd", "muon", "lamb"] = option("muon serves the weight matrices, with AdamW for the rest")
-    loss: Literal["ce", "bce"] = option("cross-entropy over the classes, or binary of each class by itself", "ce")
-    lr: float = option("peak learning rate; taken as it is, never scaled by the batch size")
-    weight_decay: float = option("decoupled weight decay, not on norms, biases, tokens and positions", alias="--wd")
-    sched: Literal["cosine", "linear", "constant"] = option("shape of the decay; constant decays over --cooldown")
+    opt: Literal["adamw", "sgd", "muon", "lamb"] = option("optimiser; muon uses AdamW for all but weight matrices")
+    loss: Literal["ce", "bce"] = option("cross-entropy, or binary cross-entropy per class", "ce")
+    lr: float = option("peak learning rate; not scaled by the batch size")
+    weight_decay: float = option("weight decay; not of norms, biases, tokens and position embeddings", alias="--wd")
+    sched: Literal["cosine", "linear", "constant"] = option("learning-rate schedule; constant ends with --cooldown")
     warmup_epochs: float = option("epochs of linear warm-up")
-    min_lr: float = option("learning rate at the end, as a share of the peak", 0.0)
-    cooldown: float = option("share of the run over which 'constant' decays at its end", 0.2)
-    clip_grad: float = option("largest norm of the whole gradient (0 = any)", 1.0)
-    layer_decay: float = option("factor on the learning rate for each stage further from the head", 1.0)
-    body_lr: float = option("factor on the learning rate of everything but the head, with --weights", 0.1)
-    model_ema: float = option("decay of the moving average of the weights that is evaluated and kept (0 = off)", 0.0)
+    min_lr: float = option("final learning rate, as a share of the peak", 0.0)
+    cooldown: float = option("share of training in which the constant schedule decays", 0.2)
+    clip_grad: float = option("maximum gradient norm (0 = no clipping)", 1.0)
+    layer_decay: float = option("layer-wise learning-rate decay, per stage from the head down", 1.0)
+    body_lr: float = option("learning-rate factor of all but the head, with --weights", 0.1)
+    model_ema: float = option("decay of the weights' moving average, which is evaluated and saved (0 = off)", 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    crop_scale: float = option("smallest share of the area that a random crop keeps (1 = no random crop)", 1.0)
-    shift: int = option("largest random shift in pixels", 0)
-    hflip: float = option("probability of a mirror image", 0.0)
+    """Augmentation of training images; recipes may set other defaults."""
+
+    crop_scale: float = option("minimum area share of random resized crops (1 = off)", 1.0)
+    shift: int = option("maximum random shift, in pixels", 0)
+    hflip: float = option("probability of a horizontal flip", 0.0)
     randaug: int = option("RandAugment operations per image", 0)
-    magnitude: float = option("strength of RandAugment, 0 to 10", 9.0)
-    three_augment: float = option("probability of 3-Augment: each image turns grey, solarized or blurred", 0.0)
-    color_jitter: float = option("largest change of brightness, contrast and saturation, as a share", 0.0)
-    reprob: float = option("probability of erasing a random rectangle", 0.0)
-    mixup: float = option("alpha of mixup (0 = off)", 0.0)
-    cutmix: float = option("alpha of CutMix (0 = off)", 0.0)
-    mix_prob: float = option("share of batches that are mixed at all", 1.0)
+    magnitude: float = option("RandAugment magnitude, 0 to 10", 9.0)
+    three_augment: float = option("probability of 3-Augment: greyscale, solarize or blur", 0.0)
+    color_jitter: float = option("strength of brightness, contrast and saturation jitter", 0.0)
+    reprob: float = option("probability of random erasing", 0.0)
+    mixup: float = option("mixup alpha (0 = off)", 0.0)
+    cutmix: float = option("CutMix alpha (0 = off)", 0.0)
+    mix_prob: float = option("probability of mixup or CutMix per batch", 1.0)
     smoothing: float = option("label smoothing", 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    name: str = option("name of the run folder")
-    out: str = option("folder that holds the runs", "runs", alias="--output")
-    seed: int = option("seed of everything random", 0)
-    device: str = option("cpu, cuda, cuda:1 or mps")
-    amp: Literal["off", "bf16", "fp16"] = option("autocast precision")
+    """Where and how a run is carried out."""
+
+    name: str = option("name of the run folder (default: <data>-<model>)")
+    out: str = option("parent folder of runs", "runs", alias="--output")
+    seed: int = option("random seed", 0)
+    device: str = option("cpu, cuda, cuda:1 or mps (default: the fastest available)")
+    amp: Literal["off", "bf16", "fp16"] = option("automatic mixed precision (default: the best for the device)")
     compile: bool = option("compile the model with torch.compile", False)
     grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
     save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)
@@ -171,10 +182,10 @@ class RunConfig:
 class TrainConfig:
     """Everything that determines a training run."""
 
-    data: str = option("folder, .npz, .npy, CSV/TSV/Parquet table, tar shards, hf:NAME, or a built-in name")
-    recipe: str = option("chooses what is not given: see `vitrail recipes`; small, or finetune with --weights")
-    model: str = option("name of a model or of a family: `vitrail models` lists them")
-    weights: str | None = option("run, file, timm:NAME or hf:REPO whose weights training starts from", None)
+    data: str = option("folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set")
+    recipe: str = option("recipe of unset options, see `vitrail recipes` (default: small; finetune with --weights)")
+    model: str = option("model or family, see `vitrail models`")
+    weights: str | None = option("pre-trained weights: run, weights file, timm:NAME or hf:REPO", None)
     source: SourceConfig = field(default_factory=SourceConfig)
     input: InputConfig
     arch: ArchConfig
@@ -205,7 +216,7 @@ def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
     found: dict[str, Option] = {}
     hints = get_type_hints(cls)
     for f in dataclasses.fields(cls):
-        if _is_group(hints[f.name]):
+        if is_dataclass(hints[f.name]):
             inner = options(hints[f.name])
             found |= {name: dataclasses.replace(o, group=f.name) for name, o in inner.items()}
         else:
@@ -246,7 +257,7 @@ def flat(config: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        found |= flat(value) if dataclasses.is_dataclass(value) else {f.name: value}
+        found |= flat(value) if is_dataclass(value) else {f.name: value}
     return found
 
 
@@ -285,15 +296,11 @@ def from_plain(cls: type[C], document: object, where: str = "") -> C:
     values = {}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # configurations are dataclasses
         if f.name in document:
-            hint, value = hints[f.name], document[f.name]
-            values[f.name] = from_plain(hint, value, f.name) if _is_group(hint) else _coerce(f.name, hint, value)
+            hint, value, group = hints[f.name], document[f.name], is_dataclass(hints[f.name])
+            values[f.name] = from_plain(hint, value, f.name) if group else _coerce(f.name, hint, value)
         elif f.default is f.default_factory is dataclasses.MISSING:
             raise UserError(f"The setting '{f.name}' is missing.")
     return cls(**values)
-
-
-def _is_group(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint)
 
 
 def _plain(value: object) -> object:
@@ -324,10 +331,8 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         return _coerce_duration(name, value)
     if hint == Names:
         return coerce_names(name, value)
-    if hint == Floats:
-        return _coerce_floats(name, value)
-    if hint == Ints:
-        return _coerce_ints(name, value)
+    if hint in (Floats, Ints):
+        return _coerce_numbers(name, value, get_args(hint)[0])
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, Path):
@@ -387,17 +392,10 @@ def coerce_names(name: str, value: object) -> Names:
     return tuple(n.strip() for n in names)
 
 
-def _coerce_floats(name: str, value: object) -> Floats:
-    """A number, or a list of some, is a tuple of them."""
+def _coerce_numbers(name: str, value: object, kind: type[float]) -> tuple[float, ...]:
+    """A number, or a list of numbers, as a tuple."""
     values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-    if not values or any(type(v) not in (int, float) for v in values):
-        raise UserError(f"'{name}' must be a list of numbers, but it is {value!r}.")
-    return tuple(float(v) for v in values)
-
-
-def _coerce_ints(name: str, value: object) -> Ints:
-    """A list of whole numbers is a tuple of them."""
-    values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-    if any(type(v) is not int for v in values):
-        raise UserError(f"'{name}' must be a list of whole numbers, but it is {value!r}.")
-    return tuple(values)
+    whole = kind is int
+    if any(type(v) not in ((int,) if whole else (int, float)) for v in values) or not (values or whole):
+        raise UserError(f"'{name}' must be a list of {'whole ' if whole else ''}numbers, but it is {value!r}.")
+    return tuple(map(kind, values))

@@ -142,12 +142,12 @@ def test_json_and_back_is_the_same():
         ({"mean": ["a"]}, "'mean' must be a list of numbers"),
         ({"std": [0.5, 0.5]}, "'std' must have one number, or one for each"),
         ({"std": [0.0]}, "'std' must be above 0"),
-        ({"mean": [float("nan")]}, "'mean' must be made of numbers"),
-        ({"channels": 0}, "1 channel or more"),
+        ({"mean": [float("nan")]}, "'mean' must be finite"),
+        ({"channels": 0}, "'channels' must be 1 or more"),
         ({"bits": 12}, "'bits' must be 8, 16, or 32"),
         ({"interpolation": "cubic"}, "'interpolation' must be one of bicubic, bilinear, lanczos"),
         ({"channels": "three"}, "'channels' must be a whole number"),
-        ({"crop": 1.5}, "'crop' is the share"),
+        ({"crop": 1.5}, "'crop' must be above 0"),
         ({"img_size": [0, 8]}, "'img_size' must be a size"),
     ],
 )
@@ -425,3 +425,24 @@ def test_a_large_batch_is_normalised_as_each_image_alone():
     preprocess = Preprocess((200, 210), 3, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     assert torch.equal(preprocess.normalise(pixels), torch.cat([preprocess.normalise(image[None]) for image in pixels]))
     assert preprocess.normalise(pixels[:0]).shape == (0, 3, 200, 210)
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos"])
+@pytest.mark.parametrize(
+    ("shape", "channels", "bits"),
+    [((50, 37, 3), 3, 8), ((20, 300, 1), 3, 8), ((8, 8, 1), 1, 8), ((33, 60, 1), 1, 16), ((33, 60, 2), 2, 32)],
+)
+def test_pillow_preprocesses_as_torch_does(shape, channels, bits, interpolation):
+    values = np.random.default_rng(0).standard_normal(shape) * 60 + 128
+    image = values.astype(np.float32) if bits == 32 else (values * (257 if bits == 16 else 1)).clip(0, 2**bits - 1)
+    image = image.astype({8: np.uint8, 16: np.uint16, 32: np.float32}[bits])
+    preprocess = Preprocess((16, 24), channels, crop=0.9, bits=bits, interpolation=interpolation)
+    ours, theirs = preprocess.pixels_by_pillow(image), preprocess.pixels(image)
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    assert np.abs(ours.astype(np.float64) - theirs).max() <= (1 if bits == 8 else 0.1 if bits == 16 else 1e-3)
+
+
+def test_arrays_are_normalised_as_tensors_are():
+    preprocess = Preprocess((4, 4), 3, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 3, 4, 4), dtype=np.uint8)
+    assert (preprocess.normalise_array(pixels) == preprocess.normalise(torch.from_numpy(pixels)).numpy()).all()

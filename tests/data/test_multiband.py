@@ -27,7 +27,7 @@ from vitrail.data.pixels import picture
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.statistics import mean_and_std
 from vitrail.errors import UserError
-from vitrail.evaluate.check import check
+from vitrail.verbs.check import check
 
 RNG = np.random.default_rng(0)
 DEEP = RNG.integers(0, 65536, (12, 16, 5), dtype=np.uint16)

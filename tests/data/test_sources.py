@@ -176,7 +176,7 @@ def test_more_than_one_percent_unreadable_stops(tmp_path):
     with pytest.raises(UserError, match=r"4 of 103 images \(3\.9%\)") as error:
         open_data(tmp_path)
     assert str(error.value).count("(not an image)") == 3
-    assert "and 1 more. Remove or repair them." in str(error.value)
+    assert "and 1 more. Repair or remove them." in str(error.value)
 
 
 def test_a_class_whose_only_image_is_unreadable_stops(tmp_path):
@@ -193,9 +193,9 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
             open_data(tmp_path)
         assert about in str(error.value)
 
-    complains("has no images. It must hold one folder of images for every class")
+    complains("has no images. It must hold one folder of images per class")
     image = put(tmp_path / "1.png")
-    complains("holds images but no class folders: every class needs a folder of its own")
+    complains("holds images but no class folders: every class needs its own folder")
     image.unlink()
     put_many(tmp_path / "train", cat=2)
     complains("has one class only, 'cat'")

@@ -17,7 +17,8 @@ import vitrail
 from vitrail.data.images import read_image
 from vitrail.errors import UserError
 from vitrail.evaluate import embed as module
-from vitrail.evaluate.embed import Embedding, embed, write
+from vitrail.evaluate.embed import Embedding, write
+from vitrail.verbs.embed import embed
 from vitrail.weights import open_run
 
 

@@ -13,13 +13,16 @@ import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score, log_loss, mean_absolute_error, r2_score
 
-from vitrail.charts import figures
+from vitrail.charts.draw import save_charts
 from vitrail.data.images import read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
+from vitrail.evaluate.charts import charts_of
 from vitrail.evaluate.metrics import measure_labels, measure_model, measure_values, measured
-from vitrail.evaluate.predict import Prediction, predict, write
+from vitrail.evaluate.predict import write
 from vitrail.models import create
+from vitrail.runs.predictor import Prediction
+from vitrail.verbs.predict import predict
 from vitrail.weights import Card, open_card, save
 
 ABC = ("a", "b", "c")
@@ -76,8 +79,7 @@ def test_labels_that_no_image_has_are_left_out_of_the_means_and_said():
     json.dumps(metrics.to_json())
     nothing = measure_labels(logits, targets * 0, ABC)
     assert (nothing.map, nothing.macro_f1) == (0, 0)
-    figures.average_precision(nothing)
-    figures.precision_recall(nothing)
+    assert charts_of(nothing) == []
 
 
 def test_a_measured_card_keeps_the_thresholds_and_uses_them_from_then_on():
@@ -123,39 +125,32 @@ def test_outputs_that_are_not_finite_are_refused(measuring):
         measuring(logits, targets, ABC)
 
 
-# Figures
-
-
-def test_bars_are_the_average_precisions_best_first():
-    logits, targets = noisy()
-    metrics = measure_labels(logits, targets, ABC)
-    axes = figures.average_precision(metrics).axes[0]
-    assert [bar.get_width() for bar in axes.patches] == sorted((s.ap for s in metrics.per_label), reverse=True)
-    assert f"{metrics.map:.1%}" in axes.get_title(loc="left")
+# Charts
 
 
 @pytest.mark.parametrize("labels", [1, 12, 300])
-def test_figures_of_labels_fit_a_screen(labels, tmp_path):
+def test_charts_of_labels_fit_a_screen(labels, tmp_path):
     logits, targets = noisy(100, labels)
     targets[0] = 1
     metrics = measure_labels(logits, targets, [f"label {k}" for k in range(labels)])
-    for name, draw in figures.drawings(metrics).items():
-        figures.save(draw(), tmp_path / f"{name}.png")
-        with Image.open(tmp_path / f"{name}.png") as image:
+    save_charts(charts_of(metrics), tmp_path)
+    assert {file.stem for file in tmp_path.iterdir()} == {"average_precision", "precision_recall", "reliability"}
+    for file in tmp_path.iterdir():
+        with Image.open(file) as image:
             assert 300 < image.width < 1500
             assert 200 < image.height < 4500
 
 
-def test_every_value_is_drawn_against_the_truth():
-    rng = np.random.default_rng(0)
-    true = rng.normal(size=(50, 8))
-    metrics = measure_values(true + rng.normal(size=true.shape) * 0.2, true, list("abcdefgh"), (0,) * 8, (1,) * 8)
-    axes = figures.predicted(metrics).axes
-    assert len(axes) == 2 * 6  # the six that fit worst
-    worst = min(metrics.per_value, key=lambda s: s.r2)
-    assert any(worst.name in part.get_title(loc="left") for part in axes)
-    column = next(k for k in range(8) if axes[0].get_title(loc="left").startswith(f"{'abcdefgh'[k]}:"))
-    assert axes[0].collections[0].get_offsets()[:, 0].tolist() == pytest.approx(true[:, column].tolist())
+def test_charts_say_what_was_measured():
+    logits, targets = noisy()
+    metrics = measure_labels(logits, targets, ABC)
+    bars, lines, reliability = charts_of(metrics)
+    assert f"mean {metrics.map:.1%}" in bars.note
+    assert f"macro F1 {metrics.macro_f1:.1%}" in lines.note
+    assert [line.dot for line in lines.lines[:3]] == [pytest.approx((s.recall, s.precision)) for s in metrics.per_label]
+    assert sum(count for *_, count in reliability.bins) == targets.size
+    worst = min(metrics.per_label, key=lambda s: s.ap).name
+    assert [line.name for line in lines.lines if line.tone == "warm"] == [f"{worst}, the weakest"]
 
 
 # Predictions

@@ -14,8 +14,10 @@ from PIL import Image
 from vitrail.data.images import read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import Prediction, classify, find, predict, write
+from vitrail.evaluate.predict import find, write
 from vitrail.models import Model, create
+from vitrail.runs.predictor import Prediction, Predictor
+from vitrail.verbs.predict import predict
 from vitrail.weights import Card, save
 
 CLASSES = ("cat", "dog", "fox")
@@ -160,7 +162,7 @@ def test_reading_stays_near_what_is_asked_for(model: Model, tmp_path: Path):
             yield str(tmp_path / "a.png")
 
     card = Card(model="vit_nano2", config=model.config, classes=CLASSES, preprocess=Preprocess((8, 8), 1))
-    predictions = classify(model, card, endless(), top=1, batch_size=4, workers=2, device="cpu")
+    predictions = Predictor.of(model, card)(endless(), top=1, batch_size=4)
     for given in range(1, 50):
         assert next(predictions).labels
         assert given <= taken <= given + 3 * 4

@@ -299,7 +299,7 @@ def test_a_run_that_cannot_be_written_to_is_measured_all_the_same(run: Path, tmp
     (run / "features").write_text("a file where the folder would be")
     metrics = vitrail.evaluate(run, method="knn", out=tmp_path / "out")
     assert metrics.top1 > 0.5
-    assert "Features are not kept" in caplog.text
+    assert "features are not kept" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["knn", "linear", "fewshot"])

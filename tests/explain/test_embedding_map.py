@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.charts.figures import save
+from vitrail.charts.style import save
 from vitrail.data.dataset import ArraySplit
 from vitrail.explain.embedding_map import embedding_figure, embedding_map
 from vitrail.explain.subject import choose

@@ -52,13 +52,6 @@ def test_every_picture_of_a_rollout_has_its_caption(count, across):
     assert len(left) == across
 
 
-def test_distances_are_the_dots():
-    far = RNG.random((3, 4), dtype=np.float32) * 20
-    axes = attention.draw_distance(far, np.full(3, 10, np.float32), 28, 5).axes[0]
-    dots = np.array(axes.collections[0].get_offsets())
-    np.testing.assert_allclose(sorted(dots[dots[:, 0] == 2, 1]), sorted(far[1]), rtol=1e-6)
-
-
 def test_a_large_grid_of_positions_is_drawn_in_part_with_its_own_numbers():
     axes = weights.draw_similarity(RNG.random((20, 3, 20, 3), dtype=np.float32)).axes[0]
     numbers = [int(label.get_text()) for label in axes.get_yticklabels()]

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from vitrail.errors import UserError
-from vitrail.evaluate.verbs import evaluate
 from vitrail.explain import neighbours, relevance
 from vitrail.explain.figures import data as data_figures
 from vitrail.explain.figures.relevance import relevances
 from vitrail.explain.subject import Subject, open_subject
+from vitrail.verbs.evaluate import evaluate
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,12 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitrail.charts.figures import INK, ORANGE, save
+from vitrail.charts.style import INK, ORANGE, save
 from vitrail.data.dataset import ArraySplit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import measure, measure_labels, measure_values
-from vitrail.explain.galleries import Tile, captions, gallery, least_certain, losses, margins, most_wrong, sheet
+from vitrail.explain.galleries import captions, gallery, least_certain, losses, margins, most_wrong
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import Card
 
@@ -128,13 +128,3 @@ def test_a_gallery_has_a_picture_for_each_number():
     drawn = [np.asarray(axes.images[0].get_array()) for axes in figure.axes]
     for pixels, number in zip(drawn, (3, 1, 9), strict=True):
         np.testing.assert_array_equal(pixels, images.pixels[number, :, :, 0])
-
-
-def test_pictures_of_any_shape_fit_in_their_cells():
-    images = [Image.new("RGB", size) for size in ((300, 20), (20, 300), (1, 1))]
-    figure = sheet([[Tile(image, [("", INK, 1)], ORANGE) for image in images]], "a", "b")
-    figure.draw_without_rendering()
-    assert len(figure.axes) == 3
-    for axes in figure.axes:
-        box = axes.get_window_extent()
-        assert max(box.width, box.height) / figure.dpi < 1.26

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 from sklearn.metrics.pairwise import cosine_similarity
 
-from vitrail.charts.figures import INK, ORANGE
+from vitrail.charts.style import INK, ORANGE
+from vitrail.charts.tiles import Caption, Tile
 from vitrail.data.dataset import ArraySplit
 from vitrail.errors import UserError
-from vitrail.explain.galleries import Tile
 from vitrail.explain.neighbours import neighbours, neighbours_figure, unit
 
 module = import_module("vitrail.explain.neighbours")  # the package has the function under this name
@@ -56,7 +56,7 @@ def test_refuses_more_than_there_are(k, own):
 
 def test_marks_neighbours_of_other_classes():
     split = ArraySplit(np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 1, 0, 1]), "test")
-    query = Tile(Image.new("L", (8, 8)), [("mine", INK, 1)])
+    query = Tile(Image.new("L", (8, 8)), [Caption("mine")])
     found, cosines = np.array([[0, 1, 2]]), np.array([[0.9, 0.5, -0.25]], np.float32)
     figure = neighbours_figure([query], split, found, cosines, "multiclass", ["cat", "$dog$"], [frozenset({"cat"})])
     words = [(text.get_text(), text.get_color()) for text in figure.texts[2:]]
@@ -75,7 +75,7 @@ def test_marks_neighbours_of_other_classes():
 def test_a_neighbour_that_shares_a_label_is_right_and_numbers_are_never_wrong():
     targets = np.array([[1, 1, 0], [0, 0, 1]], np.float32)
     split = ArraySplit(np.zeros((2, 8, 8, 1), np.uint8), targets, "test")
-    query = Tile(Image.new("L", (8, 8)), [("mine", INK, 1)])
+    query = Tile(Image.new("L", (8, 8)), [Caption("mine")])
     found, cosines = np.array([[0, 1]]), np.array([[0.9, 0.5]], np.float32)
     figure = neighbours_figure([query], split, found, cosines, "multilabel", ["a", "b", "c"], [frozenset({"b"})])
     assert [text.get_color() for text in figure.texts if text.get_text() in ("a|b", "c")] == [INK, ORANGE]

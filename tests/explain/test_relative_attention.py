@@ -335,7 +335,7 @@ def test_each_family_is_drawn(name, digits, tmp_path, monkeypatch):
         windows_figure.windows,
         attention_figures.distance,
     )
-    monkeypatch.setattr("vitrail.explain.verbs.FIGURES", chosen)
+    monkeypatch.setattr("vitrail.explain.explanation.FIGURES", chosen)
     files = sorted((digits / "3").glob("*.png"))[:1]
     result = vitrail.explain(kept(CONFIGS[name], tmp_path), files, patch=(1, 2), save_data=True)
     expected = ["rollout", f"heads-1-{files[0].stem}", f"patch-1-{files[0].stem}", "windows", "distance"]

@@ -17,6 +17,9 @@ from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail import cli
+from vitrail.charts import build
+from vitrail.report.page import render
+from vitrail.report.text import Headline
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
 
@@ -119,6 +122,31 @@ def test_every_chart_is_drawn(visit, run, scheme):
     assert page.evaluate("document.images.length") > 50
 
 
+def test_every_kind_of_chart_is_drawn(visit, tmp_path):
+    rng = np.random.default_rng(0)
+    targets = (rng.random((60, 3)) < 0.5).astype(np.float32)
+    charts = [
+        build.lr_range(np.geomspace(1e-6, 1, 50), rng.random(50), np.linspace(3, 1, 50), 1e-3),
+        build.precision_recall(targets, rng.random((60, 3)), CLASSES[:3], [0.5] * 3),
+        build.confusion(rng.integers(0, 9, (3, 3)), CLASSES[:3]),
+        build.average_precision(CLASSES[:3], [0.5, 0.6, 0.7], [10, 20, 30], 60),
+        build.reliability([(0.25, 0.5, 10), (0.75, 0.5, 0)]),
+        *build.predicted([TAGGED], targets[:, :1], targets[:, 1:2], [0.5], [1], [1]),
+        build.distance(rng.random((4, 3)) * 9, [5] * 4, 28, 10),
+        build.shots([1, 5], [[0.2, 0.3], [0.5, 0.6]], [0.25, 0.55], [0.05, 0.05], 60),
+    ]
+    nothing = {name: [] for name in ("names", "runs", "notes", "measured", "facts", "differing")}
+    text = {"title": "charts", "subject": "charts", "headline": Headline("charts", "", "")}
+    html = render("comparison.html", **nothing, **text, paired=False, curves=charts, scores=None)
+    (tmp_path / "charts.html").write_text(html, encoding="utf-8")
+    page = visit(tmp_path / "charts.html").page
+    plots = page.locator(".plot")
+    assert plots.count() == len(charts) == len({chart.kind for chart in charts}) + 1
+    for i, chart in enumerate(charts):
+        assert plots.nth(i).locator("svg path").count() > 3, chart.kind
+        assert plots.nth(i).get_attribute("aria-label") == chart.label
+
+
 def test_the_confusion_matrix_answers_the_mouse(visit, run):
     looked = visit(run / "report.html")
     metrics = vitrail.evaluate(run)
@@ -137,7 +165,7 @@ def test_tables_sort_by_mouse_and_keyboard(visit, run):
     head = looked.page.locator("#results .sorts thead th", has_text="recall")
 
     def values() -> list[float]:
-        return [float(text.split()[0]) for text in looked.column(3)]
+        return [float(text.split("%")[0]) for text in looked.column(3)]
 
     before = values()
     recall.click()

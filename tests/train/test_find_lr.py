@@ -10,21 +10,18 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.config import OptimConfig
 from vitrail.errors import UserError
 from vitrail.train import loop
-from vitrail.train.find_lr import HIGHEST, LOWEST, STEPS, RangeTest, smooth
-from vitrail.train.run import Progress
-
-OPTIM = OptimConfig(epochs=1, batch_size=8, opt="adamw", lr=0.1, weight_decay=0.0, sched="cosine", warmup_epochs=0.0)
+from vitrail.train.find_lr import HIGHEST, LOWEST, STEPS, growing, rate, rising, smooth, suggest
+from vitrail.train.progress import Progress
 
 
 def range_test(loss_at):
-    """A range test of a made-up training whose loss is a function of the learning rate, run to its end."""
-    test, progress = RangeTest(OPTIM, 10, 0), Progress()
-    while not test.over(progress):
-        progress.add({"loss": loss_at(test.lr(progress)), "top1": 0.0})
-    return test
+    """The losses of a made-up training whose loss is a function of the learning rate."""
+    losses = []
+    while len(losses) < STEPS and not rising(losses):
+        losses.append(loss_at(growing(Progress(step=len(losses)))))
+    return losses
 
 
 def valley(lr):
@@ -34,31 +31,30 @@ def valley(lr):
 
 
 def test_the_rate_grows_by_the_same_factor_from_step_to_step():
-    test = range_test(lambda _: 1.0)
-    assert len(test.losses) == STEPS
-    assert test.losses == pytest.approx([1.0] * STEPS)
-    assert (test.rates()[0], test.rates()[-1]) == pytest.approx((LOWEST, HIGHEST))
-    assert np.ptp(np.diff(np.log(test.rates()))) < 1e-9
+    assert range_test(lambda _: 1.0) == [1.0] * STEPS
+    rates = [growing(Progress(step=step)) for step in range(STEPS)]
+    assert (rates[0], rates[-1]) == pytest.approx((LOWEST, HIGHEST))
+    assert np.ptp(np.diff(np.log(rates))) < 1e-9
 
 
 def test_the_suggestion_is_where_the_loss_falls_fastest():
-    assert range_test(valley).suggestion() == pytest.approx(1e-3, rel=0.2)
+    assert suggest(range_test(valley)) == pytest.approx(1e-3, rel=0.2)
 
 
 def test_chance_does_not_move_it_far():
     rng = np.random.default_rng(0)
-    assert 3e-4 < range_test(lambda lr: valley(lr) + 0.05 * rng.normal()).suggestion() < 3e-3
+    assert 3e-4 < suggest(range_test(lambda lr: valley(lr) + 0.05 * rng.normal())) < 3e-3
 
 
 def test_it_stops_when_training_diverges():
-    test = range_test(valley)
-    assert 0.1 < test.rates()[-1] < 3
-    assert test.losses[-1] > 3
+    losses = range_test(valley)
+    assert 0.1 < rate(len(losses) - 1) < 3
+    assert losses[-1] > 3
 
 
 def test_no_rate_is_suggested_where_the_loss_only_rises():
-    with pytest.raises(UserError, match="The loss came down at no learning rate"):
-        range_test(lambda lr: 1 + lr).suggestion()
+    with pytest.raises(UserError, match="The loss fell at no learning rate"):
+        suggest(range_test(lambda lr: 1 + lr))
 
 
 def test_smoothing_keeps_a_line_straight_inside_and_its_length():
@@ -93,7 +89,7 @@ def test_training_finds_a_rate_and_leaves_nothing_but_the_curve(settings, small,
 
 def test_a_loss_that_is_suddenly_not_finite_is_the_end_and_no_error(small, tmp_path, monkeypatch):
     """From a rate that learns to the largest, which ends it within a step."""
-    monkeypatch.setattr(RangeTest, "lr", lambda _self, progress: 0.1 if progress.step < 20 else 1e30)
+    monkeypatch.setattr("vitrail.train.find_lr.growing", lambda progress: 0.1 if progress.step < 20 else 1e30)
     folder = vitrail.train("digits", **small, opt="adamw", find_lr=True, out=tmp_path)
     numbers = json.loads((folder / "lr.json").read_text())
     assert len(numbers["loss"]) == 21
@@ -112,8 +108,8 @@ def test_stopped_it_leaves_nothing(small, tmp_path, monkeypatch):
 
 def test_it_goes_on_with_no_run_and_replaces_none(small, tmp_path):
     for more in ({"overwrite": True}, {"resume": tmp_path}):
-        with pytest.raises(UserError, match="leave out --resume and --overwrite"):
+        with pytest.raises(UserError, match="Remove --resume, --overwrite"):
             vitrail.train("digits", **small, find_lr=True, out=tmp_path / "runs", **more)
-    with pytest.raises(UserError, match="leave out --folds"):
+    with pytest.raises(UserError, match="and --folds"):
         vitrail.train("digits", find_lr=True, folds=3, out=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import time
 from dataclasses import asdict
 
 import numpy as np
@@ -21,9 +20,7 @@ from torch._dynamo.utils import counters
 import vitrail
 from vitrail.config import TrainConfig, load_yaml, override, save_yaml
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import measure
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
-from vitrail.train.run import Progress
 from vitrail.weights import load
 
 # Nothing random but the order of the images.
@@ -198,7 +195,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(train, small, tmp_path):
         train(**{**small, "warmup_epochs": 0.0}, lr=1e30, name="run")
     message = str(caught.value)
     assert re.search(r"diverged at step 1 with learning rate 9\.\d+e\+29", message)
-    assert "There was no checkpoint yet." in message
+    assert "There is no checkpoint yet." in message
     assert "lower --lr" in message
     assert message in (tmp_path / "run" / "train.log").read_text()
 
@@ -258,19 +255,6 @@ def test_a_cache_changes_nothing(digits, small, tmp_path, crop_scale):
         assert_close(tmp_path / name, tmp_path / "without", rtol=0, atol=0)
 
 
-def test_the_share_of_time_without_data_is_that_of_the_epoch_across_a_pause():
-    progress = Progress(trained=0.5, waited=0.1)
-    with progress.waiting():
-        time.sleep(0.1)
-    progress = Progress(**asdict(progress))  # as a checkpoint keeps it
-    progress.trained += 0.5
-    metrics = measure(np.eye(3, dtype=np.float32), np.arange(3), ("a", "b", "c"))
-    progress.close_epoch(metrics)
-    progress.close_epoch(metrics)
-    assert 0.2 <= progress.rows[0]["wait"] < 0.5
-    assert progress.rows[1]["wait"] == 0
-
-
 def test_the_model_can_be_read_without_vitrail(train, small):
     run = train(**small)
     tensors, card = load_file(run / "model.safetensors"), json.loads((run / "model.json").read_text())
@@ -311,7 +295,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(train, small, tmp_path):
 
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "holiday.jpg").touch()
-    with pytest.raises(UserError, match="photos exists and is no run of vitrail, so --overwrite leaves it alone"):
+    with pytest.raises(UserError, match="exists and is not a run of vitrail, so --overwrite does not"):
         train(**small, name="photos", overwrite=True)
     assert (tmp_path / "photos" / "holiday.jpg").exists()
 
@@ -357,7 +341,7 @@ def test_settings_that_the_data_needs_are_checked_too(train, small, tmp_path, wr
 
 
 def test_there_must_be_something_to_train_on():
-    with pytest.raises(UserError, match="give a data set, or --resume RUN"):
+    with pytest.raises(UserError, match="Give a data set, or --resume RUN"):
         vitrail.train()
 
 

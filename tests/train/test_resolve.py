@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 import vitrail
-from vitrail.config import DistillConfig, Duration, TrainConfig, TransferConfig, flat, load_yaml
-from vitrail.data import ArraySplit, Data
+from vitrail import models
+from vitrail.config import ArchConfig, DistillConfig, Duration, TrainConfig, TransferConfig, flat, load_yaml, options
+from vitrail.data import ArraySplit, Data, open_data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
+from vitrail.train.prepare import model_config
 from vitrail.train.recipes import RECIPES
-from vitrail.train.resolve import model_config, resolve
+from vitrail.train.resolve import resolve
 from vitrail.weights import Card, save
 
 SIZES = [4, 8, 12, 20, 28, 32, 33, 48, 64, 90, 96, 97, 100, 128, 224, 500, (20, 90), (28, 96), (40, 4000), (31, 17)]
@@ -292,8 +294,8 @@ def test_another_model_than_that_of_the_weights_is_refused(trained):
         ({"channels": 0}, "'channels' must be at least 1"),
         ({"bits": 12}, "'bits' must be 8, 16, or 32"),
         ({"bits": 32}, "'bits' must be 8 or 16"),
-        ({"channels": 1, "normalize": "imagenet"}, "ImageNet's mean is that of 3 channels, but the model sees 1"),
-        ({"normalize": "weights"}, "There is no mean of weights to keep"),
+        ({"channels": 1, "normalize": "imagenet"}, "--normalize imagenet needs 3 channels, but the model reads 1"),
+        ({"normalize": "weights"}, "--normalize weights needs --weights with"),
         ({"mean": (0.1, 0.2)}, "'mean' must have one number, or one for each of 3 channels"),
         ({"mean": ("a",)}, "'mean' must be a list of numbers"),
         ({"std": 0.0}, "'std' must be above 0"),
@@ -518,3 +520,46 @@ def test_every_recipe_trains(recipe, tiny, tmp_path):
     run = vitrail.train("digits", recipe=recipe, out=tmp_path, **settings, val_fraction=0.8)
     assert load_yaml(TrainConfig, run / "config.yaml").recipe == recipe
     assert 0 < vitrail.evaluate(run).loss < 3
+
+
+# Other families
+
+
+@pytest.fixture(scope="module")
+def digits_data():
+    return open_data("digits")
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("recipe", ["small", "augreg", "deit3"])
+def test_a_family_may_stand_for_its_small_model(family, recipe, digits_data):
+    config = resolve("digits", digits_data, {"model": family, "recipe": recipe, "device": "cpu"})
+    assert config.model == (f"{family}_nano" if family != "vit" else "vit_nano2")
+    architecture = model_config(config, 10)
+    assert models.family(architecture) == family
+    assert (architecture.classes, architecture.channels) == (10, 1)
+    assert architecture.drop_path == config.arch.drop_path
+    if family != "vit":
+        assert config.arch.pool is config.arch.registers is None
+
+
+@pytest.mark.parametrize("family", [name for name in models.FAMILIES if name != "vit"])
+def test_photographs_get_a_published_model(family, digits_data):
+    config = resolve("digits", digits_data, {"model": family, "img_size": 128, "device": "cpu"})
+    assert config.model in models.CONFIGS
+    assert config.model.endswith("_nano") is False
+
+
+def test_what_only_vits_have_is_refused_for_others(digits_data):
+    with pytest.raises(UserError, match=r"A swin has no option 'pool'; only a ViT has\. Remove --pool"):
+        resolve("digits", digits_data, {"model": "swin_nano", "pool": "gap"})
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_an_option_means_the_same_in_every_family(family):
+    """What a recipe sets by its name in ArchConfig is read by that name from a family's configuration."""
+    known = options(ArchConfig)
+    own = options(models.FAMILIES[family][0])
+    assert {"drop", "drop_path"} <= own.keys() & known.keys()
+    for name in own.keys() & known.keys():
+        assert known[name].type in (own[name].type, own[name].type | None), name

@@ -164,7 +164,7 @@ def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, environme
     assert 4 <= at < STEPS
 
     answer = subprocess.run(command("--resume", run), env=environment, check=True, capture_output=True, text=True)
-    assert f"Going on after step {at}." in answer.stderr
+    assert f"Resuming after step {at}." in answer.stderr
     assert_same_end(run, straight)
 
 
@@ -251,7 +251,7 @@ def test_a_folder_that_is_no_run_does_not_go_on(tmp_path, there):
     folder = tmp_path / "folder"
     if there:
         folder.mkdir()
-    with pytest.raises(UserError, match=r"folder is no run: it has no config\.yaml"):
+    with pytest.raises(UserError, match=r"folder is not a run: it has no config\.yaml"):
         vitrail.train(resume=folder)
     assert list(tmp_path.iterdir()) == ([folder] if there else [])
 
@@ -311,7 +311,7 @@ def test_a_corrupt_checkpoint_is_refused_by_name(copied, spoil, tmp_path, monkey
     path = checkpoint_path(copied)
     path.write_bytes(spoil(path.read_bytes()))
     before = path.read_bytes()
-    with pytest.raises(UserError, match=rf"The checkpoint {path} is corrupt: .* Delete it to begin the run again"):
+    with pytest.raises(UserError, match=rf"The checkpoint {path} is corrupt: .* Delete it to restart the run"):
         vitrail.train(resume=copied)
     assert path.read_bytes() == before
     assert not (tmp_path / "exploded").exists()

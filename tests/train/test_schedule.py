@@ -11,7 +11,7 @@ import vitrail
 from vitrail.config import Duration, OptimConfig, TrainConfig, coerce, load_yaml
 from vitrail.errors import UserError
 from vitrail.train.checkpoint import load_checkpoint
-from vitrail.train.run import Progress
+from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
 
 OPTIM = OptimConfig(
@@ -104,6 +104,6 @@ def test_a_run_by_time_that_is_over_does_not_go_on(timed):
 
 
 def test_epochs_and_time_together_are_refused(tmp_path, tiny):
-    with pytest.raises(UserError, match="Both --epochs and --time-budget"):
+    with pytest.raises(UserError, match="--epochs and --time-budget both set"):
         vitrail.train("digits", time_budget="2s", out=tmp_path, **tiny)
     assert not any(tmp_path.iterdir())

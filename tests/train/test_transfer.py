@@ -12,16 +12,18 @@ import torch
 from safetensors.torch import load_file
 
 import vitrail
+from vitrail import models
 from vitrail.config import OptimConfig, TransferConfig
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
+from vitrail.models.ema import Ema
+from vitrail.models.lora import adapters, merged
 from vitrail.models.position import resample_state
 from vitrail.models.vit import ViTConfig
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
-from vitrail.train.lora import LowRank, adapters, merged
 from vitrail.train.memory import recompute_activations
-from vitrail.train.optim import Ema, build_optimizers
+from vitrail.train.optim import build_optimizers
 from vitrail.train.transfer import set_learning, set_mode
 from vitrail.weights import Card, save
 
@@ -189,26 +191,6 @@ def test_the_number_of_parameters_that_learn_is_exact():
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == DEPTH * pairs + 10 * WIDTH + 10
 
 
-def test_q_k_and_v_have_adapters_of_their_own():
-    layer = LowRank(torch.nn.Linear(4, 12), parts=3, rank=2, alpha=2.0)
-    with torch.no_grad():
-        layer.up[1].fill_(1.0)  # of the keys
-    change = (layer.merged_weight() - layer.weight).unflatten(0, (3, 4))
-    assert change[0].abs().max() == change[2].abs().max() == 0
-    torch.testing.assert_close(change[1], layer.down[1].sum(0).expand(4, 4), rtol=1e-5, atol=1e-6)
-
-
-def test_alpha_over_rank_scales_what_adapters_add():
-    weak, strong = (LowRank(torch.nn.Linear(4, 4), parts=1, rank=2, alpha=alpha) for alpha in (2.0, 8.0))
-    strong.load_state_dict(weak.state_dict())
-    with torch.no_grad():
-        weak.up.fill_(1.0)
-        strong.up.fill_(1.0)
-    torch.testing.assert_close(
-        strong.merged_weight() - strong.weight, 4 * (weak.merged_weight() - weak.weight), rtol=1e-5, atol=1e-6
-    )
-
-
 def test_adapters_learn_as_fast_as_the_head_and_are_not_decayed():
     model = learning(lora_rank=2, lora_alpha=2.0)
     [optimizer] = build_optimizers(model, replace(OPTIM, opt="muon", body_lr=0.1, layer_decay=0.5), pretrained=True)
@@ -221,11 +203,6 @@ def test_frozen_blocks_get_no_adapters():
     model = learning(freeze=2, lora_rank=2, lora_alpha=2.0)
     added = {f"blocks.2.attn.{layer}.{matrix}" for layer in ("qkv", "proj") for matrix in ("down", "up")}
     assert names(model) == HEAD | added
-
-
-def test_a_model_without_adapters_is_merged_already():
-    model = build(SMALL)
-    assert merged(model) is model
 
 
 def test_the_average_of_adapters_can_be_merged():
@@ -249,6 +226,34 @@ def test_recomputed_activations_give_the_same_gradients():
             torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+# Other families
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_stages_are_frozen_in_every_family(family):
+    model = models.build(models.configure("vit_nano8" if family == "vit" else f"{family}_nano", classes=3))
+    set_learning(model, TransferConfig(freeze=2))
+    learn = [any(p.requires_grad for p in stage.parameters()) for stage in model.stages()]
+    assert learn == [False] * 3 + [True] * (len(learn) - 3)
+    set_learning(model, TransferConfig(freeze="all"))
+    learning = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert learning
+    assert all(name.startswith("head.") for name in learning)
+    with pytest.raises(UserError, match=f"at most the model's {len(learn) - 3} blocks, but it is 99"):
+        set_learning(model, TransferConfig(freeze=99))
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_adapters_are_for_the_attention_of_vits(family):
+    model = models.build(models.configure("vit_nano8" if family == "vit" else f"{family}_nano", classes=3))
+    if family in ("vit", "hybrid"):
+        set_learning(model, TransferConfig(lora_rank=2, lora_alpha=4.0))
+        assert adapters(model)
+    else:
+        with pytest.raises(UserError, match=f"needs the attention of a ViT, but the model is a {family}_nano"):
+            set_learning(model, TransferConfig(lora_rank=2, lora_alpha=4.0))
+
+
 # Whole runs
 
 EVERY = {
@@ -270,7 +275,7 @@ def test_a_run_leaves_a_plain_model_whose_frozen_part_is_that_of_the_weights(tra
     attention = {f"blocks.{i}.attn.{layer}.weight" for i in blocks for layer in ("qkv", "proj")}
     tuned = attention if "lora_rank" in asked else block(2) | {"norm.weight", "norm.bias"}
     assert changed == HEAD | (set() if asked == EVERY["freeze all"] else tuned)
-    assert "parameters learn" in caplog.text
+    assert "parameters are trainable" in caplog.text
     assert round(vitrail.evaluate(run).top1, 6) == json.loads((run / "model.json").read_text())["metrics"]["top1"]
 
 
@@ -424,20 +429,20 @@ def test_what_fits_of_another_architecture_is_taken_if_asked(train, weights, cap
     [
         (
             {"freeze": DEPTH + 1},
-            "has 3 blocks, so --freeze 4 is too many. To let only the head learn, give --freeze all",
+            "at most the model's 3 blocks, but it is 4. To train only the head, use --freeze all",
         ),
         ({"freeze": -1}, "'freeze' must be all, or a number of blocks from 0, but it is -1"),
         ({"freeze": "some"}, "'freeze' must be all, or a number of blocks from 0, but it is 'some'"),
-        ({"freeze": "all", "lora_rank": 4}, "--freeze all leaves no block that --lora-rank could adapt"),
-        ({"freeze": DEPTH, "lora_rank": 4}, "--freeze 3 leaves no block that --lora-rank could adapt"),
-        ({"lora_rank": 17}, "--lora-rank must be at most the width of the model, 16, but it is 17"),
+        ({"freeze": "all", "lora_rank": 4}, "--freeze all leaves no block for --lora-rank to adapt"),
+        ({"freeze": DEPTH, "lora_rank": 4}, "--freeze 3 leaves no block for --lora-rank to adapt"),
+        ({"lora_rank": 17}, "'lora_rank' must be at most the model's width, 16, but it is 17"),
         ({"lora_rank": -1}, "'lora_rank' must be at least 0, but it is -1"),
-        ({"lora_alpha": 4.0}, "--lora-alpha is the strength of adapters, and there are none: give --lora-rank"),
+        ({"lora_alpha": 4.0}, "--lora-alpha needs LoRA adapters. Add --lora-rank"),
         ({"lora_rank": 4, "lora_alpha": 0.0}, "'lora_alpha' must be above 0"),
-        ({"freeze": 1, "weights": None}, "--freeze is for trained weights, and there are none: give --weights"),
-        ({"lora_rank": 1, "weights": None}, "--lora-rank is for trained weights"),
-        ({"partial": True, "weights": None}, "--partial is for trained weights"),
-        ({"pos_resample": "linear", "weights": None}, "--pos-resample is for trained weights"),
+        ({"freeze": 1, "weights": None}, "--freeze needs trained weights. Add --weights"),
+        ({"lora_rank": 1, "weights": None}, "--lora-rank needs trained weights"),
+        ({"partial": True, "weights": None}, "--partial needs trained weights"),
+        ({"pos_resample": "linear", "weights": None}, "--pos-resample needs trained weights"),
         ({"pos_resample": "cubic"}, "'pos_resample' must be one of bicubic, bilinear, linear"),
     ],
     ids=str,

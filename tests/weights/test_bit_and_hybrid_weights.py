@@ -24,8 +24,8 @@ from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.vit import ViTConfig
+from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_run, recognise, save
-from vitrail.weights.convert import convert
 from vitrail.weights.tensors import from_memory
 
 BIT = BiTConfig((32, 64, 128), (2, 1, 1), True, 4, (40, 56), channels=1, classes=5)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import Model, build, configure, parameters
+from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, recognise, save
-from vitrail.weights.convert import convert
 from vitrail.weights.formats import vit
 from vitrail.weights.tensors import from_memory
 

@@ -14,8 +14,8 @@ from sklearn.datasets import load_sample_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.verbs.convert import convert
 from vitrail.weights import Card, open_card, save
-from vitrail.weights.convert import convert
 
 CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=16, img_size=(64, 64), classes=2)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

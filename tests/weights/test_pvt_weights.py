@@ -15,8 +15,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
+from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, recognise, save, start_from
-from vitrail.weights.convert import convert
 from vitrail.weights.formats import hf, pvt, pvt_v2
 from vitrail.weights.sidecar import Beside
 from vitrail.weights.tensors import Tensors

@@ -24,8 +24,8 @@ from vitrail.errors import UserError
 from vitrail.models.coatnet import CoAtNetConfig
 from vitrail.models.mixer import MixerConfig
 from vitrail.models.swin import SwinConfig
+from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_card, open_run, recognise, save, start_from
-from vitrail.weights.convert import convert
 from vitrail.weights.tensors import from_memory
 
 SWIN = SwinConfig((32, 64), (2, 2), (2, 4), 4, 2, (32, 48), channels=1, classes=5)

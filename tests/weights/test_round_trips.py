@@ -15,8 +15,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_card, open_run, save
-from vitrail.weights.convert import convert
 
 CONFIG = ViTConfig(width=32, depth=2, heads=4, mlp=128, patch=4, img_size=(24, 24), classes=5)
 DINOV2 = replace(CONFIG, layer_scale=1e-5)
@@ -283,11 +283,11 @@ def test_what_a_format_has_no_place_for_is_refused(tmp_path, to, changes, messag
 def test_convert_refuses_wrong_names_and_what_is_there(tmp_path):
     model = ours()
     path = keep(model, tmp_path / "own.safetensors")
-    with pytest.raises(UserError, match=r"for npz are a \.npz file, but .*x is none\. Name it x\.npz"):
+    with pytest.raises(UserError, match=r"for npz are a \.npz file, but DST is .*x\. Name it x\.npz"):
         convert(path, tmp_path / "x", to="npz")
     with pytest.raises(UserError, match=r"'to' must be one of .*Did you mean 'timm'"):
         convert(path, tmp_path / "x.safetensors", to="tim")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists"):
         convert(path, path)
     assert convert(path, path, overwrite=True) == path
     assert identical(load(path).state_dict(), model.state_dict())

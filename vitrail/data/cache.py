@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, Split, PackedSplit
+from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, PackedSplit, Split
 from vitrail.data.download import cache_folder
 from vitrail.data.images import Pixels
 from vitrail.data.loader import ReadySplit, batches, images

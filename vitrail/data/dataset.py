@@ -176,6 +176,13 @@ class Data:
     task: Task = "multiclass"
     bits: int = 8  # of a value: 8, 16, or 32 for floats
 
+    def fingerprint(self) -> str:
+        """Changes when the classes, the labels or the number of images change."""
+        digest = hashlib.sha256("\n".join(self.classes).encode())
+        for name, split in self.splits.items():
+            digest.update(name.encode() + split.targets.tobytes())
+        return digest.hexdigest()
+
     def read_as(self, channels: int, bits: int) -> Data:
         """The same images, read with the channels and bits that a model wants; a UserError if they cannot be."""
         possible = (1, 3, 4) if self.channels in (1, 3) else (self.channels,)

@@ -1,19 +1,19 @@
-"""Folders of images: a folder for every class, in a folder for every split or not."""
+"""Folders of images: one folder per class, optionally in one folder per split."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import numpy as np
 
 from vitrail.data.dataset import Array, FileSplit, Found, Targets, Task
-from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
+from vitrail.data.images import EXTENSIONS, ImageFacts
+from vitrail.data.verify import verify_files
 from vitrail.errors import UserError, some
-from vitrail.progress import log, track
+from vitrail.progress import log
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def open_folder(root: Path) -> Found:
 def from_files(
     name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path, verify: bool = True
 ) -> Found:
-    """The files of every split and class, proved to be readable."""
+    """The files of every split and class, verified to be readable."""
     classes = tuple(sorted({label for by_class in files.values() for label in by_class}))
     parts: dict[str, tuple[Array, Targets]] = {}
     for split, by_class in files.items():
@@ -62,12 +62,12 @@ def from_paths(
     task: Task = "multiclass",
     verify: bool = True,
 ) -> Found:
-    """Proves that the files of every split can be read, and leaves out the few that cannot.
+    """Verifies that the files of every split can be read, and leaves out the few that cannot.
 
-    Without `verify` all are kept, unopened, and nothing is known of their sizes.
+    Without `verify` no file is opened, all are kept, and their sizes are unknown.
     """
     every = [path for paths, _ in listed.values() for path in paths]
-    answers = prove(every, inspect_image) if verify else [ImageFacts(1, 1, False)] * len(every)
+    answers = verify_files(every) if verify else [ImageFacts(1, 1, False)] * len(every)
     facts = {path: answer for path, answer in zip(every, answers, strict=True) if isinstance(answer, ImageFacts)}
     unreadable = tuple((str(path), why) for path, why in zip(every, answers, strict=True) if isinstance(why, str))
     leave_out(unreadable, len(every))
@@ -91,7 +91,7 @@ def from_paths(
 
 
 def channels_and_bits(facts: Mapping[T, ImageFacts]) -> tuple[int, int]:
-    """What all images have, or can be read as having; a UserError if they do not go together."""
+    """The channels and bits that all images can be read with; a UserError if they have different channels."""
     first: dict[str, T] = {}
     for place, fact in facts.items():
         first.setdefault(fact.kind, place)
@@ -122,30 +122,30 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
-    """The image files of every class: all those below the folder that bears its name."""
+    """The image files of every class: all those below the folder of its name."""
     loose = sum(is_image(child.name) for child in folder.iterdir() if child.is_file())
     classes = subfolders(folder)
     if not classes:
         if loose:
             raise UserError(
-                f"{folder} holds images but no class folders: every class needs a folder of its own, as in "
+                f"{folder} holds images but no class folders: every class needs its own folder, as in "
                 f"{folder / 'cat' / '1.jpg'} and {folder / 'dog' / '2.jpg'}."
             )
-        raise UserError(f"{folder} has no images. It must hold one folder of images for every class.")
+        raise UserError(f"{folder} has no images. It must hold one folder of images per class.")
     if loose:
-        log.warning("%d images in %s lie beside the class folders and are left out.", loose, folder)
+        log.warning("Ignored %d images in %s that are in no class folder.", loose, folder)
     files = {child.name: sorted(images_below(child, _stop), key=Path.as_posix) for child in classes}
     for name, paths in files.items():
         if not paths:
             raise UserError(
                 f"The class folder {folder / name} has no images ({', '.join(sorted(EXTENSIONS))}). "
-                "Put some into it, or remove it."
+                "Add some, or remove the folder."
             )
     return files
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder by name, without hidden ones."""
+    """The folders in a folder, sorted by name, without hidden ones."""
     return sorted(
         (child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")),
         key=lambda child: child.name,
@@ -153,22 +153,22 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def is_image(name: str | Path) -> bool:
-    """Whether a file is called as an image is, and not hidden."""
+    """Whether a file has the extension of an image and is not hidden."""
     path = Path(name)
     return not path.name.startswith(".") and path.suffix.lower() in EXTENSIONS
 
 
 def images_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
-    """Image files in a folder and those below it, one folder listed at a time; hidden ones are left out."""
+    """The image files in a folder and below it, listed one folder at a time, without hidden ones."""
     return filter(is_image, files_below(folder, onerror))
 
 
 def files_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
-    """Files in a folder and those below it, one folder listed at a time; hidden ones are left out."""
+    """The files in a folder and below it, listed one folder at a time, without hidden ones."""
     seen = set()
     for here, folders, names in os.walk(folder, followlinks=True, onerror=onerror):
         real = Path(here).resolve()
-        if real in seen:  # a link to where we have been
+        if real in seen:  # a link that leads back
             folders.clear()
             continue
         seen.add(real)
@@ -180,29 +180,14 @@ def _stop(error: OSError) -> NoReturn:
     raise error
 
 
-def prove(items: Sequence[T], inspect: Callable[[T], ImageFacts]) -> list[ImageFacts | str]:
-    """The facts of every image, or the reason why it cannot be read."""
-
-    def look(item: T) -> ImageFacts | str:
-        try:
-            return inspect(item)
-        except UnreadableImage as error:
-            return str(error)
-
-    step = 1024  # as many as are handed to the threads at a time: a million would need much memory
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = (answer for at in range(0, len(items), step) for answer in pool.map(look, items[at : at + step]))
-        return list(track(answers, "checking images", total=len(items), unit="img"))
-
-
 def leave_out(unreadable: Sequence[tuple[str, str]], count: int) -> None:
-    """Says which of the `count` images are left out, each with its reason; a UserError if they are many."""
+    """Warns which of `count` images are left out and why; a UserError if they are too many."""
     share = len(unreadable) / max(count, 1)
     reasons = [f"{name} ({reason})" for name, reason in unreadable]
     if share > _MOST_UNREADABLE:
         raise UserError(
-            f"{len(reasons)} of {count} images ({share:.1%}) cannot be read; at most {_MOST_UNREADABLE:.0%} "
-            f"may be so: {some(reasons, 3)}. Remove or repair them."
+            f"{len(reasons)} of {count} images ({share:.1%}) cannot be read, and at most {_MOST_UNREADABLE:.0%} may be "
+            f"unreadable: {some(reasons, 3)}. Repair or remove them."
         )
     if reasons:
         log.warning("%d of %d images cannot be read and are left out: %s.", len(reasons), count, some(reasons, 10))

@@ -17,10 +17,11 @@ import numpy as np
 
 from vitrail.data.arrays import class_numbers
 from vitrail.data.dataset import Array, Found, Parts
-from vitrail.data.folder import SPLITS, prove, subfolders
+from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.packed import Stored, from_stores
 from vitrail.data.stream import StreamSplit
+from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log, track
 
@@ -243,6 +244,11 @@ class _Rows:
     def inspect(self, row: int) -> ImageFacts:
         return inspect_image(self.read(row))
 
+    def identity(self) -> Callable[[int], tuple[str, str]] | None:
+        """What the images are remembered by once they are verified; None if they may change unnoticed."""
+        version = self.version() if len(self.rows) else None
+        return None if version is None else lambda row: (f"{self.column}/{row}", version)
+
     def name(self, row: int) -> str:
         return f"{self.title}/{row}"
 
@@ -264,7 +270,7 @@ def _rows(
     for split, numbers in targets.items():
         rows = splits[split].select_columns([image]).with_format(None)
         store = _Rows(_ask(source, rows.cast_column, image, Image(decode=False)), image, f"{title}/{split}")
-        parts[split] = Stored(store, numbers, prove(range(len(numbers)), store.inspect))
+        parts[split] = Stored(store, numbers, verify(range(len(numbers)), store.inspect, store.identity()))
     return from_stores(title, classes, parts, source)
 
 

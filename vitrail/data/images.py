@@ -103,20 +103,27 @@ def read_image(
     with _opened(source) as image:
         if isinstance(image, Bands):
             return fit(image.pixels, channels, bits)
-        grey, factor = _is_grey(image), _reduction(*image.size, least)
-        small = factor > 1 and image.draft(None, (image.width // factor, image.height // factor))
-        image.load()
-        turn = _turn(image)
-        deep = _bits(image) > 8
-        image = _plain(image, grey, alpha=channels == 4)
-        if factor > 1 and not small and not deep:
-            image = image.reduce(factor)
-        if channels in (1, 3) and image.mode in ("L", "RGB"):
-            image = image.convert("L" if channels == 1 else "RGB")
-        if turn is not None:
-            image = image.transpose(turn)
-        pixels = np.array(image)
-        return fit(pixels if pixels.ndim == 3 else pixels[:, :, None], channels, bits)
+        return picture_pixels(image, channels, bits, least)
+
+
+def picture_pixels(
+    image: Image.Image, channels: int | None = None, bits: int | None = None, least: int | None = None
+) -> Pixels:
+    """The pixels of a picture that Pillow has opened, as `read_image` gives them."""
+    grey, factor = _is_grey(image), _reduction(*image.size, least)
+    small = factor > 1 and image.draft(None, (image.width // factor, image.height // factor))
+    image.load()
+    turn = _turn(image)
+    deep = _bits(image) > 8
+    image = _plain(image, grey, alpha=channels == 4)
+    if factor > 1 and not small and not deep:
+        image = image.reduce(factor)
+    if channels in (1, 3) and image.mode in ("L", "RGB"):
+        image = image.convert("L" if channels == 1 else "RGB")
+    if turn is not None:
+        image = image.transpose(turn)
+    pixels = np.array(image)
+    return fit(pixels if pixels.ndim == 3 else pixels[:, :, None], channels, bits)
 
 
 def inspect_image(source: str | Path | bytes) -> ImageFacts:

@@ -109,7 +109,10 @@ class TrainBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from batch `start` on; none before it is read."""
-        chosen = self.numbers(number, start)
+        return self.read(number, self.numbers(number, start))
+
+    def read(self, number: int, chosen: Sequence[Numbers]) -> Iterator[Batch]:
+        """The batches of an epoch that hold these images, as `numbers` gives them."""
 
         def crop(i: int, height: int, width: int) -> Box:
             # From 1, because a seed of (seed, epoch, 0) is that of the shuffle: numpy pads seeds with zeros.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.dataset import Array, Found, Numbers, Parts, Store, PackedSplit
+from vitrail.data.dataset import Array, Found, Numbers, PackedSplit, Parts, Store
 from vitrail.data.folder import channels_and_bits, leave_out
 from vitrail.data.images import ImageFacts
 from vitrail.errors import UserError

@@ -82,6 +82,13 @@ def _eight_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     return np.rint(np.clip(values, 0, 255)).astype(np.uint8)
 
 
+def thumbnail(image: Pixels, side: int = 256) -> Image.Image:
+    """An image (H, W, C) for a person to look at, no larger than a square of this side."""
+    small = picture(image)
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return small
+
+
 def picture(image: Pixels) -> Image.Image:
     """An image (H, W, C) for a person to look at: its first three channels or its first, brightened if it is deep."""
     view = image[:, :, : 3 if image.shape[2] >= 3 else 1]

@@ -1,20 +1,24 @@
-"""How a stored image becomes what the model reads, alike in training, evaluating, exporting and serving."""
+"""Preprocessing: from a stored image to the model's input, the same in training, evaluation, export and serving.
+
+Images are resized by torch. `pixels_by_pillow` and `normalise_array` do the same without it, for ONNX Runtime. So that
+a model card can be read without torch, it is imported where it is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
 
 from vitrail.config import Size, coerce, unknown_setting
 from vitrail.data.pixels import WHITE, Pixels, UnreadableImage, bits_of, fit
 from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Resizing = Literal["bicubic", "bilinear", "lanczos"]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -22,7 +26,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How a stored image becomes what the model reads. It travels with the weights."""
+    """Size, crop and normalisation of a model's input. It is saved with the weights."""
 
     img_size: Size
     channels: int
@@ -34,31 +38,31 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if self.channels < 1:
-            raise UserError(f"Images have 1 channel or more, but 'channels' is {self.channels}.")
+            raise UserError(f"'channels' must be 1 or more, but it is {self.channels}.")
         if self.bits not in WHITE:
             raise UserError(f"'bits' must be 8, 16, or 32 for floats, but it is {self.bits}.")
         if self.interpolation not in get_args(Resizing):
             known = ", ".join(get_args(Resizing))
             raise UserError(f"'interpolation' must be one of {known}, but it is {self.interpolation!r}.")
         if not 0 < self.crop <= 1:
-            raise UserError(f"'crop' is the share of the image that is kept, above 0 and at most 1; it is {self.crop}.")
+            raise UserError(f"'crop' must be above 0 and at most 1, but it is {self.crop}.")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
                 raise UserError(
-                    f"'{name}' must have one number, or one for each of {self.channels} channels: {values}."
+                    f"'{name}' must have one number, or one for each of {self.channels} channels, but it is {values}."
                 )
             if not np.isfinite(values).all():
-                raise UserError(f"'{name}' must be made of numbers, but it is {values}.")
+                raise UserError(f"'{name}' must be finite, but it is {values}.")
         if min(self.std) <= 0:
             raise UserError(f"'std' must be above 0, but it is {self.std}.")
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """What `pixels` are made of. Deep ones are float32: it holds 16 bits exactly, and torch can do all with it."""
+        """The type of `pixels`. Above 8 bits it is float32, which holds 16 bits exactly and which torch supports."""
         return np.uint8 if self.bits == 8 else np.float32
 
     def pixels(self, image: Pixels) -> Pixels:
-        """Images (..., H, W, C) of any size as (..., C, h, w) of the model's: resized to cover, then centre-cropped.
+        """Images (..., H, W, C) of any size as (..., C, h, w): resized to cover the model's size, then centre-cropped.
 
         The sizes are those of torchvision's `Resize` and `CenterCrop`.
         """
@@ -67,17 +71,29 @@ class Preprocess:
         resized = self._resize(image, (h, w))
         return np.ascontiguousarray(resized[..., y : y + self.img_size[0], x : x + self.img_size[1]])
 
+    def pixels_by_pillow(self, image: Pixels) -> Pixels:
+        """`pixels` of one image without torch. Pillow and torch round differently: values differ by 1 at most."""
+        image = self._fit(self._trim(image))
+        (h, w), (y, x) = self._cover(*image.shape[:2])
+        resized = _by_pillow(image.transpose(2, 0, 1), (h, w), self.interpolation)
+        if self.bits == 16:
+            resized = resized.clip(0, WHITE[16])  # bicubic overshoots
+        cropped = resized[:, y : y + self.img_size[0], x : x + self.img_size[1]]
+        return np.ascontiguousarray(np.broadcast_to(cropped, (self.channels, *self.img_size)))
+
     def crop_pixels(self, image: Pixels, box: tuple[int, int, int, int]) -> Pixels:
         """A box (y, x, height, width) of images (..., H, W, C), resized to (..., C, h, w)."""
         y, x, h, w = box
         return np.ascontiguousarray(self._resize(image[..., y : y + h, x : x + w, :], self.img_size))
 
     def keeps(self, images: Pixels) -> bool:
-        """Whether images of an array (N, H, W, C) come out of `pixels` with the values they have, only transposed."""
+        """Whether `pixels` only transposes the images of an array (N, H, W, C)."""
         return images.shape[1:] == (*self.img_size, self.channels) and bits_of(images) == self.bits and self.crop == 1
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, C, H, W) of 0..255, 0..65535 or any floats as float32 around zero."""
+        """Pixels (B, C, H, W) as float32 with the mean subtracted, divided by the standard deviation."""
+        import torch
+
         white = WHITE[self.bits]
         mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
         std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
@@ -88,8 +104,16 @@ class Preprocess:
             image.copy_(part).sub_(mean).div_(std)
         return images
 
+    def normalise_array(self, pixels: Pixels) -> Pixels:
+        """`normalise` without torch."""
+        white = np.float32(WHITE[self.bits])
+        mean, std = (np.array(values, np.float32).reshape(-1, 1, 1) * white for values in (self.mean, self.std))
+        return (pixels.astype(np.float32) - mean) / std
+
     def restore(self, images: Tensor) -> Tensor:
-        """The pixels of which `normalise` makes these images; blended ones are rounded to the next whole value."""
+        """The inverse of `normalise`; pixels of blended images are rounded."""
+        import torch
+
         white = WHITE[self.bits]
         mean = torch.tensor(self.mean, dtype=torch.float32, device=images.device).view(-1, 1, 1) * white
         std = torch.tensor(self.std, dtype=torch.float32, device=images.device).view(-1, 1, 1) * white
@@ -100,17 +124,19 @@ class Preprocess:
         return pixels.to(torch.uint8) if self.bits == 8 else pixels
 
     def frame(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, C, H, W) of another size, on any device, as `pixels` makes them of stored images."""
+        """Pixels (B, C, H, W) of another size, on any device, resized and cropped as by `pixels`."""
         (h, w), (y, x) = self._cover(*pixels.shape[-2:])
         return self._scale(pixels, (h, w))[..., y : y + self.img_size[0], x : x + self.img_size[1]]
 
     def __call__(self, image: Pixels) -> Tensor:
-        """An image (H, W, C) as the model reads it, (C, h, w) float32."""
+        """An image (H, W, C) as the model's input, (C, h, w) float32."""
+        import torch
+
         return self.normalise(torch.from_numpy(self.pixels(image))[None])[0]
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> Preprocess:
-        """The inverse of `dataclasses.asdict` or of its JSON; anything unknown, missing or ill-typed is a UserError."""
+        """The inverse of `dataclasses.asdict` or of its JSON; unknown, missing or ill-typed values are a UserError."""
         known = [field.name for field in fields(cls)]
         unknown_setting(document, known)
         for name in known:
@@ -126,22 +152,30 @@ class Preprocess:
             interpolation=coerce(cls, "interpolation", document.get("interpolation", "bicubic")),
         )
 
-    def _resize(self, image: Pixels, size: Size) -> Pixels:
-        """Antialiased as Pillow's, in a fraction of its time; (..., H, W, C) as (..., C, h, w)."""
-        grey = image.shape[-1] == 1 and self.channels == 3  # is resized once and shown three times
+    def _fit(self, image: Pixels) -> Pixels:
+        """The image with the model's channels and bits; grey keeps one channel, as it is cheaper to repeat it later."""
+        grey = image.shape[-1] == 1 and self.channels == 3
         try:
-            image = fit(image, 1 if grey else self.channels, self.bits).astype(self.dtype, copy=False)
+            return fit(image, 1 if grey else self.channels, self.bits).astype(self.dtype, copy=False)
         except UnreadableImage as error:
             raise UserError(
                 f"The model reads {self.channels} channels of {self.bits} bits, but it got {error}."
             ) from error
+
+    def _resize(self, image: Pixels, size: Size) -> Pixels:
+        """Antialiased as by Pillow, in a fraction of its time; (..., H, W, C) as (..., C, h, w)."""
+        import torch
+
+        image = self._fit(image)
         if not image.flags.writeable or min(image.strides) < 0:
-            image = image.copy()  # what torch cannot share
+            image = image.copy()  # torch cannot share it
         images = torch.from_numpy(image).movedim(-1, -3)
         batch = self._scale(images.reshape(-1, *images.shape[-3:]), size)
         return batch.expand(-1, self.channels, -1, -1).view(*images.shape[:-3], self.channels, *size).numpy()
 
     def _scale(self, batch: Tensor, size: Size) -> Tensor:
+        import torch.nn.functional as F
+
         if size == batch.shape[-2:]:
             return batch
         if self.interpolation == "lanczos":
@@ -155,7 +189,7 @@ class Preprocess:
         return scaled.clamp(0, WHITE[16]) if self.bits == 16 else scaled  # bicubic overshoots
 
     def _trim(self, image: Pixels) -> Pixels:
-        """Cuts the far ends off very long images, of which the centre crop keeps nothing, before they are enlarged."""
+        """Cuts the ends off very long images before they are enlarged; the centre crop would drop them anyway."""
         height, width = image.shape[-3:-1]
         h, w = self.img_size
         rows = max(8 * h * width // w, 1)
@@ -174,7 +208,18 @@ class Preprocess:
 
 
 def _lanczos(images: Tensor, size: Size) -> Tensor:
-    """Images (B, C, H, W) resized by Pillow, as not every torch has this."""
-    planes = [Image.fromarray(plane) for plane in images.flatten(0, 1).numpy()]
-    resized = [np.asarray(plane.resize(size[::-1], Image.Resampling.LANCZOS)) for plane in planes]
-    return torch.from_numpy(np.stack(resized)).view(*images.shape[:2], *size)
+    """Images (B, C, H, W) resized by Pillow, as not every version of torch can."""
+    import torch
+
+    resized = _by_pillow(images.flatten(0, 1).numpy(), size, "lanczos")
+    return torch.from_numpy(resized).view(*images.shape[:2], *size)
+
+
+def _by_pillow(planes: Pixels, size: Size, interpolation: Resizing) -> Pixels:
+    """Planes (N, H, W) of uint8 or float32, resized."""
+    if planes.shape[1:] == size:
+        return planes
+    how = Image.Resampling[interpolation.upper()]
+    return np.stack(
+        [np.asarray(Image.fromarray(np.ascontiguousarray(plane)).resize(size[::-1], how)) for plane in planes]
+    )

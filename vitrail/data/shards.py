@@ -29,9 +29,10 @@ import numpy as np
 from vitrail.data.arrays import class_numbers
 from vitrail.data.dataset import Array, Found, Numbers, files_version
 from vitrail.data.download import cache_folder
-from vitrail.data.folder import SPLITS, prove, subfolders
+from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.packed import Stored, from_stores
+from vitrail.data.verify import verify
 from vitrail.errors import UserError
 from vitrail.progress import track
 from vitrail.version import VERSION
@@ -208,14 +209,14 @@ def _read(index: _Index, i: int) -> bytes:
 
 
 def _indices(paths: Sequence[Path], field: str) -> list[_Index]:
-    """The index of every shard: recalled, or made by reading all headers and proving that all images can be read."""
+    """The index of every shard: recalled, or made by reading all headers and verifying all images."""
     found = {path: index for path in paths if (index := _recall(path, field))}
     new = [path for path in paths if path not in found]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         scanned = pool.map(partial(_scan, field=field), new)
         indices = list(track(scanned, "reading shards", total=len(new), unit="shard"))
     usable = [(index, i) for index in indices for i in np.flatnonzero(index.faults == "").tolist()]
-    answers = iter(prove(usable, lambda place: inspect_image(_read(*place))))
+    answers = iter(verify(usable, lambda place: inspect_image(_read(*place))))
     for path, index in zip(new, indices, strict=True):
         faults: list[str] = []
         facts: list[Sequence[int]] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
@@ -18,15 +18,12 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vitrail.data.images import UnreadableImage
-from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.evaluate.predict import listed, run_files
 from vitrail.files import replacing
 from vitrail.progress import track
-from vitrail.weights import open_run
+from vitrail.runs.predictor import Predictor
 
 Vectors = NDArray[np.float32]
 Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # names of files, and their vectors (N, D)
@@ -52,34 +49,14 @@ class Written:
     unreadable: tuple[tuple[str, str], ...]
 
 
-def embed(
-    run: str | Path,
-    images: Sequence[str | Path],
-    *,
-    batch_size: int = 32,
-    workers: int = 2,
-    device: str | None = None,
-) -> Iterator[Embedding]:
-    """The feature vector of every image in files, folders and globs, in their order: what the model's head reads.
-
-    A path or glob without any image is a UserError, before anything is computed; a file that is damaged is an
-    Embedding with an error, and the rest goes on.
-    """
-    if min(batch_size, workers) < 1:
-        raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
-    files = listed(images)
-    device = choose_device(device)
-    model, card = open_run(run, device, headless=True)
-    return _embeddings(run_files(model.embed, files, card.preprocess, batch_size, workers, device))
-
-
-def _embeddings(answers: Generator[tuple[str, Tensor | UnreadableImage], None, None]) -> Iterator[Embedding]:
-    with closing(answers):
+def embeddings(predictor: Predictor, files: Iterable[str], batch_size: int, workers: int) -> Iterator[Embedding]:
+    """The feature vectors of files, in order; `files` is consumed only as far as it is needed."""
+    with closing(predictor.run(files, predictor.features, batch_size=batch_size, workers=workers)) as answers:
         for file, vector in answers:
             if isinstance(vector, UnreadableImage):
                 yield Embedding(file, error=str(vector))
             else:
-                yield Embedding(file, vector.numpy())
+                yield Embedding(file, vector)
 
 
 def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:

@@ -129,7 +129,7 @@ def measure(logits: NDArray[np.floating], labels: NDArray[np.integer], classes: 
     logits = logits.astype(np.float64)
     rank, losses, confidence = each_image(logits, labels)
     right = rank == 0
-    bins = _reliability(confidence, right)
+    bins = reliability_bins(confidence, right)
 
     # Not by scikit-learn, which warns of "a regression problem" when classes are many and images few.
     confusion = np.zeros((len(classes), len(classes)), np.int64)
@@ -152,7 +152,7 @@ def measure(logits: NDArray[np.floating], labels: NDArray[np.integer], classes: 
     )
 
 
-def _reliability(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> list[Bin]:
+def reliability_bins(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> list[Bin]:
     """Bins of equal width over the confidence in the predicted class; a bin holds its upper edge."""
     index = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     return [
@@ -402,11 +402,6 @@ def measured(card: Card, metrics: AnyMetrics, epoch: int) -> Card:
     if isinstance(metrics, LabelMetrics):
         card = replace(card, thresholds=tuple(score.threshold for score in metrics.per_label))
     return card.measured(metrics.summary() | {"epoch": epoch})
-
-
-def shown(name: str, value: float) -> str:
-    """One of the numbers of a row as people read it: shares in percent, others as they are."""
-    return f"{value:.2%}" if name in ("top1", "top5", "map", "macro_f1", "micro_f1") else f"{value:.4g}"
 
 
 def _check(outputs: NDArray[np.floating], targets: NDArray[Any], classes: Sequence[str]) -> None:

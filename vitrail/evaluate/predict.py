@@ -1,160 +1,21 @@
-"""Labels or numbers for image files: read ahead by threads, predicted in batches, written as they come.
-
-However many files there are, the pixels of three batches are the most that is in memory.
-"""
+"""Predictions for image files: which files, and as a table, CSV or JSON lines, written as they come."""
 
 from __future__ import annotations
 
 import csv
 import glob
 import json
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, TextIO
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from vitrail.config import Task
 from vitrail.data.folder import images_below, is_image
-from vitrail.data.images import Pixels, UnreadableImage, read_image
-from vitrail.data.preprocess import Preprocess
-from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.models import Model
 from vitrail.progress import log
-from vitrail.weights import Card, open_run
+from vitrail.runs.predictor import Prediction
 
 Format = Literal["table", "csv", "json"]
-
-_TOP = 5  # classes that are told unless asked otherwise
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says of a file; one that could not be read has an error instead.
-
-    The likeliest classes, or all labels above their thresholds, best first; or the names of numbers with `values`.
-    """
-
-    file: str
-    labels: tuple[str, ...] = ()
-    probabilities: tuple[float, ...] = ()
-    error: str | None = None
-    values: tuple[float, ...] = ()  # of a regression, in the units of the data
-    task: Task = "multiclass"
-
-
-def predict(
-    run: str | Path,
-    images: Sequence[str | Path],
-    *,
-    top: int | None = None,
-    batch_size: int = 32,
-    workers: int = 2,
-    device: str | None = None,
-) -> Iterator[Prediction]:
-    """The likeliest classes, the labels or the numbers of every image in files, folders and globs, in their order.
-
-    At most `top` labels: by default 5 classes, or all labels above their thresholds if an image can have several.
-    A path or glob without any image is a UserError, before anything is predicted; a file that is damaged is a
-    Prediction with an error, and the rest goes on.
-    """
-    if min(_TOP if top is None else top, batch_size, workers) < 1:
-        raise UserError(
-            f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
-        )
-    files = listed(images)
-    device = choose_device(device)
-    model, card = open_run(run, device)
-    return classify(model, card, files, top, batch_size, workers, device)
-
-
-def classify(
-    model: Model,
-    card: Card,
-    files: Iterable[str],
-    top: int | None,
-    batch_size: int,
-    workers: int,
-    device: str,
-) -> Iterator[Prediction]:
-    """What `predict` does once the model is open: `files` is consumed only as far as it is needed."""
-    with closing(run_files(model, files, card.preprocess, batch_size, workers, device)) as answers:
-        for file, outputs in answers:
-            if isinstance(outputs, UnreadableImage):
-                yield Prediction(file, error=str(outputs), task=card.task)
-            else:
-                yield say(file, outputs, card, top)
-
-
-def run_files(
-    compute: Callable[[Tensor], Tensor],
-    files: Iterable[str],
-    preprocess: Preprocess,
-    batch_size: int,
-    workers: int,
-    device: str,
-) -> Generator[tuple[str, Tensor | UnreadableImage], None, None]:
-    """What `compute`, a model or a method of it, makes of every file; or why a file cannot be read."""
-    with closing(read_ahead(files, preprocess, workers, ahead=2 * batch_size)) as read:
-        while batch := list(islice(read, batch_size)):
-            good = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImage)]
-            outputs = iter(_outputs(compute, preprocess, good, device) if good else ())
-            for file, pixels in batch:
-                yield file, pixels if isinstance(pixels, UnreadableImage) else next(outputs)
-
-
-def _outputs(compute: Callable[[Tensor], Tensor], preprocess: Preprocess, pixels: list[Pixels], device: str) -> Tensor:
-    with torch.inference_mode():
-        return compute(preprocess.normalise(torch.from_numpy(np.stack(pixels)).to(device))).float().cpu()
-
-
-def say(file: str, outputs: Tensor, card: Card, top: int | None) -> Prediction:
-    """What a model's outputs for an image mean, by its task."""
-    if card.task == "regression":
-        scaled = zip(outputs.tolist(), card.target_std, card.target_mean, strict=True)
-        values = tuple(output * std + mean for output, std, mean in scaled)
-        return Prediction(file, card.classes, values=values, task=card.task)
-    if card.task == "multilabel":
-        chances = outputs.double().sigmoid().tolist()
-        given = [i for i, threshold in enumerate(card.thresholds) if chances[i] >= threshold]
-    else:
-        chances = outputs.softmax(dim=0).tolist()
-        given, top = list(range(len(chances))), top or _TOP
-    best = sorted(given, key=lambda i: -chances[i])[:top]
-    return Prediction(file, tuple(card.classes[i] for i in best), tuple(chances[i] for i in best), task=card.task)
-
-
-def read_ahead(
-    files: Iterable[str], preprocess: Preprocess, workers: int, ahead: int
-) -> Generator[tuple[str, Pixels | UnreadableImage], None, None]:
-    """Reads files in threads and in order, at most `ahead` of them before they are asked for."""
-
-    def read(file: str) -> Pixels | UnreadableImage:
-        try:
-            return preprocess.pixels(read_image(file, preprocess.channels, preprocess.bits))
-        except UnreadableImage as error:
-            return error
-
-    waiting: deque[tuple[str, Future[Pixels | UnreadableImage]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
-    try:
-        for file in files:
-            waiting.append((file, pool.submit(read, file)))
-            if len(waiting) == ahead:
-                first, pixels = waiting.popleft()
-                yield first, pixels.result()
-        for rest, pixels in waiting:
-            yield rest, pixels.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def listed(images: Sequence[str | Path]) -> Iterator[str]:

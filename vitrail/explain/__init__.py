@@ -1,6 +1,6 @@
-"""Seeing what a model sees: `vitrail.explain(run, images)` is `vitrail explain RUN IMAGES…`.
+"""What a model sees: attention, relevance, positions, filters, neighbours.
 
-Its parts take a model and a normalised batch (B, C, H, W) on the model's device, and give arrays.
+The functions take a model and a normalised batch (B, C, H, W) on the model's device, and give arrays.
 """
 
 from __future__ import annotations
@@ -21,15 +21,12 @@ from vitrail.explain.mixing import mixing_maps
 from vitrail.explain.neighbours import neighbours
 from vitrail.explain.positions import position_similarity, relative_bias, stage_biases, stage_similarities
 from vitrail.explain.relevance import relevance
-from vitrail.explain.verbs import explain
-from vitrail.verb import callable_package
 
 __all__ = [
     "attention_distance",
     "attention_maps",
     "conv_filters",
     "embedding_map",
-    "explain",
     "faithfulness",
     "least_certain",
     "mixing_maps",
@@ -46,5 +43,3 @@ __all__ = [
     "watch",
     "window_attention",
 ]
-
-callable_package(__name__, explain)

@@ -15,10 +15,10 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.charts.figures import GREY, INK, STYLE, short
+from vitrail.charts.style import GREY, INK, STYLE, short
 from vitrail.data import Split
 from vitrail.data.dataset import Task
-from vitrail.explain.galleries import thumbnail
+from vitrail.data.pixels import thumbnail
 from vitrail.explain.neighbours import unit
 
 Points = NDArray[np.float32]  # N 2
@@ -228,7 +228,7 @@ def _thumbnails(
         y, x = row * _PIXELS, column * _PIXELS
         canvas[y + 1 : y + _PIXELS - 1, x + 1 : x + _PIXELS - 1] = to_rgb(colours[i])
         inner = _PIXELS - 8
-        canvas[y + 4 : y + 4 + inner, x + 4 : x + 4 + inner] = _squared(thumbnail(split, int(chosen[i])), inner)
+        canvas[y + 4 : y + 4 + inner, x + 4 : x + 4 + inner] = _squared(thumbnail(split.image(int(chosen[i]))), inner)
     low, high = centre - half, centre + half
     axes.imshow(canvas, extent=(low[0], high[0], low[1], high[1]), interpolation="antialiased")
 

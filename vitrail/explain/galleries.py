@@ -2,92 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from PIL import Image
 from scipy.special import expit, softmax
 
-from vitrail.charts.figures import GREY, INK, ORANGE, STYLE, short
+from vitrail.charts.style import GREY, ORANGE
+from vitrail.charts.tiles import Caption, Section, Tile, sheet
 from vitrail.data import Split
-from vitrail.data.audit.contact_sheet import wrap
-from vitrail.data.pixels import picture
+from vitrail.data.pixels import thumbnail
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import each_image
 from vitrail.weights import Card
 
 Numbers = NDArray[np.int64]
-Line = tuple[str, str, int]  # text, colour, and how many lines it may take
-
-_CELL, _GAP = 1.25, 0.15  # inches; the width of a cell is the one that `wrap` fills
-_HEAD, _LINE, _SMALL = 0.75, 0.115, 6.5
-_FEW = 64  # pixels below which each one is shown as a square
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A picture, what stands under it, and the colour of its frame if it has one."""
-
-    image: Image.Image
-    lines: Sequence[Line]
-    frame: str | None = None
-
-
-def thumbnail(split: Split, i: int, side: int = 256) -> Image.Image:
-    """Image `i` of a split for a person to look at, no larger than it needs to be."""
-    image = picture(split.image(i))
-    image.thumbnail((side, side))
-    return image
-
-
-def sheet(rows: Sequence[Sequence[Tile]], title: str, note: str) -> Figure:
-    """Rows of pictures on one page."""
-    with mpl.rc_context(STYLE):
-        return _sheet([[(tile, _wrapped(tile)) for tile in row] for row in rows], title, note)
-
-
-def _wrapped(tile: Tile) -> list[tuple[str, str]]:
-    """The lines under a picture, each no wider than it, and their colours."""
-    return [
-        (line, colour)
-        for text, colour, most in tile.lines
-        for line in wrap(short(" ".join(text.split()), 30 * most), most)
-    ]
-
-
-def _sheet(rows: Sequence[Sequence[tuple[Tile, list[tuple[str, str]]]]], title: str, note: str) -> Figure:
-    below = [max(len(lines) for _, lines in row) * _LINE + 0.2 for row in rows]
-    width = max(map(len, rows)) * (_CELL + _GAP) + _GAP
-    height = _HEAD + len(rows) * _CELL + sum(below)
-    figure = Figure(figsize=(width, height))
-    figure.text(_GAP / width, 1 - 0.3 / height, title, fontsize=12, weight="bold")
-    figure.text(_GAP / width, 1 - 0.52 / height, note, color=GREY)
-    top = height - _HEAD
-    for row, room in zip(rows, below, strict=True):
-        for column, (tile, lines) in enumerate(row):
-            x = (_GAP + column * (_CELL + _GAP)) / width
-            _draw(figure, (x, (top - _CELL) / height, _CELL / width, _CELL / height), tile)
-            for number, (line, colour) in enumerate(lines):
-                y = (top - _CELL - 0.05 - number * _LINE) / height
-                figure.text(x, y, line, va="top", fontsize=_SMALL, color=colour)
-        top -= _CELL + room
-    return figure
-
-
-def _draw(figure: Figure, box: tuple[float, float, float, float], tile: Tile) -> None:
-    axes = figure.add_axes(box)
-    axes.set(xticks=[], yticks=[])
-    axes.grid(False)
-    axes.spines[:].set_visible(tile.frame is not None)
-    axes.spines[:].set(color=tile.frame, linewidth=2)
-    few = max(tile.image.size) < _FEW
-    axes.imshow(tile.image, cmap="gray", vmin=0, vmax=255, interpolation="nearest" if few else "antialiased")
-    axes.set_anchor("C")
 
 
 # Which predictions ----------------------------------------------------------------------------------------
@@ -160,11 +91,11 @@ def gallery(
 ) -> Figure:
     """The images of these numbers, with what is true and what was said of them."""
     say = captions(card, outputs, targets)
-    tiles = [Tile(thumbnail(split, int(i)), say(int(i))) for i in chosen]
-    return sheet([tiles[at : at + across] for at in range(0, len(tiles), across)], title, note)
+    tiles = [Tile(thumbnail(split.image(i)), say(i)) for i in chosen.tolist()]
+    return sheet(Section(title, note, [tiles[at : at + across] for at in range(0, len(tiles), across)]))
 
 
-def captions(card: Card, outputs: NDArray[np.floating], targets: NDArray[Any]) -> Callable[[int], list[Line]]:
+def captions(card: Card, outputs: NDArray[np.floating], targets: NDArray[Any]) -> Callable[[int], list[Caption]]:
     """What to write under an image: what is true, and what was said in orange as far as it is wrong."""
     if card.task == "regression":
         return lambda i: _values(card, outputs[i], targets[i])
@@ -174,33 +105,33 @@ def captions(card: Card, outputs: NDArray[np.floating], targets: NDArray[Any]) -
     return lambda i: _classes(card, chances[i], int(targets[i]))
 
 
-def _classes(card: Card, chances: NDArray[np.float64], target: int) -> list[Line]:
+def _classes(card: Card, chances: NDArray[np.float64], target: int) -> list[Caption]:
     def name(k: int) -> str:
         return f"{card.classes[k]} {chances[k]:.1%}"
 
     first, *others = np.argsort(-chances, kind="stable").tolist()
     if first != target:
-        return [(f"true: {name(target)}", INK, 2), (f"said: {name(first)}", ORANGE, 2)]
-    return [(f"right: {name(target)}", INK, 2), *((f"next: {name(k)}", GREY, 2) for k in others[:1])]
+        return [Caption(f"true: {name(target)}"), Caption(f"said: {name(first)}", ORANGE)]
+    return [Caption(f"right: {name(target)}"), *(Caption(f"next: {name(k)}", GREY) for k in others[:1])]
 
 
-def _labels(card: Card, chances: NDArray[np.float64], target: NDArray[Any]) -> list[Line]:
+def _labels(card: Card, chances: NDArray[np.float64], target: NDArray[Any]) -> list[Caption]:
     true, given = target > 0.5, chances >= np.asarray(card.thresholds)
 
     def names(which: NDArray[np.bool_]) -> str:
         order = sorted(np.flatnonzero(which), key=lambda k: -abs(chances[k] - true[k]))
         return ", ".join(f"{card.classes[k]} {chances[k]:.0%}" for k in order)
 
-    lines = [(f"right: {names(true & given)}", INK, 2)] if (true & given).any() else []
-    lines += [(f"missed: {names(true & ~given)}", ORANGE, 2)] if (true & ~given).any() else []
-    lines += [(f"wrongly: {names(given & ~true)}", ORANGE, 2)] if (given & ~true).any() else []
-    return lines or [("right: (no label)", INK, 1)]
+    lines = [Caption(f"right: {names(true & given)}")] if (true & given).any() else []
+    lines += [Caption(f"missed: {names(true & ~given)}", ORANGE)] if (true & ~given).any() else []
+    lines += [Caption(f"wrongly: {names(given & ~true)}", ORANGE)] if (given & ~true).any() else []
+    return lines or [Caption("right: (no label)")]
 
 
-def _values(card: Card, output: NDArray[np.floating], target: NDArray[Any]) -> list[Line]:
+def _values(card: Card, output: NDArray[np.floating], target: NDArray[Any]) -> list[Caption]:
     """The number that is farthest off, in its units."""
     std, mean = np.asarray(card.target_std), np.asarray(card.target_mean)
     said = output * std + mean
     worst = int(np.argmax(np.abs(said - target) / std))
     name = f"{card.classes[worst]} " if len(card.classes) > 1 else ""
-    return [(f"true: {name}{target[worst]:.4g}", INK, 2), (f"said: {name}{said[worst]:.4g}", ORANGE, 2)]
+    return [Caption(f"true: {name}{target[worst]:.4g}"), Caption(f"said: {name}{said[worst]:.4g}", ORANGE)]

@@ -8,12 +8,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from vitrail.charts.figures import BLUE, INK, ORANGE
+from vitrail.charts.style import BLUE, INK, ORANGE
+from vitrail.charts.tiles import Caption, Section, Tile, sheet
 from vitrail.data import Split
 from vitrail.data.dataset import Task
+from vitrail.data.pixels import thumbnail
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError
-from vitrail.explain.galleries import Tile, sheet, thumbnail
 
 _ROWS = 1024  # feature vectors that are compared at a time
 
@@ -69,11 +70,11 @@ def neighbours_figure(
     telling = task != "regression" and any(meant)
     for q, query in enumerate(queries):
         words = in_words(task, classes, split.targets[found[q]])
-        row = [Tile(query.image, query.lines, BLUE)]
+        row = [Tile(query.image, query.captions, BLUE)]
         for i, cosine, (label, examples) in zip(found[q].tolist(), cosines[q], words, strict=True):
             wrong = telling and bool(meant[q]) and meant[q].isdisjoint(examples)
-            lines = [(label, ORANGE if wrong else INK, 2), (f"similarity {cosine:.2f}", INK, 1)]
-            row.append(Tile(thumbnail(split, i), lines, ORANGE if wrong else None))
+            captions = [Caption(label, ORANGE if wrong else INK), Caption(f"similarity {cosine:.2f}", lines=1)]
+            row.append(Tile(thumbnail(split.image(i)), captions, ORANGE if wrong else None))
         rows.append(row)
     note = f"by the cosine of their features, among {len(split):,} images{f' of {name}' if name else ''}"
-    return sheet(rows, "Nearest neighbours", note + ("; orange: of another class" if telling else ""))
+    return sheet(Section("Nearest neighbours", note + ("; orange: of another class" if telling else ""), rows))

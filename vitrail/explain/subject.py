@@ -26,13 +26,15 @@ from vitrail.data.pixels import Pixels, picture
 from vitrail.data.stream import StreamSplit
 from vitrail.data.targets import in_words
 from vitrail.errors import UserError, nearest, some
-from vitrail.evaluate.features import run_split, split_features
-from vitrail.evaluate.predict import Prediction, listed, read_ahead, say
-from vitrail.evaluate.verbs import own_data, split_name
+from vitrail.evaluate.features import split_features, split_outputs
+from vitrail.evaluate.measure import own_data, split_name
+from vitrail.evaluate.predict import listed
 from vitrail.explain.attention import check_patch
 from vitrail.explain.geometry import attends
 from vitrail.models import Model
-from vitrail.weights import Card, home, open_card, open_run
+from vitrail.runs.predictor import Prediction, Predictor, read_ahead, say
+from vitrail.runs.run import Run
+from vitrail.weights import Card, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
 SAMPLE = 256  # images that an average is taken over, and the most pictures that can be given
@@ -158,7 +160,7 @@ class Subject:
     @cached_property
     def features(self) -> NDArray[np.float32]:
         """The feature vectors of the split, (N, D), which are kept in the run."""
-        file = home(self.run) / "features" / f"{self.data.name}-{split_name(self.data)}.npz"
+        file = Run.of(self.run).features_file(self.data.name, split_name(self.data))
         return split_features(
             self.model,
             self.split,
@@ -174,16 +176,16 @@ class Subject:
         """What the model says of every image of the split, (N, K); a UserError if it has no head."""
         if not self.has_head:
             raise UserError("There are no predictions: the model has no head.")
-        outputs, _ = run_split(
-            self.model,
+        return split_outputs(
+            Predictor.of(self.model, self.card, self.device),
             self.split,
-            self.card.preprocess,
+            Run.of(self.run).outputs_file(self.data.name, split_name(self.data)),
+            keep=False,  # they may be of another image size than the run's
             batch_size=self.batch_size,
             workers=self.workers,
             device=self.device,
             title="predicting",
         )
-        return outputs
 
     @property
     def has_head(self) -> bool:
@@ -264,7 +266,8 @@ def _number(name: str, classes: Sequence[str]) -> int:
 def _with_files(subject: Subject, files: Sequence[str]) -> Subject:
     pixels: dict[str, Pixels] = {}
     unreadable: list[tuple[str, str]] = []
-    with closing(read_ahead(files, subject.card.preprocess, subject.workers, 2 * subject.batch_size)) as read:
+    predictor = Predictor.of(subject.model, subject.card, subject.device)
+    with closing(read_ahead(files, predictor.pixels, subject.workers, 2 * subject.batch_size)) as read:
         for file, content in read:
             if isinstance(content, UnreadableImage):
                 unreadable.append((file, str(content)))
@@ -291,7 +294,7 @@ def _with_answers(subject: Subject) -> Subject:
     """The same pictures, with what the model says of them."""
     top = 1 if subject.card.task == "multiclass" else None
     with torch.inference_mode():
-        outputs = [row for images in subject.batches() for row in subject.model(images).float().cpu()]
+        outputs = [row for images in subject.batches() for row in subject.model(images).float().cpu().numpy()]
     pictures = [
         replace(picture, said=say(picture.name, row, subject.card, top))
         for picture, row in zip(subject.pictures, outputs, strict=True)

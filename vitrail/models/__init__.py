@@ -29,7 +29,6 @@ from vitrail.models.pvt import PVT, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.models.swin import Swin, SwinConfig
 from vitrail.models.vit import ViT, ViTConfig
-from vitrail.verb import callable_package
 
 # The name of every family, as model cards have it, with the type of its configurations and models.
 FAMILIES: dict[str, tuple[type[Any], type[Model]]] = {}
@@ -184,16 +183,8 @@ class Row:
 
 
 def rows(pattern: str = "") -> Iterator[Row]:
-    """Every listed model whose name contains `pattern`, one after the other: to count them all takes a while."""
+    """Every listed model whose name contains `pattern`, one by one: counting them all takes a while."""
     chosen = {name: config for name, config in CONFIGS.items() if pattern in name}
     if not chosen:
         raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")
     return (Row(name, parameters(c), macs(c), c.length, c.img_size) for name, c in chosen.items())
-
-
-def table(pattern: str = "") -> list[Row]:
-    """Every listed model whose name contains `pattern`, counted without allocating a weight."""
-    return list(rows(pattern))
-
-
-callable_package(__name__, table)

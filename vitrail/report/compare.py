@@ -7,17 +7,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vitrail.charts import build
+from vitrail.charts.kinds import Chart
 from vitrail.config import Task, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
 from vitrail.errors import UserError
 from vitrail.evaluate.bootstrap import difference
+from vitrail.evaluate.charts import MEASURES, main_measure
 from vitrail.models import parameters
-from vitrail.report import charts, text
-from vitrail.report.charts import shown
-from vitrail.report.facts import Facts
+from vitrail.report import text
+from vitrail.report.charts import fit
+from vitrail.report.facts import RunFacts
 from vitrail.report.page import render
 from vitrail.report.tables import MAIN_SCORE, Cell, Line, Table, each
-from vitrail.report.text import MEASURES, between, main_name, plus_minus, setting
+from vitrail.report.text import between, plus_minus, setting
 
 _NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
 
@@ -40,7 +43,7 @@ class Measured:
     scores: list[Score | None] = field(default_factory=list)
 
 
-def comparison_page(runs: Sequence[Facts], subject: str) -> str:
+def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
     """The page on which runs stand side by side; they must have the same task."""
     tasks = {facts.card.task for facts in runs if facts.card is not None}
     if len(tasks) > 1:
@@ -60,12 +63,12 @@ def comparison_page(runs: Sequence[Facts], subject: str) -> str:
         measured=measured(runs),
         facts=[dict(text.training(facts)) | _size(facts) for facts in runs],
         differing=differing(runs),
-        curves=charts.together({name: facts.rows for name, facts in zip(names, runs, strict=True)}),
+        curves=_curves(runs, names),
         scores=class_scores(runs, names),
     )
 
 
-def titles(runs: Sequence[Facts]) -> list[str]:
+def titles(runs: Sequence[RunFacts]) -> list[str]:
     """The names of the runs, with that of the folder before them where they are not all different."""
     names = [facts.name for facts in runs]
     if len(set(names)) < len(names):
@@ -73,23 +76,31 @@ def titles(runs: Sequence[Facts]) -> list[str]:
     return names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
 
 
-def _size(facts: Facts) -> dict[str, str]:
+def _size(facts: RunFacts) -> dict[str, str]:
     return {"parameters": f"{parameters(facts.card.config):,}"} if facts.card is not None else {}
 
 
-def _headline(runs: Sequence[Facts], names: Sequence[str]) -> text.Headline:
+def _headline(runs: Sequence[RunFacts], names: Sequence[str]) -> text.Headline:
     known = [(facts.metrics.main, i) for i, facts in enumerate(runs) if facts.metrics is not None]
     if not known:
         return text.Headline(f"{len(runs)} runs side by side.", "", "")
     best = max(known)[1]
     metrics = runs[best].metrics
     assert metrics is not None
-    main = main_name(metrics)
-    score = f"{shown(main, metrics.main)}{plus_minus(main, runs[best].samples.interval(main))}"
-    return text.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {MEASURES[main][0]}.")
+    main = main_measure(metrics.summary())
+    score = f"{main.text(metrics.main)}{plus_minus(main, runs[best].samples.interval(main.name))}"
+    return text.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {main.title}.")
 
 
-def _same_images(runs: Sequence[Facts]) -> bool:
+def _curves(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
+    first = next((facts.rows[0] for facts in runs if facts.rows), None)
+    if first is None:
+        return []
+    rows = {name: facts.rows for name, facts in zip(names, runs, strict=True)}
+    return [fit(chart) for chart in build.together(rows, main_measure(first))]
+
+
+def _same_images(runs: Sequence[RunFacts]) -> bool:
     """Whether all runs were measured on the very same images."""
     splits = [facts.data.splits["val"] for facts in runs if facts.data is not None and facts.outputs is not None]
     if len(splits) < len(runs):
@@ -103,17 +114,17 @@ def _same_images(runs: Sequence[Facts]) -> bool:
     )
 
 
-def measured(runs: Sequence[Facts]) -> list[Measured]:
+def measured(runs: Sequence[RunFacts]) -> list[Measured]:
     """Every number that was measured, of each run; on the same images also how far apart runs are."""
     paired, table = _same_images(runs), []
     known = [facts.metrics for facts in runs if facts.metrics is not None]
-    for name, (title, meaning) in MEASURES.items():
+    for name, measure in MEASURES.items():
         if not known or name not in known[0].summary():
             continue
         values = [facts.metrics.summary()[name] if facts.metrics is not None else None for facts in runs]
         there = [value for value in values if value is not None]
-        best = min(there) if name in ("loss", "ece", "mae", "rmse") else max(there)
-        line = Measured(title, meaning)
+        best = measure.best(there)
+        line = Measured(measure.title, measure.meaning)
         for number, (facts, value) in enumerate(zip(runs, values, strict=True)):
             if value is None:
                 line.scores.append(None)
@@ -121,16 +132,16 @@ def measured(runs: Sequence[Facts]) -> list[Measured]:
             apart, matters = "", False
             if paired and number and values[0] is not None:
                 interval = difference(runs[0].samples, facts.samples, name)
-                gap = f"{'+' if value >= values[0] else '−'}{shown(name, abs(value - values[0]))}"
-                apart = f"{gap} ({between(name, interval)})" if interval else gap
+                gap = f"{'+' if value >= values[0] else '−'}{measure.text(abs(value - values[0]))}"
+                apart = f"{gap} ({between(measure, interval)})" if interval else gap
                 matters = interval is not None and not interval[0] <= 0 <= interval[1]
-            spread = plus_minus(name, facts.samples.interval(name))
-            line.scores.append(Score(shown(name, value), spread, value == best, apart, matters))
+            spread = plus_minus(measure, facts.samples.interval(name))
+            line.scores.append(Score(measure.text(value), spread, value == best, apart, matters))
         table.append(line)
     return table
 
 
-def differing(runs: Sequence[Facts]) -> list[tuple[str, str, list[str]]]:
+def differing(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[str]]]:
     """The settings that are not the same in all runs: name, what it is, the value of each."""
     values = [flat(facts.config) for facts in runs]
     return [
@@ -147,14 +158,14 @@ _CAPTIONS: dict[Task, str] = {
 }
 
 
-def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
+def class_scores(runs: Sequence[RunFacts], names: Sequence[str]) -> Table | None:
     """The main score of each class, label or number in every run, and how far the runs are apart."""
     task = next((facts.card.task for facts in runs if facts.card is not None and facts.metrics is not None), None)
     if task is None:
         return None
-    by = MAIN_SCORE[task]
+    by = MEASURES[MAIN_SCORE[task]]
     columns: list[dict[str, float | None]] = [
-        {score.name: getattr(score, by) for score in each(facts.metrics)} if facts.metrics is not None else {}
+        {score.name: getattr(score, by.name) for score in each(facts.metrics)} if facts.metrics is not None else {}
         for facts in runs
     ]
     lines = []
@@ -162,9 +173,9 @@ def class_scores(runs: Sequence[Facts], names: Sequence[str]) -> Table | None:
         found = [column.get(name) for column in columns]
         there = [value for value in found if value is not None]
         cells = [
-            Cell("–", -1.0) if value is None else Cell(shown(by, value), value, min(max(value, 0.0), 1.0))
+            Cell("–", -1.0) if value is None else Cell(by.text(value), value, min(max(value, 0.0), 1.0))
             for value in found
         ]
         apart = max(there) - min(there) if there else 0.0
-        lines.append(Line(name, [*cells, Cell(shown(by, apart), apart)]))
+        lines.append(Line(name, [*cells, Cell(by.text(apart), apart)]))
     return Table(_CAPTIONS[task], [WORDS[task].one, *names, "apart"], lines).lowest()

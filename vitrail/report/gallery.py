@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.charts.measure import percent
 from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics, ValueMetrics, each_image
-from vitrail.report.charts import percent
 
 Numbers = NDArray[np.int64]
 

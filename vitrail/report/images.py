@@ -64,13 +64,6 @@ def read(split: Split, numbers: Sequence[int], workers: int) -> dict[int, Pixels
     return dict(zip(wanted, images(split, workers, wanted), strict=True))
 
 
-def thumbnail(image: Pixels, side: int) -> Image.Image:
-    """An image for a person to look at, no larger than a square of this side."""
-    small = picture(image)
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
-    return small
-
-
 def seen(image: Pixels, preprocess: Preprocess, side: int) -> Image.Image:
     """What of an image the model sees, enlarged or reduced to about this side."""
     view = picture(np.ascontiguousarray(preprocess.pixels(image).transpose(1, 2, 0))).convert("RGB")

@@ -9,16 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.charts import build
+from vitrail.charts.kinds import Chart
 from vitrail.data.loader import batches
 from vitrail.explain import attention_distance
+from vitrail.explain.attention import even_distance
 from vitrail.explain.filters import first_filters
 from vitrail.explain.geometry import attends
 from vitrail.explain.mixing import in_pairs, mixing_maps
 from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
 from vitrail.models import Model
-from vitrail.report import charts
-from vitrail.report.charts import Chart
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, Picture, similarities, tiles
 from vitrail.report.sections import reads
 
@@ -50,7 +51,7 @@ class Inside:
     notes: list[str] = field(default_factory=list)
 
 
-def inside(facts: Facts, album: Album, workers: int) -> Inside:
+def inside(facts: RunFacts, album: Album, workers: int) -> Inside:
     """How far heads look, what the model knows of places, and the first filters, as in figure 7 of the paper."""
     model, card = facts.model, facts.card
     if model is None or card is None:
@@ -62,7 +63,8 @@ def inside(facts: Facts, album: Album, workers: int) -> Inside:
         images = min(_DISTANCE_IMAGES, len(split))
         read_ahead = batches(split, card.preprocess, 32, workers, range(images))
         normalised = (card.preprocess.normalise(pixels.to(facts.device)) for pixels, _ in read_ahead)
-        distance = charts.distance(attention_distance(model, normalised), card.config.img_size, images)
+        far = attention_distance(model, normalised)
+        distance = build.distance(far, even_distance(model), card.config.img_size[1], images)
     drawn = [*_places(model)]
     if not drawn and attends(model):
         notes.append(NO_POSITIONS)

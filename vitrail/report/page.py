@@ -18,9 +18,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from vitrail.report import charts, sections, tables, text
-from vitrail.report.charts import Chart
-from vitrail.report.facts import Facts
+from vitrail.charts import build
+from vitrail.charts.kinds import Chart
+from vitrail.evaluate.charts import charts_of, main_measure
+from vitrail.report import sections, tables, text
+from vitrail.report.charts import fit
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album
 from vitrail.report.internals import inside
 from vitrail.version import VERSION
@@ -28,7 +31,7 @@ from vitrail.version import VERSION
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def run_page(facts: Facts, workers: int) -> str:
+def run_page(facts: RunFacts, workers: int) -> str:
     """The page of one run."""
     album = Album()
     data = facts.data
@@ -44,11 +47,11 @@ def run_page(facts: Facts, workers: int) -> str:
         inside=inside(facts, album, workers),
         window=sections.window(data, album, workers) if data is not None else sections.Window(),
         data=sections.data_table(data, album, workers) if data is not None else None,
-        results=sections.result_charts(facts),
+        results=[fit(chart) for chart in charts_of(facts.metrics)] if facts.metrics is not None else [],
         scores=tables.scores(facts),
         lead=text.leads(facts),
         sizes=sections.sizes(data) if data is not None else [],
-        curves=charts.curves(facts.rows) if facts.rows else [],
+        curves=[fit(chart) for chart in build.curves(facts.rows, main_measure(facts.rows[0]))] if facts.rows else [],
         training=text.training(facts),
         settings=text.settings(facts.config),
         commands=text.commands(facts),
@@ -65,7 +68,7 @@ def render(template: str, **content: Any) -> str:
 
     def chart(chart: Chart) -> str:
         name = f"chart-{next(numbers)}"
-        specs[name] = chart.spec
+        specs[name] = chart.to_json()
         return name
 
     def specs_json() -> Markup:

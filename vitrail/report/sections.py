@@ -11,43 +11,20 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.data.balance import class_counts
-from vitrail.data.dataset import Data, FileSplit, Numbers, Split, PackedSplit
-from vitrail.data.pixels import Pixels
+from vitrail.data.dataset import Data, FileSplit, Numbers, PackedSplit, Split
+from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.data.stream import StreamSplit
-from vitrail.evaluate.metrics import LabelMetrics, Metrics
 from vitrail.explain import relevance, rollout
 from vitrail.explain.relevance import signed
-from vitrail.report import charts
-from vitrail.report.charts import Chart
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.gallery import Answer, Gallery, choose
-from vitrail.report.images import Album, Picture, overlay, read, seen, thumbnail
+from vitrail.report.images import Album, Picture, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
 
 THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with a map
 _THUMBNAILS = 360  # in the table of the data
 _EACH = 12  # of a class
 _PANES = 20  # of the window
-
-
-# Results --------------------------------------------------------------------------------------------------
-
-
-def result_charts(facts: Facts) -> list[Chart]:
-    """The charts of a task's results; what needs every image by itself is left out where the data is gone."""
-    metrics = facts.metrics
-    if metrics is None:
-        return []
-    if isinstance(metrics, Metrics):
-        return [charts.confusion(metrics), charts.reliability(metrics)]
-    if isinstance(metrics, LabelMetrics):
-        if len(metrics.unseen) == len(metrics.per_label):  # nothing is there to be found
-            return []
-        every = [charts.average_precision(metrics)]
-        if facts.outputs is not None:
-            every += [charts.precision_recall(metrics), charts.label_reliability(metrics)]
-        return every
-    return charts.predicted(metrics) if facts.outputs is not None else []
 
 
 # Mistakes -------------------------------------------------------------------------------------------------
@@ -82,7 +59,7 @@ class Mistakes:
     maps: str = ""  # what they show
 
 
-def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
+def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
     """The most confused pairs, the worst and the best predictions, as pictures."""
     if facts.outputs is None or facts.metrics is None or facts.data is None or facts.card is None:
         return Mistakes()
@@ -109,7 +86,7 @@ def mistakes(facts: Facts, album: Album, workers: int) -> Mistakes:
     return Mistakes(pairs, worst, best, show)
 
 
-def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
+def _maps(facts: RunFacts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
     """Maps of the worst and the best, by number, and what they show: attention, or what speaks for the answer."""
     assert facts.model is not None
     assert facts.card is not None
@@ -130,7 +107,7 @@ def _maps(facts: Facts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[di
     ), f"what speaks for {answer}: the last map of features, times its gradient"
 
 
-def reads(split: Split, facts: Facts) -> Split:
+def reads(split: Split, facts: RunFacts) -> Split:
     """A split that is read with the channels and bits that the model wants."""
     assert facts.card is not None
     if isinstance(split, FileSplit | PackedSplit):

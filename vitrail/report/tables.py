@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from vitrail.config import Task
 from vitrail.data.targets import WORDS
 from vitrail.evaluate.bootstrap import Interval
+from vitrail.evaluate.charts import MEASURES
 from vitrail.evaluate.metrics import AnyMetrics, ClassScore, LabelMetrics, LabelScore, Metrics, ValueScore
-from vitrail.report.charts import shown
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.report.images import Picture
 from vitrail.report.text import between
 
@@ -78,7 +78,7 @@ _CAPTIONS: dict[Task, str] = {
 }
 
 
-def scores(facts: Facts) -> Table | None:
+def scores(facts: RunFacts) -> Table | None:
     """The table of classes, labels or numbers, with intervals where they were sampled."""
     metrics, card = facts.metrics, facts.card
     if metrics is None or card is None:
@@ -107,11 +107,12 @@ def _score(name: str, value: float | None, interval: Interval | None) -> Cell:
         return Cell(f"{value:,}", value)
     if name == "threshold":
         return Cell(f"{value:.2f}", value)
-    title = f"95 % interval: {between(name, interval)}" if interval else ""
+    measure = MEASURES[name]
+    title = f"95% interval: {between(measure, interval)}" if interval else ""
     if name in ("mae", "rmse"):  # there is no end that a bar could reach
-        return Cell(shown(name, value), value, title=title)
+        return Cell(measure.text(value), value, title=title)
     ends = (_inside(interval[0]), _inside(interval[1])) if interval else None
-    return Cell(shown(name, value), value, _inside(value), ends, title)
+    return Cell(measure.text(value), value, _inside(value), ends, title)
 
 
 def _inside(share: float) -> float:

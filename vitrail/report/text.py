@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from vitrail.charts.measure import Measure, number, percent
 from vitrail.config import Duration, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
 from vitrail.errors import some
 from vitrail.evaluate.bootstrap import Interval
-from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics
+from vitrail.evaluate.charts import MEASURES, main_measure
+from vitrail.evaluate.metrics import LabelMetrics, Metrics
 from vitrail.models import family, parameters
-from vitrail.report.charts import percent, shown
-from vitrail.report.facts import Facts
+from vitrail.report.facts import RunFacts
 from vitrail.weights.recognise import layouts
 
 _FAMILIES = {"vit": "ViT"}
@@ -32,20 +30,6 @@ _GROUPS = {
     "run": "Run",
 }
 
-# What each number is called and, in a few words, what it means.
-MEASURES: dict[str, tuple[str, str]] = {
-    "top1": ("top-1", "images whose likeliest class is the true one"),
-    "top5": ("top-5", "images whose true class is among the five likeliest"),
-    "ece": ("calibration error", "mean gap between confidence and accuracy"),
-    "map": ("mAP", "average precision, mean over the labels"),
-    "macro_f1": ("macro F1", "mean of the labels' F1, each at its threshold"),
-    "micro_f1": ("micro F1", "F1 of all answers as one"),
-    "r2": ("R²", "share of the variance that is explained"),
-    "mae": ("MAE", "mean error, in the units of the data"),
-    "rmse": ("RMSE", "root of the mean squared error"),
-    "loss": ("loss", "what training makes small"),
-}
-
 
 @dataclass(frozen=True)
 class Headline:
@@ -57,17 +41,17 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Measure:
+class Result:
     """A number, how sure it is, and what it means."""
 
     name: str
     value: str
     spread: str  # "± 0.5"
-    interval: str  # "91.1 to 92.1 %"
+    interval: str  # "91.1 to 92.1%"
     meaning: str
 
 
-def headline(facts: Facts) -> Headline:
+def headline(facts: RunFacts) -> Headline:
     """What the run came to, in one plain sentence."""
     who, metrics = _who(facts), facts.metrics
     task = facts.card.task if facts.card is not None else facts.data.task if facts.data is not None else "multiclass"
@@ -76,22 +60,22 @@ def headline(facts: Facts) -> Headline:
         verb = {"multiclass": "tell", "multilabel": "find", "regression": "measure"}[task]
         return Headline(f"{who} is learning to {verb} {what}.", "", "")
     verb = {"multiclass": "tells", "multilabel": "finds", "regression": "measures"}[task]
-    main = main_name(metrics)
+    main = main_measure(metrics.summary())
     images = f"{metrics.images:,} {facts.split} images"
-    score = f"{shown(main, metrics.main)}{plus_minus(main, facts.samples.interval(main))}"
+    score = f"{main.text(metrics.main)}{plus_minus(main, facts.samples.interval(main.name))}"
     if task == "multiclass":
         return Headline(f"{who} {verb} {what}: ", score, f" of {images} are right.")
     name = "a mean average precision of " if task == "multilabel" else "an R² of "
     return Headline(f"{who} {verb} {what}: {name}", score, f" on {images}.")
 
 
-def _who(facts: Facts) -> str:
+def _who(facts: RunFacts) -> str:
     model = facts.config.model
     family = _FAMILIES.get(model.split("_")[0], model)
     return f"A {family}" + (f" with {large(parameters(facts.card.config))} parameters" if facts.card else "")
 
 
-def _what(facts: Facts, task: str) -> str:
+def _what(facts: RunFacts, task: str) -> str:
     names = facts.card.classes if facts.card is not None else facts.data.classes if facts.data is not None else ()
     data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line ends in a name
     if task == "regression":
@@ -99,38 +83,34 @@ def _what(facts: Facts, task: str) -> str:
     return f"the {len(names):,} {WORDS['multilabel' if task == 'multilabel' else 'multiclass'].many} of {data}"
 
 
-def measures(facts: Facts) -> list[Measure]:
+def measures(facts: RunFacts) -> list[Result]:
     """Everything that was measured of the whole, with its interval."""
     if facts.metrics is None:
         return []
     found = []
     summary = facts.metrics.summary()
-    for name, (title, meaning) in MEASURES.items():
+    for name, measure in MEASURES.items():
         if name not in summary or (name == "top5" and len(facts.metrics.per_class) <= 5):  # type: ignore[union-attr]
             continue
         interval = facts.samples.interval(name)
-        found.append(
-            Measure(title, shown(name, summary[name]), plus_minus(name, interval), between(name, interval), meaning)
-        )
+        spread, ends = plus_minus(measure, interval), between(measure, interval)
+        found.append(Result(measure.title, measure.text(summary[name]), spread, ends, measure.meaning))
     return found
 
 
-def main_name(metrics: AnyMetrics) -> str:
-    return "top1" if isinstance(metrics, Metrics) else "map" if isinstance(metrics, LabelMetrics) else "r2"
-
-
-def plus_minus(name: str, interval: Interval | None) -> str:
+def plus_minus(measure: Measure, interval: Interval | None) -> str:
     """Half the width of an interval, as it stands behind a number."""
     if interval is None:
         return ""
-    return f" ± {shown(name, (interval[1] - interval[0]) / 2).removesuffix('%').rstrip()}"
+    half = (interval[1] - interval[0]) / 2
+    return f" ± {measure.text(half).removesuffix('%') if measure.percent else number(half, 2)}"
 
 
-def between(name: str, interval: Interval | None) -> str:
+def between(measure: Measure, interval: Interval | None) -> str:
     if interval is None:
         return ""
-    low, high = (shown(name, end).replace("-", "−") for end in interval)
-    return f"{low.removesuffix('%').rstrip()} to {high}"
+    low, high = (measure.text(end).replace("-", "−") for end in interval)
+    return f"{low.removesuffix('%')} to {high}"
 
 
 def large(number: int) -> str:
@@ -141,7 +121,7 @@ def large(number: int) -> str:
     return str(number)
 
 
-def leads(facts: Facts) -> dict[str, str]:
+def leads(facts: RunFacts) -> dict[str, str]:
     """What the worst and the best predictions are, by the task."""
     if isinstance(facts.metrics, Metrics):
         return {"worst": "Wrong, and surest of it.", "best": "Right and surest, of every class in turn."}
@@ -150,7 +130,7 @@ def leads(facts: Facts) -> dict[str, str]:
     return {"worst": "Images with the largest error.", "best": "Images with the smallest error."}
 
 
-def training(facts: Facts) -> list[tuple[str, str]]:
+def training(facts: RunFacts) -> list[tuple[str, str]]:
     """How training went: time, speed, the machine and the programs."""
     optim, rows = facts.config.optim, facts.rows
     made_with = dict(facts.card.versions) if facts.card is not None else {}
@@ -167,8 +147,8 @@ def training(facts: Facts) -> list[tuple[str, str]]:
         if "wait" in rows[0]:  # older runs do not say it
             found.append(("waiting for data", percent(sum(row["wait"] for row in rows) / len(rows), 0)))
     if facts.card is not None and (teacher := facts.card.teacher):
-        name, score = next((name, teacher["metrics"][name]) for name in MEASURES if name in teacher["metrics"])
-        found.append(("teacher", f"{teacher['model']}, {MEASURES[name][0]} {shown(name, score)}"))
+        main = main_measure(teacher["metrics"])
+        found.append(("teacher", f"{teacher['model']}, {main.title} {main.text(teacher['metrics'][main.name])}"))
     found.append(("hardware", made_with.pop("hardware", "not recorded")))
     precision = "32-bit" if facts.config.run.amp == "off" else facts.config.run.amp
     found.append(
@@ -198,7 +178,7 @@ def setting(value: object) -> str:
     return f"{value:g}" if type(value) is float else str(value)
 
 
-def commands(facts: Facts) -> list[tuple[str, str]]:
+def commands(facts: RunFacts) -> list[tuple[str, str]]:
     """What to type next: each line works as it stands, but for IMAGES and DATA."""
     run, name = shlex.quote(str(facts.folder)), shlex.quote(f"{facts.name}.safetensors")
     go_on = [("Go on with the training", f"vitrail train --resume {run}")] if facts.stopped else []
@@ -221,15 +201,14 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def elsewhere(facts: Facts) -> list[tuple[str, str, str]]:
+def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:
     """What `vitrail evaluate` measured beside the run's own validation images: data and split, method, results."""
     found = []
     own = f"{facts.data.name}-val" if facts.data is not None else None
-    for file in sorted(facts.folder.glob("evaluation/*/metrics.json")):
-        if file.parent.name == own:
+    for name, document in facts.run.scores.items():
+        if name == own:
             continue
-        document: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        results = [f"{MEASURES[key][0]} {shown(key, document[key])}" for key in MEASURES if key in document]
+        results = [f"{each.title} {each.text(document[key])}" for key, each in MEASURES.items() if key in document]
         results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]
         where = f"{document['data']}, {document['split']}"
         found.append((where, document.get("method", "head"), ", ".join(results)))

@@ -1,7 +1,7 @@
-"""Checkpoints from which a run goes on exactly: one file, `last/state.pt`, whole or not there.
+"""Checkpoints from which a run resumes exactly: one file, `last/state.pt`, replaced atomically.
 
-Nothing random needs saving: every batch, augmentation and dropout mask is drawn from (seed, step), so the step
-number is the state of the sampler and of every generator.
+No generator state is saved: every batch, augmentation and dropout mask is drawn from (seed, step), so the step number
+is the state of the sampler and of every generator.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import torch
 
 from vitrail.errors import UserError
 from vitrail.files import replacing
+from vitrail.runs.run import Run
 
 
 class Stateful(Protocol):
-    """Models, optimisers and scalers: whatever can say its state and be put back into it."""
+    """A model, optimiser, scaler or anything else with a state to save and restore."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -26,7 +27,7 @@ class Stateful(Protocol):
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
-    """Replaces the run's checkpoint; on any failure the earlier one survives."""
+    """Replaces the run's checkpoint atomically; on any failure the earlier one survives."""
     path = checkpoint_path(run)
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
@@ -36,7 +37,7 @@ def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
-    """The run's last checkpoint, or None before the first; never executes code from the file."""
+    """The run's last checkpoint, or None if there is none yet; never executes code from the file."""
     path = checkpoint_path(run)
     if not path.exists():
         return None
@@ -45,21 +46,28 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
     except Exception as error:  # a damaged file makes torch raise nearly every kind of exception
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"The checkpoint {path} is corrupt: {reason}. Delete it to begin the run again, or "
-            f"start a new run from the best weights so far with `--weights {run}`."
+            f"The checkpoint {path} is corrupt: {reason}. Delete it to restart the run, or start a new run from the "
+            f"best weights so far with `--weights {run}`."
         ) from error
     return state
 
 
-def restore_parts(run: Path, state: dict[str, Any], parts: Mapping[str, Stateful]) -> dict[str, Any]:
-    """Gives every part of a run the state that it had in the checkpoint; returns the checkpoint."""
+def restore_checkpoint(run: Path, state: dict[str, Any], parts: Mapping[str, Stateful], data: str) -> None:
+    """Restores every part of a run from a checkpoint; `data` is the fingerprint of the data set as it is now."""
     try:
+        changed = state["data"] != data
         for name, part in parts.items():
             part.load_state_dict(state[name])
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"The checkpoint {checkpoint_path(run)} does not belong to the model of this run.") from error
-    return state
+        raise UserError(
+            f"The checkpoint {checkpoint_path(run)} does not match the model of this run. Delete it to restart the run."
+        ) from error
+    if changed:
+        raise UserError(
+            "The data has changed since the run began: other images, labels or classes. Restore the data, or start a "
+            f"new run with `--weights {run}`."
+        )
 
 
 def checkpoint_path(run: Path) -> Path:
-    return run / "last" / "state.pt"
+    return Run(run).checkpoint_file

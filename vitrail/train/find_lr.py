@@ -1,89 +1,116 @@
-"""The learning-rate range test: a short run whose learning rate grows until the loss no longer comes down.
+"""The learning-rate range test: a short run whose learning rate grows until the loss rises.
 
-https://arxiv.org/abs/1506.01186. It is training like any other, with another schedule and without validation.
+https://arxiv.org/abs/1506.01186. It walks through the steps of ordinary training with its own learning rates, without
+validation, checkpoints or a run folder.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from vitrail.charts import figures
+from vitrail.charts.build import lr_range
+from vitrail.charts.draw import save_charts
+from vitrail.config import TrainConfig, override
+from vitrail.data import Data
 from vitrail.errors import UserError
 from vitrail.files import write_text
-from vitrail.train.run import Progress
-from vitrail.train.schedule import Schedule
+from vitrail.models import Model
+from vitrail.progress import log, track
+from vitrail.train.divergence import Diverged
+from vitrail.train.loop import set_up, steps
+from vitrail.train.prepare import make_card, open_splits
+from vitrail.train.progress import Progress
+from vitrail.train.resolve import free_name
+from vitrail.train.summary import describe
+from vitrail.train.world import World
 
 LOWEST, HIGHEST, STEPS = 1e-6, 10.0, 175  # 25 steps for every factor of 10
-_TRUSTED = 10  # steps before which a loss that rises is taken for chance
-_WIDTH = 4.0  # steps, standard deviation of the smoothing
+_TRUSTED = 10  # steps before a rising loss is taken seriously
+_WIDTH = 4.0  # standard deviation of the smoothing, in steps
 
 
-@dataclass(frozen=True)
-class RangeTest(Schedule):
-    """A schedule that writes down the loss of every step, and is over when training has diverged."""
+def find_lr(config: TrainConfig, data: Data, model: Model) -> Path:
+    """Suggests a learning rate; returns the folder with the curve. If interrupted, it leaves nothing behind."""
+    config = override(config, {"model_ema": 0.0, "name": f"{config.run.name}-find-lr"})
+    log.info(describe(config, data, model))
+    losses = measure(config, data, model)
+    lr = suggest(losses)
+    folder = write(Path(config.run.out) / free_name(config.run), losses, lr)
+    curve = smooth(losses)
+    if (fall := 1 - min(curve) / curve[0]) < 0.05:
+        log.warning(f"The loss fell by only {fall:.1%}, so the suggestion means little. Look at the curve.")
+    log.info(f"The loss falls fastest at a learning rate of {lr:g}; the recipe's is {config.optim.lr:g}.")
+    log.info(f"The curve is {folder / 'lr.png'}. Next: vitrail train {config.data} … --lr {lr:g}")
+    return folder
 
-    losses: list[float] = field(default_factory=list)
 
-    @property
-    def steps(self) -> int:
-        return STEPS
+def measure(config: TrainConfig, data: Data, model: Model) -> list[float]:
+    """The losses of steps with growing learning rates, until they rise or training diverges."""
+    _, loader = open_splits(config, data)
+    progress, card, targets = Progress(), make_card(config, data, model), data.splits["train"].targets
+    learning = set_up(model, card, config, targets, progress)
+    walk = steps(*learning, loader, len(data.classes), config, growing, progress, World.join())
+    losses: list[float] = []
+    with suppress(Diverged):
+        for values in track(islice(walk, STEPS), "finding a learning rate", STEPS, "step"):
+            losses.append(values["loss"])
+            if rising(losses):
+                break
+    return losses
 
-    def lr(self, progress: Progress) -> float:
-        return LOWEST * (HIGHEST / LOWEST) ** (progress.step / (STEPS - 1))
 
-    def over(self, progress: Progress) -> bool:
-        if progress.step > len(self.losses):
-            self.losses.append(progress.sums["loss"] - sum(self.losses))
-        if progress.step < _TRUSTED:
-            return False
-        recent = float(np.mean(self.losses[-5:]))
-        begin, best = float(np.mean(self.losses[:_TRUSTED])), min(smooth(self.losses))
-        return progress.step >= STEPS or recent > 1.5 * begin or recent > 4 * best
+def growing(progress: Progress) -> float:
+    """The learning rate of the next step: each is larger than the one before by the same factor."""
+    return rate(progress.step)
 
-    def seconds_left(self, progress: Progress) -> float:
-        return progress.elapsed / max(progress.step, 1) * (STEPS - progress.step)
 
-    def rates(self) -> list[float]:
-        return [LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1)) for step in range(len(self.losses))]
+def rate(step: int) -> float:
+    return LOWEST * (HIGHEST / LOWEST) ** (step / (STEPS - 1))
 
-    def suggestion(self) -> float:
-        """The learning rate at which the loss falls fastest, to two digits."""
-        curve = smooth(self.losses)
-        slopes = np.gradient(curve)
-        steepest = int(slopes[: int(np.argmin(curve)) + 1].argmin())
-        if slopes[steepest] >= 0:
-            raise UserError(
-                "The loss came down at no learning rate, so there is none to suggest. "
-                "Look at the data with `vitrail check`, or take a larger --batch-size."
-            )
-        return float(f"{self.rates()[steepest]:.2g}")
 
-    def fall(self) -> float:
-        """By how much the loss came down at best, as a share of what it was."""
-        curve = smooth(self.losses)
-        return 1 - min(curve) / curve[0]
+def rising(losses: list[float]) -> bool:
+    """Whether the loss is well above its start or its lowest value."""
+    if len(losses) < _TRUSTED:
+        return False
+    recent = float(np.mean(losses[-5:]))
+    return recent > 1.5 * float(np.mean(losses[:_TRUSTED])) or recent > 4 * min(smooth(losses))
 
-    def save(self, folder: Path) -> Path:
-        """Makes a folder that holds the curve, lr.png, and its numbers, lr.json."""
-        lr, rates, curve = self.suggestion(), self.rates(), smooth(self.losses)
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another --out.") from error
-        numbers = {"suggestion": lr, "lr": rates, "loss": self.losses, "smoothed": curve}
-        write_text(folder / "lr.json", json.dumps(numbers, indent=2) + "\n")
-        figures.save(figures.lr_range(rates, self.losses, curve, lr), folder / "lr.png")
-        return folder
+
+def suggest(losses: list[float]) -> float:
+    """The learning rate at which the loss falls fastest, to two digits."""
+    curve = smooth(losses)
+    slopes = np.gradient(curve)
+    steepest = int(slopes[: int(np.argmin(curve)) + 1].argmin())
+    if slopes[steepest] >= 0:
+        raise UserError(
+            "The loss fell at no learning rate, so there is none to suggest. Check the data with `vitrail check`, or "
+            "use a larger --batch-size."
+        )
+    return float(f"{rate(steepest):.2g}")
+
+
+def write(folder: Path, losses: list[float], lr: float) -> Path:
+    """Makes a folder with the curve, lr.png, and its numbers, lr.json."""
+    rates, curve = [rate(step) for step in range(len(losses))], smooth(losses)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another --out.") from error
+    numbers = {"suggestion": lr, "lr": rates, "loss": losses, "smoothed": curve}
+    write_text(folder / "lr.json", json.dumps(numbers, indent=2) + "\n")
+    save_charts([lr_range(rates, losses, curve, lr)], folder)
+    return folder
 
 
 def smooth(losses: list[float]) -> list[float]:
-    """Each loss averaged with those of the steps around it, which unlike a running mean is not late.
+    """The losses smoothed by a Gaussian, which unlike a running mean has no lag.
 
-    One that explodes counts as twice what the loss was at first, or it would outweigh all around it.
+    A loss that explodes is clipped at twice the first losses, so that it does not dominate its neighbours.
     """
     limit = 2 * float(np.median(losses[:_TRUSTED]))
     places = np.arange(len(losses))

@@ -1,7 +1,7 @@
-"""Cross-validation: one run for every fold of the data, and what they reach on average.
+"""Cross-validation: one run for every fold of the data, with the mean and standard deviation of their scores.
 
-The folder of all folds has a `config.yaml` as a run has, with `fold: 0`; the folds are ordinary runs in it that differ
-in their number alone. `folds.json` tells which are done, so that whatever was interrupted can go on.
+Like a run, the folder of a cross-validation has a `config.yaml`, with `fold: 0`. The folds are ordinary runs in it that
+differ only in their number. `folds.json` records the finished ones, so that an interrupted cross-validation resumes.
 """
 
 from __future__ import annotations
@@ -13,38 +13,40 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import TrainConfig, flat, load_yaml, override
+from vitrail.config import TrainConfig, flat, override
 from vitrail.data import full_name, open_data
 from vitrail.errors import UserError
 from vitrail.files import write_text
 from vitrail.progress import log, speak
-from vitrail.train.loop import complete, given, plan, prepare
-from vitrail.train.run import CONFIG_FILE, create_run, reopen, split_settings
+from vitrail.runs.run import Run, split_settings
+from vitrail.train.prepare import prepare
+from vitrail.train.resolve import plan, typed
+from vitrail.train.resume import reopen
+from vitrail.train.start import complete
 
 Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
 
 
 def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
-    """Whether a call asks for all folds, and not for a single run."""
-    if resume is not None and (file := Path(resume) / CONFIG_FILE).exists():
-        config = load_yaml(TrainConfig, file)
-        return config.source.folds > 0 and config.source.fold == 0
+    """Whether a call asks for a cross-validation rather than a single run."""
+    if resume is not None and Run(resume).exists:
+        return Run(resume).has_folds
     return bool(asked.get("folds")) and not asked.get("fold")
 
 
 def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
-    """Trains every fold that is not done yet; returns the folder that holds them."""
+    """Trains every fold that is not finished yet; returns the folder that holds them."""
     speak()
-    asked = given(asked)
+    asked = typed(asked)
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
     elif source is not None:
         data = open_data(source, **split_settings(asked | {"fold": 1}))
         config = plan(full_name(source), data, asked)
-        prepare(config, data)  # whatever can be refused is refused before there is a folder
-        run = create_run(config, overwrite)
+        prepare(config, data)  # before the folder is made, so that an error leaves none behind
+        run = Run.create(config, overwrite).path
     else:
-        raise UserError("There is nothing to train on: give a data set, or --resume RUN to go on with a run.")
+        raise UserError("There is no data to train on. Give a data set, or --resume RUN to continue a run.")
 
     done = _read(run)
     try:
@@ -54,7 +56,7 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
                 done[str(number)] = _train_fold(run, override(config, {"fold": number}))
                 _write(run, done)
     except KeyboardInterrupt:
-        log.info(f"To go on with this fold and those after it: vitrail train --resume {run}")
+        log.info(f"To resume this fold and train the rest: vitrail train --resume {run}")
         raise
     log.info(table(done))
     log.info(f"The folds are in {run}.")
@@ -62,14 +64,14 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
 
 
 def _train_fold(run: Path, config: TrainConfig) -> Scores:
-    """Begins a fold, or goes on with it if it has begun."""
-    config = override(config, {"out": str(run), "name": f"fold{config.source.fold}"})
+    """Starts or resumes a fold; returns its scores."""
+    fold = Run(run).fold(config.source.fold)
+    config = override(config, {"out": str(run), "name": fold.name})
     data = open_data(config.data, **split_settings(flat(config)))
     model, notes = prepare(config, data)
-    folder = run / config.run.name
-    if not (folder / CONFIG_FILE).exists():
-        create_run(config, overwrite=False)
-    measured = complete(folder, config, data, model, notes)
+    if not fold.exists:
+        Run.create(config)
+    measured = complete(fold.path, config, data, model, notes)
     return {
         f"{split}_{name}": value
         for split, metrics in measured.items()
@@ -87,7 +89,7 @@ def averages(done: dict[str, Scores]) -> dict[str, Scores]:
 
 
 def table(done: dict[str, Scores]) -> str:
-    """The folds for people: a line for each, then the mean and the standard deviation."""
+    """The scores as text: a line for each fold, then the mean and the standard deviation."""
     names = list(next(iter(done.values())))
     width = max(map(len, names)) + 2
     lines = ["fold  " + "".join(name.replace("_", " ").rjust(width) for name in names)]
@@ -97,24 +99,25 @@ def table(done: dict[str, Scores]) -> str:
 
 
 def _read(run: Path) -> dict[str, Scores]:
-    """The scores of the folds that are done, by their numbers."""
-    file = run / "folds.json"
+    """The scores of the finished folds, by number."""
+    file = Run(run).folds_file
     if not file.exists():
         return {}
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))["folds"])
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(
-            f"{file} is damaged. Delete it: folds that are done are measured again, not trained."
+            f"{file} is damaged. Delete it: finished folds are evaluated again, not trained again."
         ) from error
 
 
 def _write(run: Path, done: dict[str, Scores]) -> None:
-    """`folds.json` and `folds.csv`, with all folds that are done."""
+    """Writes `folds.json` and `folds.csv` with all finished folds."""
     document = {"folds": done} | averages(done)
-    write_text(run / "folds.json", json.dumps(document, indent=2) + "\n")
+    file = Run(run).folds_file
+    write_text(file, json.dumps(document, indent=2) + "\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["fold", *document["mean"]])
     writer.writerows([label, *scores.values()] for label, scores in (done | averages(done)).items())
-    write_text(run / "folds.csv", text.getvalue())
+    write_text(file.with_suffix(".csv"), text.getvalue())

@@ -1,7 +1,7 @@
-"""LAMB: Adam whose step of a matrix is as long as the matrix itself, for large batches.
+"""LAMB: Adam with each matrix's step scaled to the norm of the matrix, for large batches.
 
 https://arxiv.org/abs/1904.00962. As in NVIDIA's and timm's versions, parameters without weight decay (norms,
-biases, tokens) take Adam's step as it is. The gradient is clipped by the loop, not here.
+biases, tokens) take Adam's plain step. The gradient is clipped in the loop, not here.
 """
 
 from __future__ import annotations

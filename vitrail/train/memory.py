@@ -1,4 +1,4 @@
-"""Less memory for more computation, and less computation for more memory."""
+"""Memory against speed: activation checkpointing, and how the C library frees memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrail.models import Model
 
 
 def recompute_activations(model: Model) -> None:
-    """Makes every stage keep only its input, and run again in the backward pass."""
+    """Activation checkpointing: each stage keeps only its input and runs again in the backward pass."""
     for stage in model.stages():
         norms = [module for module in stage.modules() if isinstance(module, nn.BatchNorm2d)]
         again = partial(checkpoint, stage.forward, use_reentrant=False)
@@ -41,10 +41,9 @@ def _untracked(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep large blocks that are freed, instead of asking the kernel for them again in every step.
+    """Makes glibc keep large freed blocks instead of returning them to the kernel; elsewhere this does nothing.
 
-    The kernel hands memory out page by page and blank, which takes time in every step. Only glibc can be told;
-    elsewhere this does nothing.
+    The kernel zeroes every page it hands out, which would cost time in every step.
     """
     trim_threshold, mmap_max = -1, -4  # as in malloc.h
     try:

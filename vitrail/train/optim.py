@@ -1,28 +1,26 @@
-"""Which parameter learns how fast: groups, optimisers, the schedule, and the moving average of the weights."""
+"""Parameter groups, optimisers and the learning rate of a step."""
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from vitrail.config import OptimConfig
 from vitrail.models import Model
+from vitrail.models.lora import adapters
 from vitrail.train.lamb import Lamb
-from vitrail.train.lora import adapters
 
 
 def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> list[Optimizer]:
-    """One optimiser, or with Muon two: Muon for the matrices of the encoder, AdamW for everything else.
+    """One optimiser, or two with Muon: Muon for the encoder's matrices, AdamW for everything else.
 
-    They hold what learns and nothing else: where no matrix does, Muon has nothing to do and is left out. Muon's
-    updates are scaled to the size of AdamW's, so that both share a learning rate.
+    They hold the trainable parameters only. If no matrix is trainable, Muon is left out. Muon's updates are scaled to
+    the size of AdamW's, so both share a learning rate.
     """
     matrices, others = parameter_groups(model, config, pretrained)
     if config.opt == "sgd":
@@ -38,11 +36,11 @@ def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> lis
 def parameter_groups(
     model: Model, config: OptimConfig, pretrained: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Groups of the encoder's matrices and of all other parameters, by learning rate and weight decay.
+    """Parameter groups, by learning rate and weight decay: the encoder's matrices, and all other parameters.
 
-    Stages far from the head learn slower by `layer_decay` each; with pre-trained weights all but the head learn
-    slower by `body_lr`. Adapters are as new as a head, and learn as fast. Norms, biases, tokens, positions and
-    adapters are not decayed: only tensors called "weight" are.
+    `layer_decay` scales the learning rate once for every stage below the head; with pre-trained weights, `body_lr`
+    scales that of everything but the head. LoRA adapters are new, like a head, and learn at the full rate. Weight decay
+    applies only to tensors named "weight", so not to norms, biases, tokens, positions and adapters.
     """
     stages = model.stages()
     depth = {p: i for i, stage in enumerate(stages) for p in stage.parameters()}
@@ -84,26 +82,3 @@ def lr_at(step: float, steps: int, warmup: int, config: OptimConfig) -> float:
     else:
         height = min(1.0, (steps - step) / max(config.cooldown * steps, 1))
     return config.lr * (config.min_lr + (1 - config.min_lr) * height)
-
-
-class Ema:
-    """An exponential moving average of a model's weights: usually a better model than the last step's.
-
-    The average of the last iterates of Polyak and Juditsky, as the ViT paper has it. In a run too short for the decay
-    it covers about the last tenth of the steps so far, where the decay alone would keep the untrained weights: after
-    500 steps of 0.9999, 95 % of them.
-    """
-
-    def __init__(self, model: Model, decay: float):
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        self.decay = decay
-
-    @torch.no_grad()
-    def update(self, model: Model, step: int) -> None:
-        """Averages in the weights after optimiser step `step`; the first steps count for more."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        pairs = zip(self.model.parameters(), model.parameters(), strict=True)
-        averages, weights = zip(*[(average, p) for average, p in pairs if p.requires_grad], strict=True)
-        torch._foreach_lerp_(averages, weights, 1 - decay)
-        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)  # BatchNorm's are averages already

@@ -1,20 +1,10 @@
-"""Recipes: functions from what is known of the data to a complete configuration.
+"""Recipes: functions from the data and the model to a complete configuration.
 
-The first line of a docstring is what `vitrail recipes` says of it. The published ones give the published values
-for data of the published size; on other data, and where the user says otherwise, they all follow these rules:
+The first line of each docstring is what `vitrail recipes` prints. On data of another size than the published one,
+recipes follow the rules in `recipe_rules`.
 
-- The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps. A
-  forward pass takes at most 128 images, or `--batch-size`, and the gradients of several are added up.
-- The learning rate is the published one at the published batch. At another it is scaled, with SGD and DeiT by the
-  batch, with Adam and LAMB by its square root (https://arxiv.org/abs/2205.10287, https://arxiv.org/abs/1904.00962).
-- The warm-up is the published one, but at most an eighth of the run.
-- Mirror images are made of colour images only: a mirrored grey sign is often another sign or none.
-- Photographs are trained at the published size, smaller images at their own. The centre crop of 0.875 when
-  evaluating is for photographs only.
-- With --weights the architecture is that of the weights.
-
-RandAugment here has no invert, cutout or solarize-add, always applies its operations (timm: half of the time),
-in both directions, and without noise in the magnitude, which ends at 10. Erased rectangles are filled with the mean
+RandAugment here has no invert, cutout or solarize-add, always applies its operations (timm: with probability 0.5), in
+both directions, and without noise in the magnitude, which ends at 10. Erased rectangles are filled with the mean
 colour, not with noise. "Adam with decoupled weight decay" is AdamW.
 """
 
@@ -22,56 +12,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
-from vitrail.config import ArchConfig, AugmentConfig, InputConfig, OptimConfig, RunConfig, TrainConfig, options
-from vitrail.device import choose_precision
-from vitrail.models import ModelConfig
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a recipe may look at: the data, the model to train, and how long and in what batches if the user said so."""
-
-    source: str
-    name: str
-    images: int
-    model: str
-    config: ModelConfig
-    device: str
-    epochs: float | None
-    weights: str | None
-    only_new: bool = False  # of trained weights nothing learns: only a head, or adapters
-    batch_size: int | None = None
-    grad_accum_steps: int | None = None
+from vitrail.config import AugmentConfig, OptimConfig, TrainConfig
+from vitrail.train.recipe_rules import (
+    RecipeInputs,
+    arch_config,
+    batch_size,
+    hflip,
+    input_config,
+    light_augment,
+    published,
+    run_config,
+)
 
 
-def small(facts: Facts) -> TrainConfig:
+def small(inputs: RecipeInputs) -> TrainConfig:
     """From scratch on small data: the default up to 100,000 images.
 
     `vitrail train fashion-mnist --time-budget 10m`: 91.59 % of the 10,000 test images on two CPU cores, the mean of
     three seeds; with 3m 89.11 %. docs/recipes.md has the curves.
     `vitrail train digits --epochs 30`: 98.05 % of 359 held-out digits at the best epoch, 58 s on the same cores.
     """
-    epochs = facts.epochs or min(max(round(600_000 / facts.images), 10), 60)
-    often = epochs >= 20  # seen so often that the model learns the images by heart unless it is hindered
-    photo = min(facts.config.img_size) >= 64
-    augment = _augment(facts.config)
+    epochs = inputs.epochs or min(max(round(600_000 / inputs.images), 10), 60)
+    often = epochs >= 20  # often enough to overfit without regularisation
+    photo = min(inputs.config.img_size) >= 64
+    augment = light_augment(inputs.config)
     if photo:
         augment = replace(augment, shift=0, crop_scale=0.35)
     if often:
         augment = replace(augment, mixup=0.8, cutmix=1.0) if photo else replace(augment, mixup=0.2)
     return TrainConfig(
-        data=facts.source,
+        data=inputs.source,
         recipe="small",
-        model=facts.model,
-        weights=facts.weights,
-        input=_input(facts.config),
-        arch=replace(_arch(facts.config), drop_path=0.1 if often else 0.0),
+        model=inputs.model,
+        weights=inputs.weights,
+        input=input_config(inputs.config),
+        arch=replace(arch_config(inputs.config), drop_path=0.1 if often else 0.0),
         optim=OptimConfig(
             epochs=epochs,
-            batch_size=_batch(facts.images),
+            batch_size=batch_size(inputs.images),
             opt="muon",
             lr=2e-3,
             weight_decay=0.05,
@@ -79,74 +60,74 @@ def small(facts: Facts) -> TrainConfig:
             warmup_epochs=round(0.1 * epochs, 2),
         ),
         augment=augment,
-        run=_run(facts),
+        run=run_config(inputs),
     )
 
 
-def finetune(facts: Facts) -> TrainConfig:
+def finetune(inputs: RecipeInputs) -> TrainConfig:
     """From trained weights: AdamW, lower rates further from the head; the default with --weights.
 
     The fine-tuning of BEiT (https://arxiv.org/abs/2106.08254) and MAE (https://arxiv.org/abs/2111.06377): AdamW,
     weight decay 0.05, cosine, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 a layer, for weights
-    that have never seen a label, and mix images; the milder 0.85 here, with a body that learns a tenth as fast as the
-    head, suits weights that were trained to classify and sets too small for mixing to pay. Where only what is new
-    learns, the head or adapters of low rank, it learns three times as fast: there is nothing to spoil. However few the
-    images are, there are 200 steps: with 20 images, 50 were too few (docs/transfer.md).
+    pre-trained without labels, and mix images; the milder 0.85 here, with a body that learns a tenth as fast as the
+    head, suits weights trained to classify and sets too small for mixing to pay. If only a head or LoRA adapters are
+    trained, the learning rate is three times as high. There are at least 200 steps, however few the images: with 20
+    images, 50 were too few (docs/transfer.md).
     """
-    batch = _batch(facts.images)
-    few = math.ceil(_FEWEST_STEPS / max(facts.images // batch, 1))  # epochs that a handful of images needs
-    epochs = facts.epochs or max(min(max(round(200_000 / facts.images), 5), 50), few)
+    batch = batch_size(inputs.images)
+    few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs for _FEWEST_STEPS
+    epochs = inputs.epochs or max(min(max(round(200_000 / inputs.images), 5), 50), few)
     return TrainConfig(
-        data=facts.source,
+        data=inputs.source,
         recipe="finetune",
-        model=facts.model,
-        weights=facts.weights,
-        input=_input(facts.config),
-        arch=_arch(facts.config),
+        model=inputs.model,
+        weights=inputs.weights,
+        input=input_config(inputs.config),
+        arch=arch_config(inputs.config),
         optim=OptimConfig(
             epochs=epochs,
             batch_size=batch,
             opt="adamw",
-            lr=3e-3 if facts.only_new else 1e-3,
+            lr=3e-3 if inputs.only_new else 1e-3,
             weight_decay=0.05,
             sched="cosine",
             warmup_epochs=round(0.1 * epochs, 2),
             layer_decay=0.85,
         ),
-        augment=_augment(facts.config),
-        run=_run(facts),
+        augment=light_augment(inputs.config),
+        run=run_config(inputs),
     )
 
 
-def paper_pretrain(facts: Facts) -> TrainConfig:
+def paper_pretrain(inputs: RecipeInputs) -> TrainConfig:
     """The ViT paper's pre-training: Adam, long warm-up, strong weight decay, no augmentation but crops.
 
     https://arxiv.org/abs/2010.11929, Table 3: the row for ImageNet up to 3 million images, that for ImageNet-21k up
     to 30 million, that for JFT above; of "7/14" and "30/90" epochs the longer. The paper reports 77.91 % on ImageNet
     for ViT-B/16 after fine-tuning at 384 pixels (Table 5).
     """
-    c = facts.config
+    c = inputs.config
     optim: dict[str, Any] = {"opt": "adamw", "batch": 4096, "scaling": "sqrt", "warmup_steps": 10_000}
-    if facts.images < 3_000_000:
+    if inputs.images < 3_000_000:
         optim |= {"epochs": 300, "lr": 3e-3, "weight_decay": 0.3, "sched": "cosine", "clip_grad": 1.0}
-    elif facts.images < 30_000_000:
+    elif inputs.images < 30_000_000:
         optim |= {"epochs": 90, "lr": 1e-3, "weight_decay": 0.03, "sched": "linear", "clip_grad": 0.0}
     else:
         large = 4e-4 if c.step < 32 else 6e-4
         lr = 8e-4 if c.width < 1024 else large if c.width < 1280 else 3e-4
         epochs = 7 if c.width < 1024 or lr == 6e-4 else 14
         optim |= {"epochs": epochs, "lr": lr, "weight_decay": 0.1, "sched": "linear", "clip_grad": 0.0}
-    return _published(
+    return published(
         "paper-pretrain",
-        facts,
+        inputs,
         fresh={"head": "tanh"},
-        drop=0.1 if facts.images < 30_000_000 else 0.0,
+        drop=0.1 if inputs.images < 30_000_000 else 0.0,
         optim=optim,
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(c)),
+        augment=AugmentConfig(crop_scale=0.05, hflip=hflip(c)),
     )
 
 
-def paper_finetune(facts: Facts) -> TrainConfig:
+def paper_finetune(inputs: RecipeInputs) -> TrainConfig:
     """The ViT paper's fine-tuning: SGD with momentum at 384 pixels, no weight decay; for --weights.
 
     https://arxiv.org/abs/2010.11929, Table 4: 500 steps of 512 images below 10,000 images (Pets, Flowers), 10,000
@@ -157,17 +138,17 @@ def paper_finetune(facts: Facts) -> TrainConfig:
     "Polyak & Juditsky averaging with a factor of 0.9999", is the paper's for its largest models on ImageNet; here it
     is always on, as it warms up with the run (--model-ema 0 turns it off).
     """
-    many = facts.images >= 100_000
-    steps = 500 if facts.images < 10_000 else 20_000 if many else 10_000
-    return _published(
+    many = inputs.images >= 100_000
+    steps = 500 if inputs.images < 10_000 else 20_000 if many else 10_000
+    return published(
         "paper-finetune",
-        facts,
+        inputs,
         crop=1.0,
         optim={
             "opt": "sgd",
             "batch": 512,
             "scaling": "linear",
-            "epochs": math.ceil(steps * 512 / facts.images),
+            "epochs": math.ceil(steps * 512 / inputs.images),
             "lr": 0.03 if many else 0.01,
             "weight_decay": 0.0,
             "sched": "cosine",
@@ -175,7 +156,7 @@ def paper_finetune(facts: Facts) -> TrainConfig:
             "clip_grad": 1.0,
             "model_ema": 0.9999,
         },
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(facts.config)),
+        augment=AugmentConfig(crop_scale=0.05, hflip=hflip(inputs.config)),
     )
 
 
@@ -189,7 +170,7 @@ _AUGREG = {
 }
 
 
-def augreg(facts: Facts) -> TrainConfig:
+def augreg(inputs: RecipeInputs) -> TrainConfig:
     """How to train your ViT: Adam, and as much augmentation as the model is large for its data.
 
     https://arxiv.org/abs/2106.10270 and the authors' configurations for ImageNet and, above 5 million images, for
@@ -197,16 +178,16 @@ def augreg(facts: Facts) -> TrainConfig:
     size of the model from "none" to "medium2", where RandAugment stops at magnitude 10 here, not 15. Their weight
     decay of 1e-4, which is not multiplied by the learning rate of 1e-3, is 0.1 in AdamW's terms.
     """
-    c = facts.config
-    if facts.images < 5_000_000:
+    c = inputs.config
+    if inputs.images < 5_000_000:
         level = "light1" if c.width < 384 else "medium1" if c.width < 768 and c.step >= 32 else "medium2"
     elif c.width < 768:
         level = "light1" if c.width >= 384 and c.step < 32 else "none"
     else:
         level = "light2" if c.width < 1024 else "medium2"
-    return _published(
+    return published(
         "augreg",
-        facts,
+        inputs,
         fresh={"head": "tanh"},
         optim={
             "opt": "adamw",
@@ -220,19 +201,19 @@ def augreg(facts: Facts) -> TrainConfig:
             "warmup_steps": 10_000,
             "clip_grad": 1.0,
         },
-        augment=replace(AugmentConfig(crop_scale=0.05, hflip=_flip(c)), **_AUGREG[level]),  # type: ignore[arg-type]
+        augment=replace(AugmentConfig(crop_scale=0.05, hflip=hflip(c)), **_AUGREG[level]),  # type: ignore[arg-type]
     )
 
 
-def beyer(facts: Facts) -> TrainConfig:
+def beyer(inputs: RecipeInputs) -> TrainConfig:
     """Better plain ViT baselines: a simple and good start on ImageNet; average pooling, fixed positions.
 
     https://arxiv.org/abs/2205.01580 and the authors' vit_s16_i1k.py (big_vision): ViT-S/16 reaches 76.5 % on
     ImageNet in 90 epochs and 80.0 % in 300 (--epochs 300). Weight decay as in `augreg`.
     """
-    return _published(
+    return published(
         "beyer",
-        facts,
+        inputs,
         fresh={"pool": "gap", "pos": "sincos2d", "head": "tanh"},
         optim={
             "opt": "adamw",
@@ -245,11 +226,11 @@ def beyer(facts: Facts) -> TrainConfig:
             "warmup_steps": 10_000,
             "clip_grad": 1.0,
         },
-        augment=AugmentConfig(crop_scale=0.05, hflip=_flip(facts.config), randaug=2, magnitude=10.0, mixup=0.2),
+        augment=AugmentConfig(crop_scale=0.05, hflip=hflip(inputs.config), randaug=2, magnitude=10.0, mixup=0.2),
     )
 
 
-def deit(facts: Facts) -> TrainConfig:
+def deit(inputs: RecipeInputs) -> TrainConfig:
     """DeiT: AdamW and strong augmentation, to train on ImageNet alone.
 
     https://arxiv.org/abs/2012.12877 and the defaults of the authors' main.py: without distillation Ti reaches
@@ -257,9 +238,9 @@ def deit(facts: Facts) -> TrainConfig:
     74.5 %, S 81.2 %, B 83.4 %. Left out: repeated augmentation (three copies of an image in a batch) and ten epochs at
     the lowest learning rate after the last.
     """
-    return _published(
+    return published(
         "deit",
-        facts,
+        inputs,
         drop_path=0.1,
         optim={
             "opt": "adamw",
@@ -275,7 +256,7 @@ def deit(facts: Facts) -> TrainConfig:
         },
         augment=AugmentConfig(
             crop_scale=0.08,
-            hflip=_flip(facts.config),
+            hflip=hflip(inputs.config),
             randaug=2,
             magnitude=9.0,
             reprob=0.25,
@@ -286,7 +267,7 @@ def deit(facts: Facts) -> TrainConfig:
     )
 
 
-def deit3(facts: Facts) -> TrainConfig:
+def deit3(inputs: RecipeInputs) -> TrainConfig:
     """DeiT III: LAMB, a binary loss, LayerScale and the three plain changes of 3-Augment, for a long run.
 
     https://arxiv.org/abs/2204.07118 and the authors' commands for ImageNet: S reaches 81.4 %, B 83.8 %, L 84.9 %.
@@ -295,11 +276,11 @@ def deit3(facts: Facts) -> TrainConfig:
     out: repeated augmentation, and that the class token has no position. The binary loss is the sum over the
     classes, not their mean, which LAMB does not feel, and the bias of the head begins at -log K, not at 0.
     """
-    width = facts.config.width
+    width = inputs.config.width
     lr = 4e-3 if width < 768 else 3e-3
-    return _published(
+    return published(
         "deit3",
-        facts,
+        inputs,
         fresh={"layer_scale": 1e-4},
         drop_path=0.05 if width < 768 else 0.2 if width < 1024 else 0.45 if width < 1280 else 0.6,
         optim={
@@ -317,7 +298,7 @@ def deit3(facts: Facts) -> TrainConfig:
         },
         augment=AugmentConfig(
             crop_scale=0.08,
-            hflip=_flip(facts.config),
+            hflip=hflip(inputs.config),
             three_augment=1.0,
             color_jitter=0.3,
             mixup=0.8,
@@ -328,16 +309,16 @@ def deit3(facts: Facts) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, and what it is made for where neither --model nor --img-size is given."""
+    """A recipe, with its defaults where --model and --img-size are not given."""
 
-    make: Callable[[Facts], TrainConfig]
-    model: str | None = None  # for photographs; else chosen to fit the images
+    make: Callable[[RecipeInputs], TrainConfig]
+    model: str | None = None  # for photographs; otherwise chosen to fit the images
     photo: int = 128  # side of photographs; the default trains in minutes
-    resize: int | None = None  # side for weights that were trained on photographs; else their own
+    resize: int | None = None  # side for weights trained on photographs; otherwise their own
 
     @property
     def line(self) -> str:
-        """What it is, in a line."""
+        """What it is for, in a line."""
         return (self.make.__doc__ or "").split("\n", 1)[0]
 
 
@@ -352,95 +333,5 @@ RECIPES = {
     "deit3": Recipe(deit3, "vit_b16", 192),
 }
 
-SMALL_IMAGE = 96  # longest side up to which images keep their size; beyond they are photographs
 MOST_SMALL = 100_000  # images up to which a data set is small
 _FEWEST_STEPS = 200  # of fine-tuning
-_PASS = 128  # images of a forward pass, unless the user says so
-
-
-def _published(
-    recipe: str,
-    facts: Facts,
-    *,
-    optim: dict[str, Any],
-    augment: AugmentConfig,
-    fresh: dict[str, Any] | None = None,  # of the architecture, where there are no weights that have theirs
-    drop: float = 0.0,
-    drop_path: float = 0.0,
-    crop: float = 0.875,
-) -> TrainConfig:
-    c = facts.config
-    wanted = {"drop": drop, "drop_path": drop_path, **({} if facts.weights or fresh is None else fresh)}
-    changes = {name: value for name, value in wanted.items() if getattr(_arch(c), name) is not None}
-    return TrainConfig(
-        data=facts.source,
-        recipe=recipe,
-        model=facts.model,
-        weights=facts.weights,
-        input=replace(_input(c), crop=crop if max(c.img_size) > SMALL_IMAGE else 1.0),
-        arch=replace(_arch(c), **changes),
-        optim=_optim(facts, **optim),
-        augment=augment,
-        run=_run(facts),
-    )
-
-
-def _optim(
-    facts: Facts,
-    *,
-    epochs: int,
-    batch: int,
-    lr: float,
-    scaling: Literal["linear", "sqrt"],
-    warmup_steps: int = 0,
-    warmup_epochs: float = 0.0,
-    **rest: Any,
-) -> OptimConfig:
-    """The published values after the rules at the top of this file."""
-    wanted = _batch(facts.images, batch)
-    size = facts.batch_size or min(wanted, _PASS)
-    passes = facts.grad_accum_steps or max(round(wanted / size), 1)
-    share = size * passes / batch
-    length = facts.epochs or epochs
-    warmup = warmup_epochs or warmup_steps / max(facts.images // (size * passes), 1)
-    return OptimConfig(
-        epochs=length,
-        batch_size=size,
-        grad_accum_steps=passes,
-        lr=float(f"{lr * (share if scaling == 'linear' else math.sqrt(share)):.4g}"),
-        warmup_epochs=round(min(warmup, length / 8), 2),
-        body_lr=1.0,
-        **rest,
-    )
-
-
-def _batch(images: int, most: int = 128) -> int:
-    """A power of two that gives an epoch 20 steps or more; from 16 to `most`."""
-    batch = 16
-    while batch < most and images >= 20 * 2 * batch:
-        batch *= 2
-    return batch
-
-
-def _augment(config: ModelConfig) -> AugmentConfig:
-    """Small shifts, where a pixel is not already a large one; mirror images of photographs, not of grey signs."""
-    shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
-    return AugmentConfig(shift=shift, hflip=0.0 if config.channels == 1 else 0.5, smoothing=0.1)
-
-
-def _input(config: ModelConfig) -> InputConfig:
-    return InputConfig(img_size=config.img_size, channels=config.channels)
-
-
-def _arch(config: ModelConfig) -> ArchConfig:
-    has = {field.name for field in fields(config)}
-    values: dict[str, Any] = {name: getattr(config, name) if name in has else None for name in options(ArchConfig)}
-    return ArchConfig(**values)
-
-
-def _run(facts: Facts) -> RunConfig:
-    return RunConfig(name=f"{facts.name}-{facts.model}", device=facts.device, amp=choose_precision(facts.device))
-
-
-def _flip(config: ModelConfig) -> float:
-    return 0.0 if config.channels == 1 else 0.5

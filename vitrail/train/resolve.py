@@ -1,7 +1,7 @@
-"""From what the user asked for to a complete configuration.
+"""From the user's settings to a complete configuration.
 
-`resolve` is the only place where a value is derived: it asks the recipe, then puts what the user gave on top.
-Everything it decides is printed and saved in the run's `config.yaml`.
+`resolve` is the only place where a value is derived: it calls the recipe, then applies the user's settings. Every value
+is logged and saved in the run's `config.yaml`.
 """
 
 from __future__ import annotations
@@ -26,26 +26,50 @@ from vitrail.config import (
     override,
 )
 from vitrail.data import Data
-from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
-from vitrail.train.recipes import MOST_SMALL, RECIPES, SMALL_IMAGE, Facts, Recipe
-from vitrail.weights import open_card
+from vitrail.train.prepare import prepare, preprocessing
+from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
+from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
+from vitrail.train.schedule import images_per_second
+from vitrail.weights import absolute, open_card
 
-LORA_SCALE = 2.0  # alpha / rank: of what adapters add
+LORA_SCALE = 2.0  # alpha / rank
+
+
+def typed(asked: Mapping[str, object]) -> dict[str, Any]:
+    """The user's settings, in the types of the configuration; paths are made absolute."""
+    settings = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    for name in ("weights", "teacher"):
+        if settings.get(name) is not None:
+            settings[name] = absolute(settings[name])
+    return settings
+
+
+def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
+    """The complete configuration. With a time budget, the epochs that fit are estimated first: recipes need them."""
+    config = resolve(source, data, asked)
+    if config.optim.time_budget is None:
+        return config
+    if "epochs" in asked:
+        raise UserError("--epochs and --time-budget both set the length of the run. Remove one of them.")
+    rate = images_per_second(prepare(config, data)[0], config.optim.batch_size, config.run.device)
+    epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
+    return resolve(source, data, asked | {"epochs": epochs})
 
 
 def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig:
-    """The complete configuration: the recipe's choices for this data, with what the user asked for on top."""
+    """The complete configuration: the recipe's choices for this data, overridden by the user's settings."""
     given: dict[str, Any] = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
     weights, images = given.get("weights"), len(data.splits["train"])
     name = given.get("recipe", "finetune" if weights else "small" if images <= MOST_SMALL else "beyer")
     if name not in RECIPES:
         raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)} There are {', '.join(RECIPES)}.")
     model, architecture = _choose_model(data, given, RECIPES[name])
-    facts = Facts(
+    inputs = RecipeInputs(
         source=source,
         name=data.name,
         images=images,
@@ -58,7 +82,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
     )
-    config = _for_task(RECIPES[name].make(facts), data.task)
+    config = _for_task(RECIPES[name].make(inputs), data.task)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task})
     if weights and "interpolation" not in given:
         config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
@@ -66,11 +90,11 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
     if data.task == "regression" and config.augment.smoothing:
-        raise UserError(f"Label smoothing is for classes, but {source} is a regression. Leave out --smoothing.")
+        raise UserError(f"Label smoothing needs classes or labels, but {source} is a regression. Remove --smoothing.")
     if data.task == "regression" and config.source.class_weights:
-        raise UserError(f"Class weights are for classes, but {source} is a regression. Leave out --class-weights.")
+        raise UserError(f"Class weights need classes or labels, but {source} is a regression. Remove --class-weights.")
     if data.task != "multiclass" and config.source.balanced_sampling:
-        raise UserError("Balanced sampling needs one class an image. Leave out --balanced-sampling.")
+        raise UserError("Balanced sampling needs one class per image. Remove --balanced-sampling.")
     if data.task != "multiclass" and config.distillation.teacher:
         config = _without_choice(config, data.task, given)
     if "name" not in given:
@@ -79,39 +103,26 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
 
 
 def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
-    """A recipe's choices where numbers are learnt: what moves, bends or blends a picture may change the numbers."""
+    """A recipe's choices for the task. Regression gets no augmentation, which could change the values."""
     return replace(config, augment=AugmentConfig()) if task == "regression" else config
 
 
 def _without_choice(config: TrainConfig, task: Task, given: Mapping[str, Any]) -> TrainConfig:
-    """What is learnt from a teacher where images have no single class that it could choose."""
+    """The distillation of labels or values, which have no single predicted class: always soft."""
     if given.get("distill") == "hard":
-        raise UserError("--distill hard learns which class the teacher chooses, and here images have no single one.")
+        raise UserError("--distill hard needs one class per image, which this data has not. Use --distill soft.")
     if task == "regression" and "distill_tau" in given:
-        raise UserError("--distill-tau is for probabilities, but the data is a regression. Leave it out.")
+        raise UserError("--distill-tau scales logits, but the data is a regression. Remove --distill-tau.")
     return override(config, {"distill": "soft"})
 
 
-def model_config(config: TrainConfig, classes: int) -> ModelConfig:
-    """The architecture that a resolved configuration trains."""
-    base = open_card(config.weights, config.model).config if config.weights else canonical(config.model)[1]
-    arch = {name: value for name in options(ArchConfig) if (value := getattr(config.arch, name)) is not None}
-    return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
-
-
-def preprocessing(config: TrainConfig) -> Preprocess:
-    """How a resolved configuration makes images what the model reads."""
-    seen = config.input
-    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
-
-
 def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
-    """How pixels are brought around zero: as asked, as the weights were trained, or as their depth needs it."""
+    """The mean and std of the pixels: the user's, the weights', or a default for their bit depth."""
     seen = config.input
     data = data.read_as(seen.channels, seen.bits)
     card = open_card(config.weights, config.model).preprocess if config.weights else None
     fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
-    # Sensors seldom use all of 16 bits, and floats can be anything: around 0.5 they would hardly differ.
+    # Sensors seldom use all 16 bits, and floats have any range: a mean of 0.5 would suit neither.
     choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
     if "mean" in given and "std" in given:
         numbers: dict[str, Any] = {}
@@ -121,12 +132,15 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
         numbers = {"mean": mean, "std": std}
     elif choice == "imagenet":
         if seen.channels != 3:
-            raise UserError(f"ImageNet's mean is that of 3 channels, but the model sees {seen.channels}.")
+            raise UserError(
+                f"--normalize imagenet needs 3 channels, but the model reads {seen.channels}. Use --normalize dataset."
+            )
         numbers = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}
     elif choice == "weights":
         if card is None or not fits:
             raise UserError(
-                "There is no mean of weights to keep: give --weights of as many channels and bits, or leave it out."
+                f"--normalize weights needs --weights with {seen.channels} channels of {seen.bits} bits. Add them, or "
+                "choose another --normalize."
             )
         numbers = {"mean": card.mean, "std": card.std}
     else:
@@ -135,7 +149,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
 
 
 def free_name(run: RunConfig) -> str:
-    """The name of the run, with the first number behind it for which there is no run yet."""
+    """The name of the run, with a number appended if it is taken."""
     name, number = run.name, 1
     while (Path(run.out) / name).exists():
         number += 1
@@ -144,7 +158,7 @@ def free_name(run: RunConfig) -> str:
 
 
 def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple[str, ModelConfig]:
-    """The model and image size: as asked, as the weights have it, as the recipe is meant, or to fit the images."""
+    """The model and image size: the user's, the weights', the recipe's, or chosen to fit the images."""
     typical = _typical(data, recipe)
     if given.get("weights"):
         card = open_card(given["weights"], given.get("model"))
@@ -152,7 +166,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         if "model" in given and not is_meant(name, given["model"]):
             raise UserError(
                 f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}. "
-                "Leave out --model to fine-tune them, or --weights to train from scratch."
+                "Remove --model to fine-tune them, or --weights to train from scratch."
             )
         resize = recipe.resize if recipe.resize and max(config.img_size) > SMALL_IMAGE else None
         size = _fit((resize, resize), config.step) if resize else config.img_size
@@ -161,7 +175,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         meant = recipe.model if max(given.get("img_size") or data.size) > SMALL_IMAGE else None
         patch = _patch(given.get("img_size") or typical, least)
         asked = given.get("model")
-        if asked in ("vit", "deit"):  # a family's own choice for the images
+        if asked in ("vit", "deit"):  # a family: choose the patch size to fit the images
             asked = f"{asked}_nano{patch}"
         elif asked in FAMILIES:
             asked = _smallest(asked, given.get("img_size") or data.size)
@@ -169,27 +183,25 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         size = _fit(typical, config.step)
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     for key in sorted(arch.keys() - {field.name for field in fields(config)}):
-        raise UserError(
-            f"A {family(config)} has no choice of '{key}', as a ViT has. Leave out --{key.replace('_', '-')}."
-        )
+        raise UserError(f"A {family(config)} has no option '{key}'; only a ViT has. Remove --{key.replace('_', '-')}.")
     channels = given.get("channels", data.channels)
     size = given.get("img_size") or size
     return name, replace(config, img_size=size, channels=channels, classes=len(data.classes), **arch)
 
 
 def _smallest(family_name: str, size: Size) -> str:
-    """The model of a family for small images, or the least of its published ones."""
+    """A family's model for small images, or its smallest published one."""
     names = [name for name, config in CONFIGS.items() if family(config) == family_name]
     return names[0] if max(size) <= SMALL_IMAGE or len(names) == 1 else names[1]
 
 
 def _typical(data: Data, recipe: Recipe) -> Size:
-    """Small images keep their size and shape; photographs become squares of the size that the recipe is meant for."""
+    """Small images keep their size and shape; photographs become squares of the recipe's size."""
     return data.size if max(data.size) <= SMALL_IMAGE else (recipe.photo, recipe.photo)
 
 
 def _patch(size: Size, least: int) -> int:
-    """The largest power of two that cuts the shorter side, after rounding, into `least` patches or more; 2 to 16."""
+    """The largest power of two, from 2 to 16, with at least `least` patches along the shorter side, after rounding."""
     patch = 2
     while patch < 16 and round(min(size) / (2 * patch)) >= least:
         patch *= 2
@@ -197,7 +209,7 @@ def _patch(size: Size, least: int) -> int:
 
 
 def _fit(size: Size, patch: int) -> Size:
-    """The nearest size that the patch divides, never fewer than 4 patches a side."""
+    """The nearest multiple of the patch, with at least 4 patches a side."""
     if patch == 1:
         return size
     h, w = (max(round(side / patch), 4) * patch for side in size)
@@ -205,7 +217,7 @@ def _fit(size: Size, patch: int) -> Size:
 
 
 def check(config: TrainConfig) -> TrainConfig:
-    """Refuses values that no training could use, before anything starts."""
+    """Raises a UserError for values and combinations that cannot be trained."""
     o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
     rules = [
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
@@ -255,20 +267,20 @@ def check(config: TrainConfig) -> TrainConfig:
             raise UserError(f"'{name}' must be {rule}, but it is {f'{value:g}' if type(value) is float else value}.")
     for name, option in options(TransferConfig).items():
         if config.weights is None and getattr(t, name) != option.default:
-            raise UserError(f"--{name.replace('_', '-')} is for trained weights, and there are none: give --weights.")
+            raise UserError(f"--{name.replace('_', '-')} needs trained weights. Add --weights.")
     for name, option in options(DistillConfig).items():
         if d.teacher is None and getattr(d, name) != option.default:
-            raise UserError(f"--{name.replace('_', '-')} is for a teacher, and there is none: give --teacher.")
+            raise UserError(f"--{name.replace('_', '-')} needs a teacher. Add --teacher.")
     if d.distill == "hard" and d.distill_tau != 1:
-        raise UserError("--distill-tau is for probabilities, and --distill hard learns none: give --distill soft.")
+        raise UserError("--distill-tau has no effect with --distill hard. Use --distill soft.")
     if t.lora_alpha and not t.lora_rank:
-        raise UserError("--lora-alpha is the strength of adapters, and there are none: give --lora-rank.")
+        raise UserError("--lora-alpha needs LoRA adapters. Add --lora-rank.")
     if t.lora_rank and t.lora_alpha <= 0:
-        raise UserError(f"'lora_alpha' must be above 0, but it is {t.lora_alpha:g}: the adapters would learn nothing.")
+        raise UserError(f"'lora_alpha' must be above 0, but it is {t.lora_alpha:g}.")
     if config.source.class_weights and config.source.balanced_sampling:
         raise UserError(
-            "--class-weights and --balanced-sampling each make all classes count alike: with both, the rare ones would "
-            "count too much. Choose one."
+            "--class-weights and --balanced-sampling each balance the classes; together they would overweight the rare "
+            "ones. Choose one."
         )
-    preprocessing(config)  # has rules of its own
+    preprocessing(config)  # checks its own values
     return config

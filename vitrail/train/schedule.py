@@ -1,4 +1,4 @@
-"""How far a run has come and when it ends: after a number of steps, or of seconds."""
+"""The learning rate over a run, and its end: after a number of steps, or a number of seconds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from vitrail.config import OptimConfig
+from vitrail.config import OptimConfig, TrainConfig
+from vitrail.data import Data
 from vitrail.models import Model
 from vitrail.train.optim import lr_at
-from vitrail.train.run import Progress
+from vitrail.train.progress import Progress
 
 _FORWARD = 1 / 3  # of the time of a training step: the backward pass is about twice the forward pass
 
@@ -21,18 +22,25 @@ _FORWARD = 1 / 3  # of the time of a training step: the backward pass is about t
 class Schedule:
     """The learning rate over a run, and its end.
 
-    With a time budget, the share of the time that has passed takes the place of the share of the steps: however
-    fast the machine is and whatever else it does, the run ends in time and with the learning rate that it must
-    end with. The last validation is part of the budget, so its time is kept free.
+    With a time budget, the share of the time that has passed replaces the share of the steps. So the run ends in time
+    and with the final learning rate, however fast the machine is. The budget includes the last validation, so its time
+    is reserved.
     """
 
     optim: OptimConfig
     per_epoch: int  # optimiser steps
-    validation: float  # forward passes over the validation images, counted in steps
+    validation: float  # the validation images, counted in steps
+
+    @classmethod
+    def of(cls, config: TrainConfig, data: Data, batches: int) -> Schedule:
+        """The schedule of a run whose epochs have so many batches."""
+        optim = config.optim
+        validation = len(data.splits["val"]) / (optim.batch_size * optim.grad_accum_steps)
+        return cls(optim, batches // optim.grad_accum_steps, validation)
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run; with a time budget as they were planned."""
+        """Steps of the whole run; with a time budget, the planned number."""
         return max(round(self.per_epoch * self.optim.epochs), 1)
 
     @property
@@ -49,7 +57,7 @@ class Schedule:
         return lr_at(place, self.steps, round(self.per_epoch * self.optim.warmup_epochs), self.optim)
 
     def over(self, progress: Progress) -> bool:
-        """Whether the run has had all its steps, or all its time."""
+        """Whether the run has used up its steps, or its time."""
         if self.optim.time_budget is None:
             return progress.step >= self.steps
         return progress.step > 0 and progress.seconds >= self._training_seconds(progress)
@@ -60,14 +68,14 @@ class Schedule:
         return max(self.optim.time_budget - progress.seconds, 0)
 
     def _training_seconds(self, progress: Progress) -> float:
-        """The time budget less what the last validation will take, as far as the steps so far tell."""
+        """The time budget less the last validation, whose time is estimated from the steps so far."""
         assert self.optim.time_budget is not None
         last = self.validation * _FORWARD * progress.elapsed / max(progress.step, 1)
         return max(self.optim.time_budget - last, self.optim.time_budget / 2)
 
 
 def images_per_second(model: Model, batch_size: int, device: str) -> float:
-    """How fast this machine trains, roughly: forward and backward passes of random images for about two seconds."""
+    """Roughly how fast this machine trains: forward and backward passes of random images for about two seconds."""
     config = model.config
     images = torch.rand(batch_size, config.channels, *config.img_size, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)

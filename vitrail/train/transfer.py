@@ -1,4 +1,4 @@
-"""What of trained weights learns: all, the stages near the head, or adapters beside them."""
+"""Fine-tuning: which part of the trained weights is trainable, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ from vitrail.config import Freeze, TrainConfig, TransferConfig
 from vitrail.errors import UserError
 from vitrail.models import Model, name_of
 from vitrail.models.layers import Attention
-from vitrail.train.lora import adapters, add_adapters
+from vitrail.models.lora import adapters, add_adapters
 
 
 def set_learning(model: Model, transfer: TransferConfig) -> None:
-    """Lets only that part of a model learn which is asked for, and adds the adapters."""
+    """Freezes the stages that are not to be trained, and adds LoRA adapters."""
     stages, width = model.stages(), model.config.width
     frozen = _frozen(model, transfer.freeze)
     if transfer.lora_rank > width:
-        raise UserError(f"--lora-rank must be at most the width of the model, {width}, but it is {transfer.lora_rank}.")
+        raise UserError(f"'lora_rank' must be at most the model's width, {width}, but it is {transfer.lora_rank}.")
     for stage in stages[: -1 if transfer.lora_rank else frozen]:
         stage.requires_grad_(False)
     if transfer.lora_rank:
         add_adapters(stages[frozen:], transfer.lora_rank, transfer.lora_alpha)
         if not any(isinstance(module, Attention) for module in model.modules()):
-            raise UserError(f"--lora-rank adapts the attention of a ViT, but the model is a {name_of(model.config)}.")
+            raise UserError(f"--lora-rank needs the attention of a ViT, but the model is a {name_of(model.config)}.")
         if not adapters(model):
-            raise UserError(
-                f"--freeze {transfer.freeze} leaves no block that --lora-rank could adapt. Leave out one of them."
-            )
+            raise UserError(f"--freeze {transfer.freeze} leaves no block for --lora-rank to adapt. Remove one of them.")
 
 
 def set_mode(model: Model) -> None:
-    """Training mode for the stages that learn; frozen ones compute as they do when they are evaluated."""
+    """Sets trainable stages to training mode and frozen ones to evaluation mode."""
     stages = model.stages()
     learn = [any(p.requires_grad for p in stage.parameters()) for stage in stages]
-    model.train(learn[0])  # with what is in no stage: the dropout of what enters the encoder
+    model.train(learn[0])  # includes what is in no stage: the dropout before the encoder
     for stage, training in zip(stages, learn, strict=True):
         stage.train(training)
 
 
 def describe_learning(model: Model, config: TrainConfig) -> str:
-    """Which part of the trained weights learns how fast, and how many of its parameters."""
+    """The learning rates of head, body and adapters, and the number of trainable parameters."""
     optim, transfer = config.optim, config.transfer
-    slower = f" times {optim.layer_decay:g} for each stage from the head" if optim.layer_decay != 1 else ""
+    slower = f" times {optim.layer_decay:g} per stage below the head" if optim.layer_decay != 1 else ""
     body = f"body at {optim.lr * optim.body_lr:g}{slower}"
     if transfer.lora_rank:
         rank = f"rank {transfer.lora_rank}, alpha {transfer.lora_alpha:g}"
@@ -53,19 +51,19 @@ def describe_learning(model: Model, config: TrainConfig) -> str:
         text = f"head at {optim.lr:g}, {body}, frozen up to block {transfer.freeze}"
     counts = [(p.numel(), p.requires_grad) for p in model.parameters()]
     learning, total = sum(count for count, learns in counts if learns), sum(count for count, _ in counts)
-    return f"{text}; {learning:,} of {total:,} parameters learn"
+    return f"{text}; {learning:,} of {total:,} parameters are trainable"
 
 
 def _frozen(model: Model, freeze: Freeze | None) -> int:
-    """The number of stages that are frozen: the first is what enters the encoder, the last is the head."""
+    """The number of frozen stages; the first stage is the patch embedding, the last the head."""
     if freeze is None:
         return 0
     if freeze == "all":
         return len(model.stages()) - 1
-    blocks = len(model.stages()) - 3  # before them is the entry, after them the last norm and the head
+    blocks = len(model.stages()) - 3  # without the patch embedding, the final norm and the head
     if freeze > blocks:
         raise UserError(
-            f"The model has {blocks} blocks, so --freeze {freeze} is too many. "
-            "To let only the head learn, give --freeze all."
+            f"'freeze' must be at most the model's {blocks} blocks, but it is {freeze}. To train only the head, use "
+            "--freeze all."
         )
     return freeze + 1

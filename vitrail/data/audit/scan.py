@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit, Split, PackedSplit, Task
+from vitrail.data.dataset import FileSplit, PackedSplit, Split, Task
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import Pixels, image_format
 from vitrail.data.sources import find, folder_kind

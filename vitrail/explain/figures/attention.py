@@ -16,11 +16,12 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, heading, short, styled
+from vitrail.charts import build
+from vitrail.charts.draw import draw
+from vitrail.charts.style import GREY, INK, ORANGE, heading, short, styled
 from vitrail.explain.attention import attention_distance, attention_maps, even_distance, patch_attention, rollout
 from vitrail.explain.figures.tiles import HEAT, MARK, Array, View, draw_tiles, enlarge, number_tiles, spacing
 from vitrail.explain.geometry import geometries, window_geometries
@@ -97,8 +98,8 @@ def distance(subject: Subject) -> Iterator[Drawing]:
     """How far heads look."""
     model = subject.attentive
     far, even = attention_distance(model, subject.sample()), even_distance(model)
-    alike = f"a head that looks {'at all of its windows' if window_geometries(model) else 'everywhere'} alike"
-    drawn = draw_distance(far, even, model.config.img_size[1], subject.sampled, alike)
+    uniform = f"uniform attention{' within each window' if window_geometries(model) else ''}"
+    drawn = draw(build.distance(far, even, model.config.img_size[1], subject.sampled, uniform))
     yield Drawing("distance", drawn, {"distance": far, "even": even, "images": np.array(subject.sampled)})
 
 
@@ -221,34 +222,6 @@ def _refined(maps: Array, grid: tuple[int, int]) -> Array:
     """Maps (..., h, w) of any stage on the grid of the first one."""
     down, across = _times(maps.shape[-2:], grid)
     return maps.repeat(down, axis=-2).repeat(across, axis=-1)[..., : grid[0], : grid[1]]
-
-
-@styled
-def draw_distance(
-    far: Array, even: Array, width: int, images: int, alike: str = "a head that looks everywhere alike"
-) -> Figure:
-    """How far every head looks against the depth of its layer, (L, H): figure 7 of the paper, on the right.
-
-    A layer with fewer heads than others has NaN in its row. `even`, (L,), is the distance of heads that look alike at
-    all that they see.
-    """
-    layers = np.arange(1, len(far) + 1)
-    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    heading(axes, "How far heads look", f"mean over {images:,} image{'s' if images > 1 else ''}, a dot for each head")
-    edges = np.arange(len(far) + 1) + 0.5
-    axes.stairs(even, edges, baseline=None, color=GREY, linewidth=1, linestyle=(0, (4, 3)), label=alike)
-    axes.plot(layers, np.nanmean(far, axis=1), color=ORANGE, linewidth=1.6, label="mean of the layer")
-    axes.scatter(layers.repeat(far.shape[1]), far.ravel(), s=26, color=BLUE, alpha=0.75, linewidths=0, zorder=3)
-    axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xlim=(0.5, len(far) + 0.5))
-    axes.set_ylim(0, 1.12 * max(float(np.nanmax(far)), float(even.max())))
-    axes.xaxis.set_major_locator(MaxNLocator(min(len(far), 12), integer=True))
-    axes.grid(axis="x", visible=False)
-    share = axes.secondary_yaxis("right", functions=(partial(np.multiply, 1 / width), partial(np.multiply, width)))
-    share.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    share.set_ylabel("share of the image's width")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), fontsize=8)
-    return figure
 
 
 def _mark(axes: Axes, corner: tuple[float, float], tall: float, wide: float, line: float) -> None:

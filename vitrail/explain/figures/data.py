@@ -12,18 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.charts.figures import INK
+from vitrail.charts.tiles import Caption, Tile
+from vitrail.data.pixels import thumbnail
 from vitrail.data.targets import WORDS, in_words
 from vitrail.errors import UserError
 from vitrail.explain.embedding_map import MOST, embedding_figure, embedding_map
-from vitrail.explain.galleries import (
-    Tile,
-    captions,
-    gallery,
-    least_certain,
-    most_wrong,
-    thumbnail,
-)
+from vitrail.explain.galleries import captions, gallery, least_certain, most_wrong
 from vitrail.explain.neighbours import neighbours, neighbours_figure
 from vitrail.explain.subject import Drawing, Subject, choose
 
@@ -52,7 +46,7 @@ def nearest(subject: Subject) -> Iterator[Drawing]:
         queries, own = subject.embeddings(), None
         tiles, meant = [], []
         for picture in subject.pictures:
-            tiles.append(Tile(Image.fromarray(picture.view), [(picture.caption, INK, 3)]))
+            tiles.append(Tile(Image.fromarray(picture.view), [Caption(picture.caption, lines=3)]))
             meant.append(frozenset(picture.said.labels) if picture.said is not None else frozenset())
     else:
         own = most_wrong(subject.card, subject.outputs, _targets(subject), _QUERIES)
@@ -60,7 +54,7 @@ def nearest(subject: Subject) -> Iterator[Drawing]:
             raise UserError("No prediction is wrong, so there are no neighbours to show of one: give pictures.")
         queries = subject.features[own]
         say = captions(subject.card, subject.outputs, _targets(subject))
-        tiles = [Tile(thumbnail(split, i), say(i)) for i in own.tolist()]
+        tiles = [Tile(thumbnail(split.image(i)), say(i)) for i in own.tolist()]
         meant = [frozenset(examples) for _, examples in in_words(data.task, data.classes, split.targets[own])]
     found, cosines = neighbours(queries, subject.features, min(_NEAREST, len(split) - (own is not None)), own)
     known = meant if data.classes == subject.card.classes else [frozenset()] * len(tiles)

@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.charts.figures import BLUE, GREY, INK, ORANGE, short, styled
+from vitrail.charts.style import BLUE, GREY, INK, ORANGE, short, styled
 from vitrail.config import Task
 from vitrail.errors import UserError
 from vitrail.explain.attention import rollout

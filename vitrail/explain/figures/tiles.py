@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
-from vitrail.charts.figures import BLUE, ORANGE
+from vitrail.charts.style import BLUE, ORANGE
 
 Array = NDArray[np.float32]
 View = NDArray[np.uint8]  # h w 3

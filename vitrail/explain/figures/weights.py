@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from matplotlib.figure import Figure
 
-from vitrail.charts.figures import GREY, heading, styled
+from vitrail.charts.style import GREY, heading, styled
 from vitrail.errors import UserError
 from vitrail.explain.figures.tiles import LIKE, SIGNED, Array, colour_bar, draw_tiles, number_tiles
 from vitrail.explain.filters import first_filters

@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from vitrail.charts.figures import GREY, INK, short, styled
+from vitrail.charts.style import GREY, INK, short, styled
 from vitrail.explain.attention import window_attention
 from vitrail.explain.figures.tiles import HEAT, MARK, Array, View, enlarge
 from vitrail.explain.geometry import window_geometries

@@ -6,7 +6,7 @@
   const root = document.documentElement;
   const specs = JSON.parse(document.getElementById("specs").textContent);
   const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-  const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+  const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
   const plain = (value) => (value === null ? "–" : Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }));
   const whole = (value) => value.toLocaleString("en");
   const tone = (name) => colour(typeof name === "number" ? `tone-${name % 6}` : name);
@@ -63,17 +63,20 @@
   }
 
   const below = (name) => ({ name, nameLocation: "middle", nameGap: 26 });
+  const beside = (name, gap = 46) => ({ name, nameLocation: "middle", nameGap: gap });
 
   /* One builder for each kind of chart: from its numbers and the width there is to what ECharts draws. */
   const kinds = {
     lines(spec) {
-      const format = spec.percent ? (v) => `${Number((100 * v).toFixed(2))} %` : (v) => plain(v);
+      const format = spec.percent ? (v) => `${Number((100 * v).toFixed(2))}%` : (v) => plain(v);
       const values = spec.percent ? (v) => percent(v, 2) : plain;
-      const only = spec.series.length === 1;
+      const names = new Set(spec.lines.map((line) => line.name));
+      const epochs = spec.x === "epoch";
+      const ends = spec.square ? { min: 0, max: 1, interval: 0.25 } : spec.log ? { min: "dataMin", max: "dataMax" } : epochs ? { min: "dataMin", max: "dataMax", minInterval: 1 } : { min: 0 };
       return {
         ...base(),
-        grid: { left: 6, right: spec.square ? 24 : 14, top: 34, bottom: 24, containLabel: true },
-        legend: { show: !only, left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", type: "scroll", textStyle: { color: colour("soft") } },
+        grid: { left: spec.y ? 34 : 6, right: spec.square ? 24 : 14, top: 34, bottom: 24, containLabel: true },
+        legend: { show: names.size > 1, left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", type: "scroll", textStyle: { color: colour("soft") } },
         tooltip: {
           ...base().tooltip,
           trigger: spec.square ? "item" : "axis",
@@ -85,21 +88,26 @@
             );
           },
         },
-        xAxis: axis({ type: "value", min: spec.x === "epoch" ? "dataMin" : 0, max: spec.square ? 1 : spec.x === "epoch" ? "dataMax" : undefined, interval: spec.square ? 0.25 : undefined, minInterval: spec.x === "epoch" ? 1 : 0, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: spec.square ? format : undefined } }),
-        yAxis: axis({ type: "value", scale: !spec.zero, min: spec.zero || spec.square ? 0 : undefined, max: spec.square ? 1 : undefined, interval: spec.square ? 0.25 : undefined, splitNumber: 4, axisLabel: { color: colour("soft"), formatter: format } }),
-        series: spec.series.map((s, i) => ({
-          name: s.name,
+        xAxis: axis({ type: spec.log ? "log" : "value", ...ends, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: spec.square ? format : spec.log ? plain : undefined } }),
+        yAxis: axis({ type: "value", scale: spec.low === null, min: spec.square ? 0 : spec.low ?? undefined, max: spec.square ? 1 : spec.high ?? undefined, interval: spec.square ? 0.25 : undefined, splitNumber: 4, ...beside(spec.y), axisLabel: { color: colour("soft"), formatter: format } }),
+        series: spec.lines.map((line, i) => ({
+          name: line.name,
           type: "line",
-          data: s.points,
-          color: tone(s.tone),
-          showSymbol: s.points.length < 3,
+          data: line.x.map((x, k) => [x, line.y[k]]),
+          color: tone(line.tone),
+          z: line.tone === "pale" ? 2 : 3,
+          step: line.steps ? "end" : false,
+          showSymbol: line.x.length < 3,
           symbol: "circle",
           symbolSize: 6,
-          lineStyle: { width: 2 },
+          lineStyle: { width: line.tone === "pale" ? 1 : 2 },
           emphasis: { disabled: true },
-          markPoint:
-            spec.mark && i === spec.series.length - 1
-              ? { symbol: "circle", symbolSize: 11, silent: true, label: { show: false }, itemStyle: { color: tone(s.tone), borderColor: colour("paper"), borderWidth: 2 }, data: [{ coord: spec.mark }] }
+          markPoint: line.dot
+            ? { symbol: "circle", symbolSize: line.tone === "pale" ? 8 : 11, silent: true, label: { show: false }, itemStyle: { color: tone(line.tone), borderColor: colour("paper"), borderWidth: 2 }, data: [{ coord: line.dot }] }
+            : undefined,
+          markLine:
+            spec.mark !== null && i === 0
+              ? { symbol: "none", silent: true, precision: 12, label: { show: false }, lineStyle: { color: colour("warm"), type: "dashed", width: 1 }, data: [{ xAxis: spec.mark }] }
               : undefined,
         })),
       };
@@ -111,11 +119,10 @@
       const room = Math.min(Math.max(longest * 7 + 16, 34), width < 500 ? 84 : 130);
       const cell = Math.max((width - room - 8) / count, 9);
       const counted = cell >= 26;
-      const found = new Map(spec.cells.map(([x, y, n]) => [x + count * y, n]));
       const right = [], wrong = [];
       for (let y = 0; y < count; y++) {
         for (let x = 0; x < count; x++) {
-          const n = found.get(x + count * y) || 0;
+          const n = spec.counts[y][x];
           const share = spec.totals[y] ? n / spec.totals[y] : 0;
           /* The root makes rare mistakes visible. */
           const shade = Math.sqrt(share);
@@ -164,17 +171,17 @@
           trigger: "item",
           formatter({ dataIndex }) {
             const [sure, right, n] = spec.bins[dataIndex];
-            return tip(`${spec.sure} ${edges(dataIndex)}`, [[spec.things, `${whole(n)} (${percent(n / total)})`], ["on average sure by", percent(sure)], [spec.right, n ? percent(right) : "–"]]);
+            return tip(`${spec.x} ${edges(dataIndex)}`, [[spec.things, `${whole(n)} (${percent(n / total)})`], ["mean", percent(sure)], [spec.y, n ? percent(right) : "–"]]);
           },
         },
         xAxis: [
           axis({ type: "category", data: spec.bins.map((_, i) => i), show: false, gridIndex: 0 }),
           axis({ ...share, gridIndex: 0, position: "bottom", splitLine: { show: false }, axisLabel: { show: false } }),
           axis({ type: "category", data: spec.bins.map((_, i) => i), show: false, gridIndex: 1 }),
-          axis({ ...share, gridIndex: 1, position: "bottom", splitLine: { show: false }, axisLabel: labels, ...below(spec.sure) }),
+          axis({ ...share, gridIndex: 1, position: "bottom", splitLine: { show: false }, axisLabel: labels, ...below(spec.x) }),
         ],
         yAxis: [
-          axis({ ...share, gridIndex: 0, axisLabel: labels, name: spec.right, nameLocation: "middle", nameGap: 46 }),
+          axis({ ...share, gridIndex: 0, axisLabel: labels, ...beside(spec.y) }),
           axis({ type: "value", gridIndex: 1, min: 0, splitNumber: 1, axisLabel: { color: colour("soft"), hideOverlap: true, formatter: (v) => percent(v, 0) } }),
         ],
         series: [
@@ -191,46 +198,75 @@
         height: 22 * spec.names.length + 50,
         ...base(),
         grid: { left: 6, right: 20, top: 4, bottom: 24, containLabel: true },
-        tooltip: { ...base().tooltip, trigger: "axis", axisPointer: { type: "none" }, formatter: ([p]) => tip(spec.names[p.dataIndex], [["average precision", percent(spec.values[p.dataIndex])], ["guessing", percent(spec.marks[p.dataIndex])]]) },
+        tooltip: { ...base().tooltip, trigger: "axis", axisPointer: { type: "none" }, formatter: ([p]) => tip(spec.names[p.dataIndex], [[spec.x, percent(spec.values[p.dataIndex])], [spec.tick, percent(spec.ticks[p.dataIndex])]]) },
         xAxis: axis({ type: "value", min: 0, max: 1, axisLabel: { color: colour("soft"), formatter: (v) => percent(v, 0) } }),
         yAxis: axis({ type: "category", inverse: true, data: spec.names, splitLine: { show: false }, axisLabel: { color: colour("ink"), interval: 0, width: width / 3, overflow: "truncate" } }),
         series: [
           { type: "bar", data: spec.values, color: colour("cool-3"), barWidth: "62%", itemStyle: { borderRadius: [0, 2, 2, 0] } },
-          { type: "scatter", data: spec.marks.map((mark, i) => [mark, i]), symbol: "rect", symbolSize: [2, 14], color: colour("ink"), silent: true },
+          { type: "scatter", data: spec.ticks.map((tick, i) => [tick, i]), symbol: "rect", symbolSize: [2, 14], color: colour("ink"), silent: true },
         ],
       };
     },
 
     scatter(spec) {
-      const all = spec.points.flat().filter((v) => v !== null);
+      const points = spec.true.map((value, i) => [value, spec.predicted[i]]);
+      const all = points.flat();
       const ends = [Math.min(...all), Math.max(...all)];
       return {
         height: 340,
         ...base(),
         grid: { left: 58, right: 16, top: 10, bottom: 44, outerBoundsMode: "none" },
-        tooltip: { ...base().tooltip, formatter: ({ value: [x, y] }) => tip(spec.name, [["true", plain(x)], ["predicted", plain(y)], ["off by", plain(y - x)]]) },
+        tooltip: { ...base().tooltip, formatter: ({ value: [x, y] }) => tip(spec.title, [["true", plain(x)], ["predicted", plain(y)], ["off by", plain(y - x)]]) },
         xAxis: axis({ type: "value", scale: true, splitLine: { show: false }, ...below("true") }),
-        yAxis: axis({ type: "value", scale: true, name: "predicted", nameLocation: "middle", nameGap: 40 }),
+        yAxis: axis({ type: "value", scale: true, ...beside("predicted", 40) }),
         series: [
           { type: "line", data: ends.map((end) => [end, end]), silent: true, showSymbol: false, color: colour("ink"), lineStyle: { width: 1, type: "dashed" } },
-          { type: "scatter", data: spec.points, symbolSize: spec.points.length > 500 ? 4 : 6, color: colour("cool-3"), itemStyle: { opacity: 0.55 } },
+          { type: "scatter", data: points, symbolSize: points.length > 500 ? 4 : 6, color: colour("cool-3"), itemStyle: { opacity: 0.55 } },
         ],
       };
     },
 
     heads(spec) {
-      const points = spec.values.flatMap((heads, layer) => heads.map((far, head) => [layer + 1, far, head + 1]));
-      const means = spec.values.map((heads, layer) => [layer + 1, heads.reduce((sum, far) => sum + far, 0) / heads.length]);
+      const points = spec.layers.flatMap((heads, layer) => heads.map((far, head) => [layer + 1, far, head + 1]));
+      const middle = (heads) => heads.reduce((sum, far) => sum + far, 0) / heads.length;
+      const depth = spec.layers.length;
+      const line = (name, shade, values) => ({ name, type: "line", data: values.map((far, layer) => [layer + 1, far]), silent: true, showSymbol: false, color: colour(shade), lineStyle: { width: 1.5, type: "dashed" } });
       return {
         height: 300,
         ...base(),
-        grid: { left: 52, right: 16, top: 12, bottom: 44, outerBoundsMode: "none" },
-        tooltip: { ...base().tooltip, formatter: ({ value: [layer, far, head] }) => tip(`layer ${layer}, head ${head}`, [["looks away by", `${far.toFixed(1)} px`]]) },
-        xAxis: axis({ type: "value", min: 0, max: spec.values.length + 1, interval: 1, splitLine: { show: false }, ...below("layer"), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: (v) => (v < 1 || v > spec.values.length ? "" : v) } }),
-        yAxis: axis({ type: "value", min: 0, name: "pixels", nameLocation: "middle", nameGap: 34 }),
+        grid: { left: 52, right: 16, top: 34, bottom: 44, outerBoundsMode: "none" },
+        legend: { left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", textStyle: { color: colour("soft") }, data: ["mean of the layer", spec.uniform] },
+        tooltip: { ...base().tooltip, formatter: ({ value: [layer, far, head] }) => tip(`layer ${layer}, head ${head}`, [["distance", `${far.toFixed(1)} px`]]) },
+        xAxis: axis({ type: "value", min: 0, max: depth + 1, interval: 1, splitLine: { show: false }, ...below("layer"), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: (v) => (v < 1 || v > depth ? "" : v) } }),
+        yAxis: axis({ type: "value", min: 0, ...beside("pixels", 34) }),
         series: [
-          { type: "line", data: means, silent: true, showSymbol: false, color: colour("warm"), lineStyle: { width: 1.5, type: "dashed" } },
+          line(spec.uniform, "plain", spec.even),
+          line("mean of the layer", "warm", spec.layers.map(middle)),
           { type: "scatter", data: points, symbolSize: 9, color: colour("cool-3"), itemStyle: { opacity: 0.8, borderColor: colour("paper"), borderWidth: 1 } },
+        ],
+      };
+    },
+
+    error_bars(spec) {
+      const labels = { color: colour("soft"), formatter: (v) => percent(v, 0) };
+      const names = spec.at.map(whole);
+      const shade = colour("cool");
+      const whisker = (params, api) => {
+        const [x, high] = api.coord([api.value(0), api.value(1) + api.value(2)]);
+        const [, low] = api.coord([api.value(0), api.value(1) - api.value(2)]);
+        return { type: "line", shape: { x1: x, y1: low, x2: x, y2: high }, style: { stroke: shade, lineWidth: 1 } };
+      };
+      return {
+        height: 300,
+        ...base(),
+        grid: { left: 66, right: 16, top: 12, bottom: 44, outerBoundsMode: "none" },
+        tooltip: { ...base().tooltip, trigger: "item", formatter: ({ dataIndex: i }) => tip(`${names[i]} ${spec.x}`, [["mean", percent(spec.mean[i])], ["standard deviation", percent(spec.std[i])]]) },
+        xAxis: axis({ type: "category", data: names, splitLine: { show: false }, ...below(spec.x) }),
+        yAxis: axis({ type: "value", scale: true, axisLabel: labels, ...beside(spec.y) }),
+        series: [
+          { type: "scatter", data: spec.each.flatMap((values, i) => values.map((value) => [i, value])), silent: true, symbolSize: 6, color: colour("cool-2") },
+          { type: "custom", data: spec.mean.map((mean, i) => [i, mean, spec.std[i]]), renderItem: whisker, silent: true },
+          { type: "line", data: spec.mean, symbol: "circle", symbolSize: 8, color: shade, lineStyle: { width: 2 } },
         ],
       };
     },

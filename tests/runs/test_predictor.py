@@ -1,0 +1,130 @@
+"""Images in, answers out, on PyTorch and ONNX Runtime."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.errors import UserError
+from vitrail.runs.predictor import Prediction, Predictor, means, source_card
+from vitrail.runs.run import Run
+from vitrail.weights import open_run
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    return vitrail.export(trained, out=tmp_path_factory.mktemp("onnx") / "model.onnx").file
+
+
+@pytest.fixture
+def files(digits):
+    return sorted(digits.rglob("*.png"))[:40]
+
+
+def test_answers_are_those_of_the_model(trained, files):
+    model, card = open_run(trained)
+    stored = np.stack([np.asarray(Image.open(file))[:, :, None] for file in files])
+    with torch.inference_mode():
+        expected = model(card.preprocess.normalise(torch.from_numpy(card.preprocess.pixels(stored)))).softmax(dim=1)
+    answers = list(Predictor(trained)(files, top=1, batch_size=7))
+    assert [answer.file for answer in answers] == list(map(str, files))
+    assert [answer.labels[0] for answer in answers] == [card.classes[i] for i in expected.argmax(dim=1)]
+    np.testing.assert_allclose([a.probabilities[0] for a in answers], expected.max(dim=1).values, rtol=1e-5)
+
+
+def test_a_run_a_folder_and_a_file_are_the_same_predictor(trained, files):
+    answers = [list(Predictor(source)(files)) for source in (trained, Run(trained), trained / "model.safetensors")]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_files_arrays_pictures_and_contents_get_the_same_answers(trained, files):
+    predict, file = Predictor(trained), files[0]
+    (expected,) = predict(file)
+    with Image.open(file) as picture:
+        kinds = [str(file), file.read_bytes(), picture, np.asarray(picture), np.asarray(picture)[:, :, None]]
+        answers = list(predict(kinds, batch_size=1))  # or the answers would differ in the last digit
+        assert list(predict(picture)) == [replace(expected, file="image 1")]
+    assert [answer.file for answer in answers] == [str(file), "image 2", "image 3", "image 4", "image 5"]
+    assert {(answer.labels, answer.probabilities) for answer in answers} == {(expected.labels, expected.probabilities)}
+
+
+def test_an_unreadable_image_is_an_answer(trained, files, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"nothing")
+    first, bad, last = Predictor(trained)([files[0], tmp_path / "bad.png", files[1]])
+    assert (first.error, last.error) == (None, None)
+    assert bad == Prediction(str(tmp_path / "bad.png"), error="not an image")
+
+
+def test_an_onnx_file_gives_the_same_answers(trained, exported, files):
+    one, other = Predictor(trained), Predictor(exported)
+    assert one.card == other.card
+    for ours, theirs in zip(one(files, top=1), other(files, top=1), strict=True):
+        assert ours.labels == theirs.labels
+        assert ours.probabilities == pytest.approx(theirs.probabilities, rel=1e-4)
+    assert one.fingerprint != other.fingerprint
+    assert "parameters" in one.size
+    assert "MiB" in other.size
+
+
+def test_an_onnx_file_is_run_without_torch(exported, files):
+    code = f"""
+import sys
+from vitrail.runs.predictor import Predictor
+answers = list(Predictor({str(exported)!r})({list(map(str, files[:3]))!r}))
+assert len(answers) == 3 and all(answer.labels for answer in answers)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_predict_takes_an_onnx_file(exported, files):
+    assert [answer.labels for answer in vitrail.predict(exported, files)] == [
+        answer.labels for answer in Predictor(exported)(files)
+    ]
+
+
+def test_features_are_those_of_the_model(trained, exported, files):
+    predictor = Predictor(trained)
+    pixels = np.stack([predictor.pixels(file) for file in files])
+    model, card = open_run(trained)
+    with torch.inference_mode():
+        expected = model.embed(card.preprocess.normalise(torch.from_numpy(pixels)))
+    assert np.array_equal(predictor.features(pixels), expected.numpy())
+    with pytest.raises(UserError, match="has no feature vectors"):
+        Predictor(exported).features(pixels)
+
+
+@pytest.mark.parametrize("source", ["torch", "onnx"])
+def test_outputs_of_arrays_and_tensors_are_the_same(trained, exported, files, source):
+    predictor = Predictor(trained if source == "torch" else exported)
+    pixels = np.stack([predictor.pixels(file) for file in files])
+    outputs = predictor.outputs(pixels)
+    assert (outputs.shape, outputs.dtype) == ((40, 10), np.float32)
+    assert np.array_equal(predictor.tensor_outputs(torch.from_numpy(pixels)).numpy(), outputs)
+
+
+def test_what_outputs_mean(trained):
+    card, outputs = source_card(trained), np.random.default_rng(0).normal(size=(5, 10)).astype(np.float32)
+    tensor = torch.from_numpy(outputs).double()
+    np.testing.assert_allclose(means(outputs, card), tensor.softmax(dim=1), rtol=1e-12)
+    np.testing.assert_allclose(means(outputs, replace(card, task="multilabel")), tensor.sigmoid(), rtol=1e-12)
+    numbers = replace(card, task="regression", target_mean=(3.0,) * 10, target_std=(2.0,) * 10)
+    np.testing.assert_allclose(means(outputs, numbers), tensor * 2 + 3, rtol=1e-12)
+
+
+def test_a_model_without_a_head_cannot_answer(tmp_path):
+    from safetensors.torch import save_file
+
+    from vitrail.models import build, canonical
+
+    body = {name: value for name, value in build(canonical("vit_ti16")[1]).state_dict().items() if "head" not in name}
+    save_file(body, tmp_path / "body.safetensors")
+    with pytest.raises(UserError, match="has no classification head, so it cannot answer"):
+        source_card(tmp_path / "body.safetensors")

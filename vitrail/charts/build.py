@@ -1,0 +1,318 @@
+"""Builders: measured values in, charts out. A task calls those that fit its scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitrail.charts.kinds import (
+    Bars,
+    ErrorBars,
+    Heads,
+    Line,
+    Lines,
+    Matrix,
+    Reliability,
+    Scatter,
+    Tone,
+    Values,
+)
+from vitrail.charts.measure import Measure, count, number, percent
+
+Rows = Sequence[Mapping[str, float]]  # of metrics.csv, one for each epoch
+
+_COLUMNS = 6  # of numbers, each a scatter plot
+
+
+# Training -------------------------------------------------------------------------------------------------
+
+
+def curves(rows: Rows, main: Measure) -> list[Lines]:
+    """Loss, the main measure and the learning rate over the epochs of a run."""
+    scores = _column(rows, f"val_{main.name}")
+    best = int(np.nanargmin(scores) if main.lower_is_better else np.nanargmax(scores))
+    epoch, score = int(rows[best]["epoch"]), float(scores[best])
+    parts: tuple[tuple[str, str, Tone], ...] = (("train", "training", "warm"), ("val", "validation", "cool"))
+    losses = [_line(rows, f"{part}_loss", name, tone) for part, name, tone in parts]
+    metric = [
+        _line(rows, f"{part}_{main.name}", name, tone, dot=(epoch, score) if part == "val" else None)
+        for part, name, tone in parts
+        if f"{part}_{main.name}" in rows[0]
+    ]
+    return [
+        Lines(
+            name="curves",
+            title="Loss",
+            note=f"validation ends at {rows[-1]['val_loss']:.3f}",
+            x="epoch",
+            lines=tuple(losses),
+            low=0,
+        ),
+        Lines(
+            name="curves",
+            title=main.heading or main.title,
+            note=f"validation is best in epoch {epoch}: {main.text(score)}",
+            help="The model of that epoch is kept.",
+            x="epoch",
+            lines=tuple(metric),
+            percent=main.percent,
+        ),
+        Lines(
+            name="curves",
+            title="Learning rate",
+            note=f"highest {number(max(row['lr'] for row in rows))}",
+            x="epoch",
+            lines=(_line(rows, "lr", "learning rate", "plain"),),
+            low=0,
+        ),
+    ]
+
+
+def together(runs: Mapping[str, Rows], main: Measure) -> list[Lines]:
+    """The main measure and the loss of several runs on the validation images, over epochs and over time."""
+    if not any(runs.values()):
+        return []
+
+    def lines(column: str, x: str = "epoch", scale: float = 1) -> tuple[Line, ...]:
+        each = enumerate(runs.items())
+        return tuple(_line(rows, column, name, run, x=x, scale=scale) for run, (name, rows) in each if rows)
+
+    title, score, many = main.heading or main.title, f"val_{main.name}", count(len(runs), "run")
+    by_epoch = lines(score)
+    by_time = lines(score, "seconds", 60)
+    losses = lines("val_loss")
+    note = f"validation of {many}"
+    return [
+        Lines(name="runs", title=title, note=f"{note} by epoch", x="epoch", lines=by_epoch, percent=main.percent),
+        Lines(name="runs", title=title, note=f"{note} by time", x="minutes", lines=by_time, percent=main.percent),
+        Lines(name="runs", title="Loss", note=f"{note} by epoch", x="epoch", lines=losses, low=0),
+    ]
+
+
+def lr_range(lrs: ArrayLike, losses: ArrayLike, smoothed: ArrayLike, suggestion: float) -> Lines:
+    """The training loss while the learning rate grows, and where it falls fastest."""
+    x, every, curve = _values(lrs), _values(losses), _values(smoothed)
+    span = float(curve.max() - curve.min())
+    height = float(np.interp(math.log(suggestion), np.log(x), curve))
+    return Lines(
+        name="lr",
+        title="Learning-rate range test",
+        note=f"loss falls fastest at {suggestion:g}, is lowest at {x[curve.argmin()]:.2g}; {count(len(every), 'step')}",
+        x="learning rate",
+        y="training loss",
+        lines=(
+            Line("every step", x, every, "pale"),
+            Line("smoothed", x, curve, dot=(suggestion, height)),
+        ),
+        log=True,
+        low=float(curve.min()) - 0.1 * span,  # the last steps may be far above
+        high=float(curve.max()) + 0.1 * span,
+        mark=suggestion,
+    )
+
+
+def _line(
+    rows: Rows,
+    column: str,
+    name: str,
+    tone: Tone,
+    *,
+    x: str = "epoch",
+    scale: float = 1,
+    dot: tuple[float, float] | None = None,
+) -> Line:
+    return Line(name, _column(rows, x) / scale, _column(rows, column), tone, dot=dot)
+
+
+def _column(rows: Rows, name: str) -> Values:
+    return _values([row[name] for row in rows])
+
+
+def _values(numbers: ArrayLike) -> Values:
+    return np.asarray(numbers, np.float64)
+
+
+# Classes --------------------------------------------------------------------------------------------------
+
+
+def confusion(counts: NDArray[np.integer], names: Sequence[str]) -> Matrix:
+    """The confusion matrix, (K, K): true classes in rows, predicted ones in columns."""
+    images = int(counts.sum())
+    return Matrix(
+        name="confusion",
+        title="Confusion matrix",
+        note=f"top-1 accuracy {percent(int(counts.trace()) / max(images, 1))}, {count(images)}",
+        help="Rows are true classes, columns are predicted ones. The shade is the share of the row.",
+        names=tuple(names),
+        counts=counts.astype(np.int64),
+        totals=counts.sum(axis=1).astype(np.int64),
+    )
+
+
+def reliability(
+    bins: Sequence[tuple[float, float, int]],
+    x: str = "confidence in the predicted class",
+    y: str = "accuracy",
+    things: str = "images",
+) -> Reliability:
+    """How often predictions are right at each confidence: bins of (mean confidence, accuracy, count)."""
+    total = max(sum(n for _, _, n in bins), 1)
+    error = sum(n * abs(accuracy - confidence) for confidence, accuracy, n in bins) / total
+    off = sum(n * (confidence - accuracy) for confidence, accuracy, n in bins) / total
+    lean = "over" if off > 0 else "under"
+    return Reliability(
+        name="reliability",
+        title="Reliability",
+        note=f"calibration error {percent(error)}, {lean}confident by {100 * abs(off):.1f} points",
+        help="Bars that end on the diagonal are perfectly calibrated.",
+        bins=tuple((float(confidence), float(accuracy), int(n)) for confidence, accuracy, n in bins),
+        x=x,
+        y=y,
+        things=things,
+    )
+
+
+def shots(
+    numbers: Sequence[int], top1: Sequence[Sequence[float]], mean: ArrayLike, std: ArrayLike, images: int
+) -> ErrorBars:
+    """Few-shot accuracy over the training images per class: of every draw, with means and standard deviations."""
+    order = np.argsort(numbers)
+    draws = max(map(len, top1))
+    what = f"mean and standard deviation of {draws} draws" if draws > 1 else "one draw"
+    return ErrorBars(
+        name="shots",
+        title="Few-shot accuracy",
+        note=f"{what}, {count(images)}",
+        x="training images per class",
+        y="top-1",
+        at=_values(numbers)[order],
+        each=tuple(_values(top1[i]) for i in order),
+        mean=_values(mean)[order],
+        std=_values(std)[order],
+    )
+
+
+# Labels ---------------------------------------------------------------------------------------------------
+
+
+def average_precision(names: Sequence[str], ap: Sequence[float | None], support: Sequence[int], images: int) -> Bars:
+    """Average precision of every label, highest first, beside that of a random order; unknown ones are left out."""
+    found = {k: value for k, value in enumerate(ap) if value is not None}
+    known = sorted(found, key=found.__getitem__, reverse=True)
+    values = _values([found[k] for k in known])
+    return Bars(
+        name="average_precision",
+        title="Average precision",
+        note=f"mean {percent(values.mean() if len(values) else 0.0)}, {count(len(known), 'label')}, {count(images)}",
+        help="Ticks are chance: a random order reaches the share of images that have the label.",
+        x="average precision",
+        names=tuple(names[k] for k in known),
+        values=values,
+        tick="chance",
+        ticks=_values([support[k] for k in known]) / max(images, 1),
+    )
+
+
+def precision_recall(
+    targets: NDArray[np.number],
+    probabilities: NDArray[np.floating],
+    names: Sequence[str],
+    thresholds: Sequence[float],
+) -> Lines:
+    """Precision over recall as the threshold falls, (N, K): of every label, the weakest, and all labels as one.
+
+    Dots are the labels at their thresholds. Labels that no image has are left out.
+    """
+    true = targets > 0.5
+    lines = list(_label_lines(true, probabilities, names, thresholds))
+    f1 = [2 * p * r / max(p + r, 1e-12) for r, p in (line.dot for line in lines if line.dot)]
+    if lines:
+        lines.append(Line("all labels as one", *_precision_recall(true.ravel(), probabilities.ravel())))
+    return Lines(
+        name="precision_recall",
+        title="Precision and recall",
+        note=f"macro F1 {percent(float(np.mean(f1)) if f1 else 0.0)} with each label at its threshold: the dots",
+        help="As the threshold falls, recall rises and precision falls.",
+        x="recall",
+        y="precision",
+        lines=tuple(lines),
+        percent=True,
+        square=True,
+    )
+
+
+def _label_lines(
+    true: NDArray[np.bool_], probabilities: NDArray[np.floating], names: Sequence[str], thresholds: Sequence[float]
+) -> Iterator[Line]:
+    """A line for every label that some image has; the weakest stands out, unless it is the only one."""
+    known = np.flatnonzero(true.any(axis=0))
+    curves = {int(k): _precision_recall(true[:, k], probabilities[:, k]) for k in known}
+    ap = {k: -float(np.sum(np.diff(recall) * precision[:-1])) for k, (recall, precision) in curves.items()}
+    weakest = min(ap, key=ap.__getitem__) if len(ap) > 1 else None
+    for k, (recall, precision) in curves.items():
+        given = probabilities[:, k] >= thresholds[k]
+        hits = int((given & true[:, k]).sum())
+        dot = hits / int(true[:, k].sum()), hits / max(int(given.sum()), 1)
+        name, tone = (f"{names[k]}, the weakest", "warm") if k == weakest else ("each label", "pale")
+        yield Line(name, recall, precision, tone, steps=True, dot=dot)  # type: ignore[arg-type]
+
+
+def _precision_recall(true: NDArray[np.bool_], probabilities: NDArray[np.floating]) -> tuple[Values, Values]:
+    """Recall, from 1 to 0, and precision."""
+    from sklearn.metrics import precision_recall_curve  # slow to import
+
+    precision, recall, _ = precision_recall_curve(true, probabilities)
+    return _values(recall), _values(precision)
+
+
+# Numbers --------------------------------------------------------------------------------------------------
+
+
+def predicted(
+    names: Sequence[str],
+    true: NDArray[np.floating],
+    predicted: NDArray[np.floating],
+    r2: Sequence[float],
+    mae: Sequence[float],
+    rmse: Sequence[float],
+) -> list[Scatter]:
+    """Predicted against true values, (N, K), of each number; of many, of those with the lowest R²."""
+    worst = sorted(range(len(names)), key=lambda k: r2[k])[:_COLUMNS]
+    return [
+        Scatter(
+            name="predicted",
+            title=names[k],
+            note=f"R² {number(r2[k])}, MAE {number(mae[k])}, RMSE {number(rmse[k])}",
+            help="On the line, predicted is true.",
+            true=_values(true[:, k]),
+            predicted=_values(predicted[:, k]),
+        )
+        for k in sorted(worst)
+    ]
+
+
+# Attention ------------------------------------------------------------------------------------------------
+
+
+def distance(
+    values: NDArray[np.floating], even: ArrayLike, width: int, images: int, uniform: str = "uniform attention"
+) -> Heads:
+    """The mean attention distance of every head by layer, (L, H), with NaN where a layer has fewer heads.
+
+    `even`, (L,), is the distance of a head with uniform attention; all are in pixels of an image of this `width`.
+    """
+    layers = tuple(_values(heads[np.isfinite(heads)]) for heads in values)
+    first, last = layers[0].mean(), layers[-1].mean()
+    return Heads(
+        name="distance",
+        title="Attention distance",
+        note=f"from {first:.1f} px in the first layer to {last:.1f} px in the last, mean over {count(images)}",
+        help="Each dot is a head: how far away the patches are that it attends to, on average.",
+        layers=layers,
+        even=_values(even),
+        uniform=uniform,
+        width=width,
+    )

@@ -1,0 +1,170 @@
+"""Measures a model's predictions or features on a split, and writes the metrics, tables and figures to a folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vitrail.charts.draw import save_charts
+from vitrail.data import Data, open_data
+from vitrail.data.targets import WORDS
+from vitrail.device import choose_device
+from vitrail.errors import UserError, nearest
+from vitrail.evaluate.charts import charts_of
+from vitrail.evaluate.features import split_features, split_outputs
+from vitrail.evaluate.metrics import AnyMetrics, measure_model
+from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
+from vitrail.files import write_text
+from vitrail.runs.predictor import Predictor
+from vitrail.runs.run import Run
+from vitrail.weights import Card, open_run
+
+Probe = Literal["knn", "linear", "fewshot"]
+
+_PROBES: dict[Probe, Callable[..., ProbeMetrics | FewShotMetrics]] = {"knn": knn, "linear": linear, "fewshot": fewshot}
+
+
+def evaluate_on(
+    run: str | Path,
+    data: Data,
+    split: str | None = None,
+    *,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str | None = None,
+    out: str | Path | None = None,
+) -> AnyMetrics:
+    """Measures a run's predictions for a split of open data; writes to `out` or the run's `evaluation` folder."""
+    _check_batch(batch_size)
+    name = split_name(data, split)
+    device = choose_device(device)
+    predictor = Predictor(run, device)
+    card = predictor.card
+    data = data.read_as(card.preprocess.channels, card.preprocess.bits)
+    outputs = split_outputs(
+        predictor,
+        data.splits[name],
+        Run.of(run).outputs_file(data.name, name),
+        keep=out is None,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+    )
+    metrics = measure_model(card, outputs, data.splits[name].targets)
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name)
+    _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
+    return replace(metrics, folder=folder)
+
+
+def probe_on(
+    run: str | Path,
+    data: Data,
+    method: Probe,
+    split: str | None = None,
+    *,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str | None = None,
+    out: str | Path | None = None,
+    **chosen: Any,
+) -> ProbeMetrics | FewShotMetrics:
+    """Measures a run's features by a probe trained on the train split; `chosen` are the probe's own settings."""
+    _check_batch(batch_size)
+    name = split_name(data, split)
+    if data.task != "multiclass":
+        raise UserError(
+            f"The method '{method}' tells classes apart, but {data.name} is {WORDS[data.task].title}. "
+            "Leave --method out, or give data with one class an image."
+        )
+    if "train" not in data.splits:
+        raise UserError(f"The method '{method}' learns from a train split, and {data.name} has none.")
+    if name == "train":
+        raise UserError(f"The method '{method}' learns from the train split, so it must be measured on another.")
+    device = choose_device(device)
+    model, card = open_run(run, device, headless=True)
+    data = data.read_as(card.preprocess.channels, card.preprocess.bits)
+    features = {
+        part: split_features(
+            model,
+            data.splits[part],
+            card.preprocess,
+            Run.of(run).features_file(data.name, part),
+            batch_size=batch_size,
+            workers=workers,
+            device=device,
+        )
+        for part in ("train", name)
+    }
+    metrics = _PROBES[method](
+        features["train"],
+        data.splits["train"].targets,
+        features[name],
+        data.splits[name].targets,
+        data.classes,
+        **chosen,
+    )
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, method)
+    _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
+    return replace(metrics, folder=folder)
+
+
+def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
+    """The data that a run was trained on, with the same splits, or other `data`; read as its model needs it.
+
+    Other data gets the classes of the model, in its order, unless it has some that the model does not know.
+    """
+    where = dict.fromkeys(("data_dir", "image_column", "label_column"))
+    try:
+        opened = run_data(Run.of(run).path, data, where, card, {"task": card.task, "classes": card.classes})
+    except UserError:
+        if data is None:
+            raise
+        opened = run_data(Run.of(run).path, data, where, card, {})
+    return opened.read_as(card.preprocess.channels, card.preprocess.bits)
+
+
+def _check_batch(batch_size: int) -> None:
+    if batch_size < 1:
+        raise UserError(f"'batch_size' must be 1 or more, but it is {batch_size}.")
+
+
+def split_name(data: Data, split: str | None = None) -> str:
+    """The requested split, by default val, else test, else the only one."""
+    name = split or next(usual for usual in ("val", "test", *data.splits) if usual in data.splits)
+    if name not in data.splits:
+        raise UserError(
+            f"{data.name} has no split '{name}'.{nearest(name, data.splits)} Its splits are {', '.join(data.splits)}."
+        )
+    return name
+
+
+def run_data(
+    home: Path, data: str | Path | None, where: Mapping[str, Any], card: Card, otherwise: Mapping[str, Any]
+) -> Data:
+    """The data to evaluate a run on: its own, with the same splits, or other data, opened with `otherwise`."""
+    run = Run(home)
+    if data is not None and not run.is_own(data):
+        return open_data(data, **where, **otherwise)
+    return run.data(card, **where)
+
+
+def _write(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, folder: Path, about: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
+    write_text(folder / "metrics.json", json.dumps(about | metrics.to_json(), indent=2, ensure_ascii=False) + "\n")
+    for name, rows in metrics.csv().items():
+        write_text(folder / f"{name}.csv", _csv(rows))
+    save_charts(charts_of(metrics), folder)
+
+
+def _csv(rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

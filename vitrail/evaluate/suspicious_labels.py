@@ -1,0 +1,74 @@
+"""Suspicious labels: images whose label a trained model confidently contradicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import softmax
+
+from vitrail.data.audit.findings import Finding, Item
+from vitrail.data.dataset import Numbers
+from vitrail.data.images import Pixels
+from vitrail.errors import UserError, some
+from vitrail.evaluate.stream import run_split
+from vitrail.models import Model
+from vitrail.progress import log
+from vitrail.weights import Card
+
+# A model contradicts a label if its own choice is likelier than not, and 19 times in 20 if only the two are to choose
+# from. The probability alone would not do: label smoothing and mixup teach a model never to be 95 % sure.
+LIKELY, SURE = 0.5, 0.95
+_MOST = 100
+
+
+def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
+    """Images that the model confidently assigns to another class than their label, the most confident first."""
+    if card.task != "multiclass":
+        raise UserError(f"--run needs a multi-class model; this one is {card.task}.")
+    numbers = {name: number for number, name in enumerate(card.classes)}
+    known = [item for item in items if item.label in numbers]
+    strange = sorted({item.label for item in items} - set(numbers))
+    if not known:
+        raise UserError(
+            f"The run knows none of the classes of the data, {some(strange, 5)}: its classes are "
+            f"{some(card.classes, 5)}. Give a run that was trained on data like this."
+        )
+    if strange:
+        log.warning("The run does not know %s: the labels of these images are not checked.", some(strange, 5))
+    seen = card.preprocess
+    split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
+    logits, labels = run_split(model, split, card.preprocess, workers=workers, device=device, title="checking labels")
+    chances = softmax(logits, axis=1)
+    said = chances.argmax(axis=1)
+    own, given = (chances[np.arange(len(known)), which] for which in (said, labels))
+    doubted = np.flatnonzero((own >= LIKELY) & (own >= SURE * (own + given)) & (said != labels))
+    doubted = doubted[np.argsort(given[doubted] / own[doubted], kind="stable")]
+    if len(doubted) > _MOST:
+        log.info("The run contradicts %d labels; the %d of which it is surest are listed.", len(doubted), _MOST)
+    findings = []
+    for i in doubted[:_MOST].tolist():
+        label, other = card.classes[labels[i]], card.classes[said[i]]
+        detail = f"labelled '{label}' ({given[i]:.1%}), the model says '{other}' ({own[i]:.1%})"
+        findings.append(Finding("suspicious", "note", detail, (known[i].name,)))
+    return findings
+
+
+@dataclass(frozen=True, eq=False)
+class _Items:
+    """Audited images as a split that a model can predict."""
+
+    items: Sequence[Item]
+    targets: Numbers
+    channels: int
+    bits: int
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def image(self, i: int) -> Pixels:
+        return self.items[i].read(self.channels, self.bits)
+
+    def name(self, i: int) -> str:
+        return self.items[i].name

@@ -1,0 +1,64 @@
+"""Draws every figure of a model and its images into a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.charts.style import save
+from vitrail.errors import UserError
+from vitrail.explain.figures import FIGURES
+from vitrail.explain.subject import Drawing, Subject
+from vitrail.files import replacing
+from vitrail.progress import track
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """What was written, and what was not."""
+
+    files: tuple[Path, ...]
+    arrays: Mapping[str, Mapping[str, NDArray[Any]]]  # what each figure shows, by the name of its file
+    notes: tuple[str, ...]  # a sentence for each figure that makes no sense for this model
+    unreadable: tuple[tuple[str, str], ...]  # file, reason
+
+
+def draw(subject: Subject, folder: Path, format: str, save_data: bool) -> Explanation:
+    """Draws every figure that the model has into a folder; with `save_data` the arrays of each go beside it."""
+    files: list[Path] = []
+    arrays: dict[str, Mapping[str, NDArray[Any]]] = {}
+    notes: list[str] = []
+    for drawing in track(_drawings(subject, notes), "explaining", unit="figure"):
+        files += _write(drawing, folder, format, save_data)
+        arrays[drawing.name] = drawing.arrays
+    once = tuple(dict.fromkeys(notes))  # what a model lacks may concern several figures
+    return Explanation(tuple(files), arrays, once, tuple(subject.unreadable))
+
+
+def _drawings(subject: Subject, notes: list[str]) -> Iterator[Drawing]:
+    for draw in FIGURES:
+        try:
+            yield from draw(subject)
+        except UserError as error:  # noqa: PERF203  # is rare
+            notes.append(str(error))
+
+
+def _write(drawing: Drawing, folder: Path, format: str, save_data: bool) -> list[Path]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
+    path = folder / f"{drawing.name}.{format}"
+    with replacing(path) as temporary:
+        save(drawing.figure, temporary, format)
+    if not save_data:
+        return [path]
+    data = path.with_suffix(".npz")
+    with replacing(data) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **drawing.arrays)  # type: ignore[arg-type,unused-ignore]
+    return [path, data]

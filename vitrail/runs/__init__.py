@@ -1,0 +1,1 @@
+"""Run folders as objects, and predictors: images in, answers out."""

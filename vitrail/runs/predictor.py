@@ -1,0 +1,291 @@
+"""Predictor: images in, answers out, on PyTorch or ONNX Runtime.
+
+>>> for answer in vitrail.Predictor("runs/demo")(["cat.jpg", "dog.jpg"]):
+...     print(answer.labels[0], answer.probabilities[0])
+
+An ONNX file is run without torch. Images are read ahead by threads and predicted in batches, so however many there
+are, the pixels of three batches are in memory at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.special import expit, softmax
+
+from vitrail.config import Task
+from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_image
+from vitrail.data.pixels import fit
+from vitrail.errors import UserError
+from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
+from vitrail.runs.run import Run
+from vitrail.weights.card import Card
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrail.models import Model
+
+Array = NDArray[Any]
+Picture = str | Path | bytes | Image.Image | NDArray[Any]  # a file, its content, or pixels (H, W) or (H, W, C)
+P = TypeVar("P", bound="Picture")
+
+_TOP = 5  # classes per image, by default
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A model's answer for one image, or the reason why the image cannot be read.
+
+    The likeliest classes, or all labels above their thresholds, best first; for regression the names of the `values`.
+    """
+
+    file: str
+    labels: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    error: str | None = None
+    values: tuple[float, ...] = ()  # in the units of the data
+    task: Task = "multiclass"
+
+
+class TorchModel:
+    """A PyTorch model and its card."""
+
+    def __init__(self, model: Model, card: Card, device: str):
+        self.model, self.card, self._device = model, card, device
+
+    @property
+    def size(self) -> str:
+        """How large the model is, in words."""
+        from vitrail.models import parameters
+
+        return f"{parameters(self.card.config):,} parameters"
+
+    def preprocess(self, image: Pixels) -> Pixels:
+        """A stored image as `outputs` takes it, (C, H, W)."""
+        return self.card.preprocess.pixels(image)
+
+    def outputs(self, pixels: Array) -> Array:
+        """The outputs, (B, K) float32, for pixels (B, C, H, W) of the model's size."""
+        return self._compute(self.model, pixels)
+
+    def features(self, pixels: Array) -> Array:
+        """The feature vectors, (B, D) float32."""
+        return self._compute(self.model.embed, pixels)
+
+    def tensor_outputs(self, pixels: Tensor) -> Tensor:
+        """`outputs` of a tensor, on its device."""
+        import torch
+
+        with torch.no_grad():
+            return self.model(self.card.preprocess.normalise(pixels)).float()
+
+    def fingerprint(self) -> str:
+        """Changes whenever the outputs may."""
+        import torch
+
+        card = self.card
+        # Spelled as in the checkpoints of earlier versions, so that their distilled runs resume.
+        known = (
+            f"Known(model={card.model!r}, size={self.size!r}, classes={card.classes!r}, "
+            f"preprocess={card.preprocess!r}, task={card.task!r}, target_mean={card.target_mean!r}, "
+            f"target_std={card.target_std!r})"
+        )
+        digest = hashlib.blake2b(f"({card.config!r}, {known})".encode())
+        for name, value in self.model.state_dict().items():
+            digest.update(name.encode())
+            digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def _compute(self, compute: Callable[[Tensor], Tensor], pixels: Array) -> Array:
+        import torch
+
+        with torch.inference_mode():
+            images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self._device))
+            return compute(images).float().cpu().numpy()
+
+
+class Predictor:
+    """A trained model that only answers: from a run, weights of any format, a name of a hub, or an ONNX file."""
+
+    def __init__(self, source: str | Path | Run, device: str | None = None, model: str | None = None):
+        """`model` is the name of the model, where the weights do not show it. The device is the best one by default."""
+        path = source.path if isinstance(source, Run) else source
+        self._model: TorchModel | OnnxModel
+        if is_onnx(path):
+            _no_name(path, model)
+            self._model = OnnxModel(path, device or "cpu")
+            return
+        from vitrail.device import choose_device
+        from vitrail.weights import open_run
+
+        device = choose_device(device)
+        expected = source_card(path, model).config if model is not None else None
+        opened, card = open_run(path, device, model=expected)
+        opened.requires_grad_(False)
+        self._model = TorchModel(opened, card, device)
+
+    @classmethod
+    def of(cls, model: Model, card: Card, device: str = "cpu") -> Predictor:
+        """The predictor of a PyTorch model that is open already."""
+        predictor = cls.__new__(cls)
+        predictor._model = TorchModel(model, card, device)
+        return predictor
+
+    @property
+    def card(self) -> Card:
+        return self._model.card
+
+    @property
+    def size(self) -> str:
+        """How large the model is, in words."""
+        return self._model.size
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes whenever the answers may."""
+        return self._model.fingerprint()
+
+    def __call__(
+        self,
+        images: Picture | Iterable[Picture],
+        top: int | None = None,
+        *,
+        batch_size: int = 32,
+        workers: int = 2,
+    ) -> Iterator[Prediction]:
+        """The answers for images, in order; `images` is consumed only as far as it is needed.
+
+        At most `top` labels each: by default 5 classes, or all labels above their thresholds. An image that cannot be
+        read is a Prediction with an error.
+        """
+        one = isinstance(images, str | Path | bytes | Image.Image | np.ndarray)
+        pictures: Iterable[Picture] = [images] if one else images  # type: ignore[list-item,assignment]
+        answers = self.run(pictures, batch_size=batch_size, workers=workers)
+        with closing(answers):
+            for number, (picture, outputs) in enumerate(answers, 1):
+                file = str(picture) if isinstance(picture, str | Path) else f"image {number}"
+                if isinstance(outputs, UnreadableImage):
+                    yield Prediction(file, error=str(outputs), task=self.card.task)
+                else:
+                    yield say(file, outputs, self.card, top)
+
+    def run(
+        self,
+        images: Iterable[P],
+        compute: Callable[[Array], Array] | None = None,
+        *,
+        batch_size: int = 32,
+        workers: int = 2,
+    ) -> Generator[tuple[P, Array | UnreadableImage], None, None]:
+        """Every image with its outputs, or with those of `compute`; or with the reason why it cannot be read."""
+        compute = compute or self.outputs
+        with closing(read_ahead(images, self.pixels, workers, ahead=2 * batch_size)) as read:
+            while batch := list(islice(read, batch_size)):
+                good = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImage)]
+                outputs = iter(compute(np.stack(good)) if good else ())
+                for image, pixels in batch:
+                    yield image, pixels if isinstance(pixels, UnreadableImage) else next(outputs)
+
+    def pixels(self, image: Picture) -> Pixels:
+        """An image as `outputs` takes it, (C, H, W); an UnreadableImage if it cannot be."""
+        seen = self.card.preprocess
+        if isinstance(image, np.ndarray):
+            stored = fit(image if image.ndim == 3 else image[:, :, None], seen.channels, seen.bits)
+        elif isinstance(image, Image.Image):
+            stored = picture_pixels(image, seen.channels, seen.bits)
+        else:
+            stored = read_image(image, seen.channels, seen.bits)
+        return self._model.preprocess(stored)
+
+    def outputs(self, pixels: Array) -> Array:
+        """The model's outputs, (B, K) float32, for preprocessed pixels (B, C, H, W)."""
+        return self._model.outputs(pixels)
+
+    def tensor_outputs(self, pixels: Tensor) -> Tensor:
+        """`outputs` of a tensor, on its device."""
+        return self._model.tensor_outputs(pixels)
+
+    def features(self, pixels: Array) -> Array:
+        """The feature vectors, (B, D) float32, of preprocessed pixels."""
+        return self._model.features(pixels)
+
+
+def source_card(source: str | Path, model: str | None = None) -> Card:
+    """The card of a model with a head, without opening it; `model` is its name, where its weights do not show it."""
+    if is_onnx(source):
+        _no_name(source, model)
+        return onnx_card(source)
+    from vitrail.models import is_meant
+    from vitrail.weights import open_card
+
+    card = open_card(source, model)
+    if model is not None and not is_meant(card.model, model):
+        raise UserError(f"The weights in {source} are a {card.model}, not a {model}.")
+    if not card.classes:
+        raise UserError(f"{source} has no classification head, so it cannot answer.")
+    return card
+
+
+def _no_name(source: str | Path, model: str | None) -> None:
+    if model is not None:
+        raise UserError(f"{source} is an ONNX file, which needs no name of a model. Leave it out.")
+
+
+def means(outputs: NDArray[np.floating], card: Card) -> NDArray[np.float64]:
+    """Outputs (B, K) as probabilities, or for regression as values in the units of the data."""
+    outputs = outputs.astype(np.float64)
+    if card.task == "regression":
+        return outputs * np.array(card.target_std) + np.array(card.target_mean)
+    meant: NDArray[np.float64] = expit(outputs) if card.task == "multilabel" else softmax(outputs, axis=1)
+    return meant
+
+
+def say(file: str, outputs: Array, card: Card, top: int | None) -> Prediction:
+    """The answer that a model's outputs for one image, (K,), mean."""
+    meant = means(np.asarray(outputs)[None], card)[0].tolist()
+    if card.task == "regression":
+        return Prediction(file, card.classes, values=tuple(meant), task=card.task)
+    if card.task == "multilabel":
+        given = [i for i, threshold in enumerate(card.thresholds) if meant[i] >= threshold]
+    else:
+        given, top = list(range(len(meant))), top or _TOP
+    best = sorted(given, key=lambda i: -meant[i])[:top]
+    return Prediction(file, tuple(card.classes[i] for i in best), tuple(meant[i] for i in best), task=card.task)
+
+
+def read_ahead(
+    images: Iterable[P], read: Callable[[P], Pixels], workers: int, ahead: int
+) -> Generator[tuple[P, Pixels | UnreadableImage], None, None]:
+    """Reads images in threads and in order, at most `ahead` of them before they are asked for."""
+
+    def attempt(image: P) -> Pixels | UnreadableImage:
+        try:
+            return read(image)
+        except UnreadableImage as error:
+            return error
+
+    waiting: deque[tuple[P, Future[Pixels | UnreadableImage]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
+    try:
+        for image in images:
+            waiting.append((image, pool.submit(attempt, image)))
+            if len(waiting) == ahead:
+                first, pixels = waiting.popleft()
+                yield first, pixels.result()
+        for rest, pixels in waiting:
+            yield rest, pixels.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

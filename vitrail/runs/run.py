@@ -1,0 +1,267 @@
+"""Run: the folder that training leaves, as an object.
+
+| file or folder                       | content                                                        |
+|--------------------------------------|----------------------------------------------------------------|
+| `config.yaml`                        | every setting, resolved                                        |
+| `model.safetensors`, `model.json`    | the best model so far, and its card                            |
+| `metrics.csv`                        | one row per epoch                                              |
+| `last/state.pt`                      | the checkpoint from which training resumes                     |
+| `train.log`, `curves.png`, `tensorboard/` | what happened                                             |
+| `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
+| `features/<data>-<split>.npz`        | feature vectors                                                |
+| `explain/`, `report.html`            | figures of `explain`, the page of `report`                     |
+| `folds.json`, `folds.csv`, `fold1/`, …  | of a cross-validation: its scores, and a run for each fold  |
+
+Only this module knows these names.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
+from vitrail.data import Data, full_name, open_data
+from vitrail.errors import UserError
+from vitrail.runs.onnx import is_onnx
+from vitrail.weights.card import WEIGHTS_FILE, Card, read_card
+
+if TYPE_CHECKING:
+    from vitrail.models import Model
+
+Row = dict[str, float]
+
+# The settings that decide which images are in which split.
+_SPLIT = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task", "streaming")
+
+
+class Run:
+    """A run folder. It is read when it is asked, so a Run may stand for a folder that is still incomplete."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """The run in a folder; a UserError if the folder holds none."""
+        run = cls(path)
+        if not run.exists:
+            raise UserError(f"{path} is not a run: it has no {CONFIG_FILE}. Give the folder that training made.")
+        return run
+
+    @classmethod
+    def of(cls, source: str | Path) -> Run:
+        """The folder in which the results of a model are kept: its own, or the current one for models of a hub."""
+        if is_onnx(source):
+            return cls(Path(source).parent)
+        from vitrail.weights import home
+
+        return cls(home(source))
+
+    @classmethod
+    def create(cls, config: TrainConfig, overwrite: bool = False) -> Run:
+        """Makes the folder of a new run and saves its configuration. An existing run is replaced with `overwrite`."""
+        run = cls(Path(config.run.out) / config.run.name)
+        for what, source in (("weights", config.weights), ("teacher", config.distillation.teacher)):
+            if source is not None and Path(source).resolve().is_relative_to(run.path.resolve()):
+                raise UserError(f"--{what} {source} is in {run.path}, the run to create. Choose another --name.")
+        if run.path.exists() and overwrite:
+            if not run.exists:
+                raise UserError(
+                    f"{run.path} exists and is not a run of vitrail, so --overwrite does not replace it. "
+                    "Choose another --name."
+                )
+            shutil.rmtree(run.path)
+        try:
+            run.path.mkdir(parents=True)
+        except FileExistsError:
+            raise UserError(
+                f"The run {run.path} exists. Choose another --name, continue it with "
+                f"`vitrail train --resume {run.path}`, or replace it with --overwrite."
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"The run folder {run.path} cannot be created: {error.strerror}. Choose another --out."
+            ) from error
+        try:
+            save_yaml(config, run.config_file)
+        except OSError as error:
+            shutil.rmtree(run.path)
+            raise UserError(
+                f"Could not write {run.config_file}: {error.strerror}. Free some space or choose another --out."
+            ) from error
+        return run
+
+    # Paths
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / CONFIG_FILE
+
+    @property
+    def weights_file(self) -> Path:
+        return self.path / WEIGHTS_FILE
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "last" / "state.pt"
+
+    @property
+    def log_file(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def curves_file(self) -> Path:
+        return self.path / "curves.png"
+
+    @property
+    def events_folder(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def explain_folder(self) -> Path:
+        return self.path / "explain"
+
+    @property
+    def report_file(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def folds_file(self) -> Path:
+        return self.path / "folds.json"
+
+    def evaluation(self, data: str, split: str, method: str = "head") -> Path:
+        """The folder in which `evaluate` leaves the metrics of a split."""
+        return self.path / "evaluation" / (f"{data}-{split}" if method == "head" else f"{data}-{split}-{method}")
+
+    def outputs_file(self, data: str, split: str) -> Path:
+        """The file in which the model's outputs for a split are kept."""
+        return self.evaluation(data, split) / "outputs.npz"
+
+    def features_file(self, data: str, split: str) -> Path:
+        """The file in which the feature vectors of a split are kept."""
+        return self.path / "features" / f"{data}-{split}.npz"
+
+    # Contents
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder is a run, whatever it has come to."""
+        return self.config_file.exists()
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        return load_yaml(TrainConfig, self.config_file)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether a first epoch is finished."""
+        return self.weights_file.exists()
+
+    @cached_property
+    def card(self) -> Card:
+        """The card of the run's model, read without torch."""
+        return read_card(self.weights_file.with_suffix(".json"))
+
+    def model(self, device: str = "cpu") -> Model:
+        """The run's best model, ready to predict."""
+        from vitrail.weights import open_run
+
+        return open_run(self.path, device)[0]
+
+    def data(self, card: Card | None = None, **columns: Any) -> Data:
+        """The data that the run was trained on, with the same splits; a UserError if it has changed since.
+
+        `card` is that of a model which must have the classes of the data. `columns` replace the run's `data_dir`,
+        `image_column` and `label_column`.
+        """
+        if not self.exists:
+            raise UserError(f"{self.path} has no {CONFIG_FILE}, so its training data is unknown. Give the data.")
+        settings = split_settings(flat(self.config)) | {name: value for name, value in columns.items() if value}
+        if card is None:
+            return open_data(self.config.data, **settings)
+        data = open_data(self.config.data, **settings | {"task": card.task})
+        if data.classes != card.classes:
+            changed = sorted(set(data.classes) ^ set(card.classes))
+            raise UserError(
+                f"{self.config.data} had {len(card.classes)} classes when the run was trained, and has "
+                f"{len(data.classes)}: {', '.join(changed[:5])} were added or removed. Restore them, or give other "
+                "data."
+            )
+        return data
+
+    def is_own(self, source: str | Path) -> bool:
+        """Whether the run was trained on this data."""
+        return self.exists and full_name(source) == full_name(self.config.data)
+
+    @property
+    def history(self) -> list[Row]:
+        """The rows of `metrics.csv`, one per epoch."""
+        if not self.metrics_file.exists():
+            return []
+        with self.metrics_file.open(newline="", encoding="utf-8") as stream:
+            return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(stream)]
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has come to its end."""
+        optim, rows = self.config.optim, self.history
+        if not rows:
+            return False
+        if optim.time_budget is not None:
+            decayed = rows[-1]["lr"] <= optim.lr * (optim.min_lr + 0.1)
+            return decayed and rows[-1]["seconds"] >= optim.time_budget / 2
+        # The first row has the steps of an epoch. The last epoch may be partial; below half a step it is none.
+        return rows[-1]["step"] >= round(rows[0]["step"] * optim.epochs)
+
+    @property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """What `evaluate` measured: the content of each `metrics.json`, by the name of its folder."""
+        files = sorted(self.path.glob("evaluation/*/metrics.json"))
+        return {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+    def own_scores(self) -> dict[str, Any] | None:
+        """What `evaluate` measured on the run's own validation images, or None."""
+        metrics, found = self.card.metrics, []
+        for name, document in self.scores.items():
+            if name.endswith("-val") and document["images"] == metrics.get("images"):
+                found.append((abs(document["loss"] - metrics["loss"]), document))
+        return min(found, key=lambda pair: pair[0])[1] if found else None
+
+    # Cross-validation
+
+    @property
+    def has_folds(self) -> bool:
+        """Whether the folder is a cross-validation, with a run for each fold."""
+        return self.exists and self.config.source.folds > 0 and self.config.source.fold == 0
+
+    def fold(self, number: int) -> Run:
+        """The run of a fold, from 1."""
+        return Run(self.path / f"fold{number}")
+
+    @property
+    def folds(self) -> list[Run]:
+        """The runs of the folds that have begun, in order; none of an ordinary run."""
+        count = self.config.source.folds if self.has_folds else 0
+        return [fold for fold in map(self.fold, range(1, count + 1)) if fold.exists]
+
+
+def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a configuration, by flat names, that decide which images are in which split."""
+    return {name: settings[name] for name in _SPLIT if settings.get(name) is not None}

@@ -1,0 +1,1 @@
+"""What outputs and targets mean, one file for each task."""

@@ -1,0 +1,95 @@
+"""From a resolved configuration to what a run needs: the model, its card and the splits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from vitrail.config import ArchConfig, TrainConfig, options
+from vitrail.data import Data
+from vitrail.data.cache import once
+from vitrail.data.dataset import Split
+from vitrail.data.loader import TrainBatches
+from vitrail.data.preprocess import Preprocess
+from vitrail.device import hardware
+from vitrail.errors import UserError
+from vitrail.models import Model, ModelConfig, build, canonical
+from vitrail.train.teacher import meet
+from vitrail.train.transfer import set_learning
+from vitrail.weights import Card, open_card, start_from
+from vitrail.weights.card import versions
+
+
+def model_config(config: TrainConfig, classes: int) -> ModelConfig:
+    """The architecture that a resolved configuration trains."""
+    base = open_card(config.weights, config.model).config if config.weights else canonical(config.model)[1]
+    arch = {name: value for name in options(ArchConfig) if (value := getattr(config.arch, name)) is not None}
+    return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
+
+
+def preprocessing(config: TrainConfig) -> Preprocess:
+    """The preprocessing of a resolved configuration."""
+    seen = config.input
+    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
+
+
+def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
+    """The model before its first step, fresh or from trained weights, and a note on each adaptation of the weights.
+
+    Raises a UserError for a configuration that cannot be trained on this data.
+    """
+    torch.manual_seed(config.run.seed)
+    model = build(model_config(config, len(data.classes)))
+    notes = []
+    if config.weights is not None:
+        how = config.transfer
+        notes = start_from(
+            config.weights, model, data.classes, data.task, resample=how.pos_resample, partial=how.partial
+        )
+        set_learning(model, how)
+    if config.optim.loss == "bce" and config.weights is None:
+        for head in model.classifiers():
+            assert head.bias is not None
+            # Start the bias at the log prior, -log K, which the first steps would otherwise have to learn.
+            torch.nn.init.constant_(head.bias, -math.log(len(data.classes)))
+    if config.distillation.teacher is not None:
+        meet(config.distillation, data.classes, data.task, preprocessing(config))
+    batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
+    if batches < config.optim.grad_accum_steps:
+        raise UserError(
+            f"'grad_accum_steps' must be at most the {batches} batches of an epoch, but it is "
+            f"{config.optim.grad_accum_steps}. Lower --grad-accum-steps or --batch-size."
+        )
+    return model, [f"From {config.weights}: {note}." for note in notes]
+
+
+def make_card(config: TrainConfig, data: Data, model: Model) -> Card:
+    """The card of the model that a run trains."""
+    return Card(
+        model=config.model,
+        config=model.config,
+        classes=data.classes,
+        preprocess=preprocessing(config),
+        task=data.task,
+        versions=versions() | {"hardware": hardware(config.run.device)},
+    ).standardising(data.splits["train"].targets)
+
+
+def open_splits(config: TrainConfig, data: Data) -> tuple[Split, TrainBatches]:
+    """The validation split and the training batches of a run, from the image cache where there is one."""
+    preprocess, source, crop_scale = preprocessing(config), config.source, config.augment.crop_scale
+    splits = data.read_as(preprocess.channels, preprocess.bits).splits
+    val = once(splits["val"], preprocess, False, source.cache_gb, source.workers)
+    train = once(splits["train"], preprocess, crop_scale < 1, source.cache_gb, source.workers)
+    batches = TrainBatches(
+        train,
+        preprocess,
+        config.optim.batch_size,
+        config.run.seed,
+        crop_scale,
+        source.workers,
+        source.balanced_sampling,
+    )
+    return val, batches

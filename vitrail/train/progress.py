@@ -1,0 +1,103 @@
+"""How far a run has come, and its clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vitrail.evaluate.metrics import AnyMetrics
+
+
+@dataclass
+class Progress:
+    """All state of a run that is not in the objective and the optimisers."""
+
+    step: int = 0  # optimiser steps done
+    seconds: float = 0.0  # since the run began, without the time it was stopped
+    prepared: float = 0.0  # seconds of these before the first step, spent on a teacher
+    lr: float = 0.0  # of the last step
+    trained: float = 0.0  # seconds of this epoch's steps
+    waited: float = 0.0  # seconds of these spent waiting for data
+    taught: float | None = None  # seconds of these spent on the teacher, if there is one
+    best: float = -math.inf  # main score of the best epoch
+    count: int = 0  # steps of this epoch
+    sums: dict[str, float] = field(default_factory=dict)  # of what these steps showed
+    rows: list[dict[str, float]] = field(default_factory=list)  # metrics.csv
+
+    def __post_init__(self) -> None:
+        self._clock = self._saved = time.monotonic()
+        self.took = 0.0  # seconds of the last step
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of steps and validations, from which the time still needed is estimated."""
+        return self.seconds - self.prepared
+
+    def tick(self) -> float:
+        """Adds the time since the last tick to the run's time, and returns it."""
+        now = time.monotonic()
+        passed, self._clock = now - self._clock, now
+        self.seconds += passed
+        return passed
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside as waiting for data."""
+        start = time.monotonic()
+        yield
+        self.waited += time.monotonic() - start
+
+    @contextmanager
+    def teaching(self) -> Iterator[None]:
+        """Counts the time inside as the teacher's."""
+        start = time.monotonic()
+        yield
+        self.taught = (self.taught or 0.0) + time.monotonic() - start
+
+    def minutes_unsaved(self) -> float:
+        return (time.monotonic() - self._saved) / 60
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Counts an optimiser step, which began at the last tick and showed these values."""
+        self.step += 1
+        self.count += 1
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.took = self.tick()
+        self.trained += self.took
+
+    def mean(self, name: str) -> float:
+        """The mean of a value over this epoch's steps."""
+        return self.sums.get(name, 0.0) / max(self.count, 1)
+
+    def close_epoch(self, metrics: AnyMetrics) -> None:
+        """Appends the row of a finished epoch and resets what is counted per epoch."""
+        self.tick()
+        trained = self.trained or math.inf
+        self.rows.append(
+            {
+                "epoch": len(self.rows) + 1,
+                "step": self.step,
+                "lr": self.lr,
+                **{f"train_{name}": self.mean(name) for name in self.sums},
+                **{f"val_{name}": value for name, value in metrics.row().items()},
+                "seconds": round(self.seconds, 2),
+                "wait": round(self.waited / trained, 4),  # share of the steps' time
+                **({} if self.taught is None else {"teach": round(self.taught / trained, 4)}),
+            }
+        )
+        self.trained = self.waited = 0.0
+        self.taught = None if self.taught is None else 0.0
+        self.count, self.sums = 0, dict.fromkeys(self.sums, 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        self._saved = time.monotonic()
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in asdict(Progress(**state)).items():
+            setattr(self, name, value)

@@ -1,0 +1,138 @@
+"""The rules that recipes follow on data of any size, with any model and batch.
+
+The published recipes give the published values for data of the published size. On other data, and where the user sets
+something else, they follow these rules:
+
+- The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps. A forward pass
+  has at most 128 images, or `--batch-size`; gradients are accumulated to the batch.
+- The learning rate is the published one at the published batch. At another it is scaled, with SGD and DeiT by the
+  batch, with Adam and LAMB by its square root (https://arxiv.org/abs/2205.10287, https://arxiv.org/abs/1904.00962).
+- The warm-up is the published one, but at most an eighth of the run.
+- Only colour images are flipped: a mirrored grey sign is often another sign or none.
+- Photographs are trained at the published size, smaller images at their own. The centre crop of 0.875 in evaluation is
+  for photographs only.
+- With --weights, the architecture is that of the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from vitrail.config import ArchConfig, AugmentConfig, InputConfig, OptimConfig, RunConfig, TrainConfig, options
+from vitrail.device import choose_precision
+from vitrail.models import ModelConfig
+
+SMALL_IMAGE = 96  # longest side of small images, which keep their size; larger ones are photographs
+_PASS = 128  # images of a forward pass, unless the user sets --batch-size
+
+
+@dataclass(frozen=True)
+class RecipeInputs:
+    """What a recipe may depend on: the data, the model, and the length and batches of the run if the user set them."""
+
+    source: str
+    name: str
+    images: int
+    model: str
+    config: ModelConfig
+    device: str
+    epochs: float | None
+    weights: str | None
+    only_new: bool = False  # only a new head or adapters are trained
+    batch_size: int | None = None
+    grad_accum_steps: int | None = None
+
+
+def published(
+    recipe: str,
+    inputs: RecipeInputs,
+    *,
+    optim: dict[str, Any],
+    augment: AugmentConfig,
+    fresh: dict[str, Any] | None = None,  # architecture, unless there are weights
+    drop: float = 0.0,
+    drop_path: float = 0.0,
+    crop: float = 0.875,
+) -> TrainConfig:
+    """The configuration of a published recipe for these inputs."""
+    c = inputs.config
+    wanted = {"drop": drop, "drop_path": drop_path, **({} if inputs.weights or fresh is None else fresh)}
+    changes = {name: value for name, value in wanted.items() if getattr(arch_config(c), name) is not None}
+    return TrainConfig(
+        data=inputs.source,
+        recipe=recipe,
+        model=inputs.model,
+        weights=inputs.weights,
+        input=replace(input_config(c), crop=crop if max(c.img_size) > SMALL_IMAGE else 1.0),
+        arch=replace(arch_config(c), **changes),
+        optim=scaled_optim(inputs, **optim),
+        augment=augment,
+        run=run_config(inputs),
+    )
+
+
+def scaled_optim(
+    inputs: RecipeInputs,
+    *,
+    epochs: int,
+    batch: int,
+    lr: float,
+    scaling: Literal["linear", "sqrt"],
+    warmup_steps: int = 0,
+    warmup_epochs: float = 0.0,
+    **rest: Any,
+) -> OptimConfig:
+    """The published values, adjusted by the rules above."""
+    wanted = batch_size(inputs.images, batch)
+    size = inputs.batch_size or min(wanted, _PASS)
+    passes = inputs.grad_accum_steps or max(round(wanted / size), 1)
+    share = size * passes / batch
+    length = inputs.epochs or epochs
+    warmup = warmup_epochs or warmup_steps / max(inputs.images // (size * passes), 1)
+    return OptimConfig(
+        epochs=length,
+        batch_size=size,
+        grad_accum_steps=passes,
+        lr=float(f"{lr * (share if scaling == 'linear' else math.sqrt(share)):.4g}"),
+        warmup_epochs=round(min(warmup, length / 8), 2),
+        body_lr=1.0,
+        **rest,
+    )
+
+
+def batch_size(images: int, most: int = 128) -> int:
+    """A power of two that gives an epoch 20 steps or more; from 16 to `most`."""
+    batch = 16
+    while batch < most and images >= 20 * 2 * batch:
+        batch *= 2
+    return batch
+
+
+def light_augment(config: ModelConfig) -> AugmentConfig:
+    """Small shifts unless the image is tiny, flips of colour images, label smoothing."""
+    shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
+    return AugmentConfig(shift=shift, hflip=0.0 if config.channels == 1 else 0.5, smoothing=0.1)
+
+
+def input_config(config: ModelConfig) -> InputConfig:
+    """The size and channels that the model reads."""
+    return InputConfig(img_size=config.img_size, channels=config.channels)
+
+
+def arch_config(config: ModelConfig) -> ArchConfig:
+    """The architecture options that the model has; None for those it lacks."""
+    has = {field.name for field in fields(config)}
+    values: dict[str, Any] = {name: getattr(config, name) if name in has else None for name in options(ArchConfig)}
+    return ArchConfig(**values)
+
+
+def run_config(inputs: RecipeInputs) -> RunConfig:
+    """The name, device and precision of the run."""
+    return RunConfig(name=f"{inputs.name}-{inputs.model}", device=inputs.device, amp=choose_precision(inputs.device))
+
+
+def hflip(config: ModelConfig) -> float:
+    """The probability of a horizontal flip."""
+    return 0.0 if config.channels == 1 else 0.5

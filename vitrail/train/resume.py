@@ -1,0 +1,40 @@
+"""Resuming a run: its own configuration, with the few settings that may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from vitrail.config import TrainConfig, coerce, flat, override
+from vitrail.data import full_name
+from vitrail.device import choose_device
+from vitrail.errors import UserError
+from vitrail.models import is_meant
+from vitrail.runs.run import Run
+from vitrail.train.resolve import check
+
+# Settings that decide how a run is carried out, not what it computes: they may change when it resumes.
+_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
+
+
+def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[Path, TrainConfig]:
+    """The configuration of a run that goes on; what was asked for must agree with it."""
+    config = Run.open(run).config
+    saved = flat(config)
+    changed = []
+    for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():
+        value = coerce(TrainConfig, name, value)
+        if name == "model":
+            value = saved[name] if is_meant(saved[name], value) else value
+        if name in _FREE_ON_RESUME:
+            config = override(config, {name: value})
+        elif value != saved[name]:
+            new, old = (f"{x:g}" if type(x) is float else x for x in (value, saved[name]))
+            changed.append(f"{name} {new} instead of {old}")
+    if changed:
+        raise UserError(
+            f"A run resumes with the settings it was started with, but this asks for {', '.join(changed)}. "
+            f"Remove that, or start a new run with `--weights {run}`."
+        )
+    choose_device(config.run.device)
+    return run, check(config)

@@ -1,0 +1,79 @@
+"""Runs from start to finish: `start` opens the data and the folder, `complete` trains in it, `finish` evaluates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vitrail.config import TrainConfig
+from vitrail.data import Data, full_name, open_data
+from vitrail.errors import UserError, some
+from vitrail.evaluate.measure import evaluate_on
+from vitrail.evaluate.metrics import AnyMetrics
+from vitrail.models import Model
+from vitrail.progress import log, speak
+from vitrail.runs.run import Run, split_settings
+from vitrail.train.divergence import naming_checkpoint
+from vitrail.train.find_lr import find_lr as find_rate
+from vitrail.train.interruption import Interruption
+from vitrail.train.journal import Journal
+from vitrail.train.loop import train
+from vitrail.train.memory import keep_freed_memory
+from vitrail.train.prepare import prepare
+from vitrail.train.resolve import plan, typed
+from vitrail.train.resume import reopen
+from vitrail.train.summary import describe, uneven
+from vitrail.train.world import World
+
+
+def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
+    """Starts or resumes a run and returns its folder; `vitrail.train` is this with keywords."""
+    speak()
+    keep_freed_memory()
+    asked = typed(asked)
+    if find_lr and (resume is not None or overwrite or asked.get("folds")):
+        raise UserError("--find-lr is a short run in a folder of its own. Remove --resume, --overwrite and --folds.")
+    if resume is not None:
+        run, config = reopen(Path(resume), source, asked)
+        data = Run(run).data()
+        model, notes = prepare(config, data)
+    elif source is not None:
+        data = open_data(source, **split_settings(asked))
+        config = plan(full_name(source), data, asked)
+        model, notes = prepare(config, data)  # before the folder is made, so that an error leaves none behind
+        if find_lr:
+            return find_rate(config, data, model)
+        run = Run.create(config, overwrite).path
+    else:
+        raise UserError("There is no data to train on. Give a data set, or --resume RUN to continue a run.")
+    complete(run, config, data, model, notes)
+    return run
+
+
+def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, AnyMetrics]:
+    """Trains a run in its folder to its end, from its last checkpoint; returns the final scores by split."""
+    with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
+        for line in (describe(config, data, model), *notes):
+            log.info(line)
+        if warning := uneven(config, data):
+            log.warning(warning)
+        train(run, config, data, model, journal, interruption, World.join())
+        return finish(run, config, data)
+
+
+def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, AnyMetrics]:
+    """Evaluates the saved model, the best epoch's, and logs what to do next; returns the scores by split.
+
+    A fold is also evaluated on the test split, where folds can be compared on the same images.
+    """
+    splits = ["val", "test"] if config.source.fold and "test" in data.splits else ["val"]
+    scores = {
+        split: evaluate_on(run, data, split, device=config.run.device, workers=config.source.workers)
+        for split in splits
+    }
+    log.info(scores["val"].table())
+    if data.unreadable:
+        names = [f"{file} ({reason})" for file, reason in data.unreadable]
+        log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
+    log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
+    return scores

@@ -1,0 +1,63 @@
+"""`vitrail convert`: weights from one format to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from vitrail.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from vitrail.models import ModelConfig
+
+To = Literal["vitrail", "timm", "hf", "npz", "torchvision"]
+
+
+def convert(
+    source: str | Path | Mapping[str, Any],
+    out: str | Path,
+    *,
+    to: To = "vitrail",
+    model: str | ModelConfig | None = None,
+    classes: int | Sequence[str] | None = None,
+    partial: bool = False,
+    overwrite: bool = False,
+) -> Path:
+    """Convert weights between vitrail, timm, Hugging Face, torchvision and JAX.
+
+    Returns the path of the weights; vitrail's card is written beside them.
+
+    Args:
+        source (SRC): run, weights file of any of these formats, timm:NAME or hf:REPO
+        out (DST): .safetensors or .npz file to write; for hf a folder
+        to: format to write
+        model (NAME): name of the model, where the tensors do not determine it
+        classes: number of classes of a new head, for weights without one
+        partial: load the tensors that fit, and initialise the rest
+        overwrite: replace existing files
+    """
+    from vitrail.weights import WEIGHTS_FILE, open_run, save
+    from vitrail.weights.writing import write_weights
+
+    if to not in get_args(To):
+        raise UserError(f"'to' must be one of {', '.join(get_args(To))}, but it is {to!r}.{nearest(to, get_args(To))}")
+    path = Path(out) / WEIGHTS_FILE if to == "hf" else Path(out)
+    suffix = ".npz" if to == "npz" else ".safetensors"
+    if path.suffix != suffix:
+        raise UserError(f"Weights for {to} are a {suffix} file, but DST is {out}. Name it {path.name}{suffix}.")
+    if path.exists() and not overwrite:
+        raise UserError(f"{path} exists. Choose another name, or replace it with --overwrite.")
+    whole, card = open_run(source, model=model, classes=classes, partial=partial, headless=True)
+    if to == "vitrail":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(path, whole, card)
+    else:
+        write_weights(path, whole, card, to)
+    return path
+
+
+def show(path: Path) -> int:
+    """Print the path of the weights."""
+    print(path)
+    return 0

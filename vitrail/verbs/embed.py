@@ -1,0 +1,61 @@
+"""`vitrail embed`: feature vectors of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.embed import Embedding
+
+
+def embed(
+    run: str | Path,
+    images: Sequence[str | Path],
+    *,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str | None = None,
+) -> Iterator[Embedding]:
+    """Compute the feature vectors of images: what the model's head reads.
+
+    Vectors come one by one, in the order of the images. A path without images is an error. An unreadable file gives an
+    embedding with an error; the command then exits 1.
+
+    Args:
+        run: run folder or weights file
+        images: image files, folders or globs
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the fastest available)
+    """
+    from vitrail.device import choose_device
+    from vitrail.evaluate.embed import embeddings
+    from vitrail.evaluate.predict import listed
+    from vitrail.runs.predictor import Predictor
+    from vitrail.weights import open_run
+
+    if min(batch_size, workers) < 1:
+        raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
+    files = listed(images)
+    device = choose_device(device)
+    predictor = Predictor.of(*open_run(run, device, headless=True), device)
+    return embeddings(predictor, files, batch_size, workers)
+
+
+def show(embeddings: Iterator[Embedding], *, out: str) -> int:
+    """Write the vectors to a file.
+
+    Args:
+        out (FILE): .npz or .parquet file to write
+    """
+    from vitrail.evaluate.embed import write
+
+    written = write(embeddings, out)
+    for file, error in written.unreadable:
+        print(f"{file}  — unreadable: {error}")
+    print(f"{written.images:,} vectors of {written.width:,} numbers are in {out}")
+    return 1 if written.unreadable else 0

@@ -1,0 +1,104 @@
+"""`vitrail evaluate`: the metrics of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.metrics import AnyMetrics
+    from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
+
+Method = Literal["head", "knn", "linear", "fewshot"]
+
+_CHOICES: dict[Method, tuple[str, ...]] = {  # the options of each method
+    "head": (),
+    "knn": ("k",),
+    "linear": ("seed",),
+    "fewshot": ("shots", "draws", "seed"),
+}
+
+
+def evaluate(
+    run: str | Path,
+    data: str | Path | None = None,
+    *,
+    method: Method = "head",
+    split: str | None = None,
+    k: int | None = None,
+    shots: Sequence[int] | None = None,
+    draws: int | None = None,
+    seed: int | None = None,
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str | None = None,
+    data_dir: str | None = None,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    out: str | Path | None = None,
+) -> AnyMetrics | ProbeMetrics | FewShotMetrics:
+    """Measure a run's predictions by the metrics of its task, or its features by a probe.
+
+    Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, so the
+    data must have its classes. knn, linear and fewshot fit a classifier to the features of the train split; the data
+    may have any classes.
+
+    Args:
+        run: run folder or weights file
+        data: data set to evaluate on (default: the run's own)
+        method: what to measure: predictions (head), or features by a probe
+        split (NAME): train, val or test (default: val; of other data val, else test, else all)
+        k: neighbours of knn (default: 20)
+        shots: training images per class of fewshot (default: 1 5 10)
+        draws: random draws of fewshot (default: 5)
+        seed: random seed of few-shot draws and linear's hold-out (default: 0)
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the fastest available)
+        data_dir (FOLDER): folder of the built-in data sets
+        image_column (NAME): table column with the image paths (default: as trained, or detected)
+        label_column (NAME[,…]): table column with the labels, or several: x,y (default: as trained, or detected)
+        out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
+    """
+    from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
+    from vitrail.runs.predictor import source_card
+    from vitrail.runs.run import Run
+    from vitrail.weights import open_card
+
+    card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
+    where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
+    chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
+    if method == "head":
+        opened = run_data(home, data, where, card, {"task": card.task, "classes": card.classes})
+        return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
+    # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
+    opened = run_data(home, data, where, card, {})
+    return probe_on(
+        run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
+    )
+
+
+def show(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:
+    """Print the metrics.
+
+    Args:
+        json: print JSON
+    """
+    print(dumps(metrics.to_json(), indent=2) if json else metrics.table())
+    return 0
+
+
+def _chosen(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options given for a method; a UserError if one belongs to another method."""
+    if method not in _CHOICES:
+        raise UserError(f"'method' must be one of {', '.join(_CHOICES)}, but it is '{method}'.")
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if name not in _CHOICES[method]:
+            methods = [other for other, names in _CHOICES.items() if name in names]
+            raise UserError(f"'{name}' is for the method {' or '.join(methods)}, but the method is {method}.")
+    return dict(given)

@@ -1,0 +1,57 @@
+"""`vitrail predict`: answers for images."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrail.runs.predictor import Prediction
+
+
+def predict(
+    run: str | Path,
+    images: Sequence[str | Path],
+    *,
+    top: int | None = None,
+    batch_size: int = 32,
+    workers: int = 2,
+    device: str | None = None,
+) -> Iterator[Prediction]:
+    """Predict the classes, labels or values of images.
+
+    Predictions come one by one, in the order of the images. A path without images is an error. An unreadable file gives
+    a prediction with an error; the command then exits 1.
+
+    Args:
+        run: run folder or weights file
+        images: image files, folders or globs
+        top: predictions per image (default: 5; multi-label: all above their thresholds)
+        batch_size: images per forward pass
+        workers: threads that read images
+        device: cpu, cuda, cuda:1 or mps (default: the fastest available)
+    """
+    from vitrail.evaluate.predict import listed
+    from vitrail.runs.predictor import Predictor
+
+    if min(1 if top is None else top, batch_size, workers) < 1:
+        raise UserError(
+            f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
+        )
+    files = listed(images)
+    return Predictor(run, device)(files, top, batch_size=batch_size, workers=workers)
+
+
+def show(predictions: Iterator[Prediction], *, format: Literal["table", "csv", "json"] = "table") -> int:
+    """Print each prediction as it comes.
+
+    Args:
+        format: output format; json is one object per line
+    """
+    from vitrail.evaluate.predict import write
+
+    return 1 if write(predictions, format, sys.stdout) else 0

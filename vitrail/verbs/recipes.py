@@ -1,0 +1,73 @@
+"""`vitrail recipes`: the training recipes, and every value of one."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from vitrail.config import TrainConfig, to_plain, to_yaml
+
+if TYPE_CHECKING:
+    from vitrail.data import Data
+
+
+@overload
+def recipes(recipe: None = None, data: None = None) -> dict[str, str]: ...
+
+
+@overload
+def recipes(recipe: str, data: str | Path | None = None, **settings: object) -> TrainConfig: ...
+
+
+def recipes(
+    recipe: str | None = None, data: str | Path | None = None, **settings: object
+) -> dict[str, str] | TrainConfig:
+    """List the training recipes, or print every value that one resolves to, as a run's config.yaml.
+
+    Args:
+        recipe (NAME): recipe to resolve (default: list them all)
+        data: data set to resolve it for (default: a stand-in of ImageNet-1k's size)
+        **settings: every option of `vitrail.config.TrainConfig`, by its flat name
+    """
+    from vitrail.data import full_name, open_data
+    from vitrail.runs.run import split_settings
+    from vitrail.train.recipes import RECIPES
+    from vitrail.train.resolve import plan, typed
+
+    if recipe is None:
+        return {name: known.line for name, known in RECIPES.items()}
+    given = typed({**settings, "recipe": recipe})
+    if data is None:
+        return plan("imagenet", _imagenet(), given)
+    return plan(full_name(str(data)), open_data(str(data), **split_settings(given)), given)
+
+
+def show(result: dict[str, str] | TrainConfig, *, data: str | None = None, json: bool = False) -> int:
+    """Print the list, or the configuration.
+
+    Args:
+        json: print JSON
+    """
+    if isinstance(result, dict):
+        print(dumps(result, indent=2) if json else "\n".join(f"{name:<16}{line}" for name, line in result.items()))
+    elif json:
+        print(dumps(to_plain(result), indent=2))
+    else:
+        stand_in = "" if data else " (no data was given, so these are the values for data of its size)"
+        print(f"# {recipes()[result.recipe]}\n# For {result.data}{stand_in}.\n{to_yaml(result)}", end="")
+    return 0
+
+
+def _imagenet() -> Data:
+    """A data set of ImageNet-1k's size and classes that takes no memory."""
+    import numpy as np
+
+    from vitrail.data import ArraySplit, Data
+
+    def photos(count: int) -> ArraySplit:
+        pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (count, 375, 500, 3))
+        return ArraySplit(pixels, np.zeros(count, np.int64), "imagenet")
+
+    classes = tuple(str(number) for number in range(1000))
+    return Data("imagenet", classes, {"train": photos(1_281_167), "val": photos(50_000)}, (375, 500), 3, ())

@@ -1,0 +1,51 @@
+"""`vitrail train`: supervised training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitrail.errors import UserError
+
+
+def train(
+    data: str | Path | None = None,
+    *,
+    resume: str | Path | None = None,
+    overwrite: bool = False,
+    find_lr: bool = False,
+    **settings: object,
+) -> Path:
+    """Train a model on a data set and evaluate it. Options that are not given are chosen by the recipe.
+
+    Returns the run folder; the command also writes its report. With --folds the folder holds one run per fold, and the
+    mean and standard deviation of their scores. With --find-lr it holds lr.png and lr.json.
+
+    Args:
+        data: folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set
+        resume (RUN): continue this run from its last checkpoint
+        overwrite: replace an existing run of the same name
+        find_lr: run a learning-rate range test instead of training
+        **settings: every option of `vitrail.config.TrainConfig`, by its flat name
+    """
+    from vitrail.train import folds
+    from vitrail.train.start import start
+
+    source, run = None if data is None else str(data), None if resume is None else str(resume)
+    if folds.wanted(resume, settings) and not find_lr:
+        return folds.train(source, run, overwrite, settings)
+    return start(source, run, overwrite, find_lr, settings)
+
+
+def show(run: Path, *, find_lr: bool = False) -> int:
+    """Write the report of the run. If that fails, the run itself is complete all the same."""
+    from vitrail.progress import log
+    from vitrail.verbs.report import report
+
+    if find_lr:
+        return 0
+    try:
+        log.info(f"The report is {report(run)}")
+    except Exception as error:
+        why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
+        log.warning(f"The run is complete, but its report failed: {why} Try again: vitrail report {run} --debug")
+    return 0
