@@ -129,7 +129,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace", watched)
         run = vitrail.train(
-            "digits", model="convformer", epochs=2, grad_checkpointing=True, model_ema=0.9, out=folder, name="run"
+            "digits",
+            model="convformer",
+            epochs=2,
+            lr=3e-3,
+            batch_size=32,
+            grad_checkpointing=True,
+            model_ema=0.9,
+            out=folder,
+            name="run",
         )
     return run, killed
 

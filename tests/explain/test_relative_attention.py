@@ -27,7 +27,7 @@ from vitrail.explain.attention import even_distance, parts
 from vitrail.explain.figures import attention as attention_figures
 from vitrail.explain.figures import windows as windows_figure
 from vitrail.explain.figures.tiles import spacing
-from vitrail.explain.geometry import Tokens, attentions, layouts
+from vitrail.explain.geometry import Tokens, attentions, geometries
 from vitrail.explain.windows import Windows
 from vitrail.models import Model, ModelConfig, build, create
 from vitrail.models.coatnet import CoAtNetConfig
@@ -67,7 +67,7 @@ def whole(model: Model, images: Tensor) -> list[np.ndarray]:
 
     One token at a time is followed, so that what `follow` makes of several is tested too.
     """
-    layers, found = layouts(model), []
+    layers, found = geometries(model), []
 
     def see(number: int, weights: Tensor) -> None:
         eye = torch.eye(len(layers[number].start))
@@ -86,17 +86,17 @@ def test_keys_are_made_of_the_patches_of_their_areas(linear, reduction, grid):
     model = build(
         PVTv2Config((4,), (1,), (2,), (1,), (reduction,), linear, patch=1, img_size=grid, channels=1, classes=2)
     )
-    layout = layouts(model)[0]
-    assert isinstance(layout, Tokens)
+    geometry = geometries(model)[0]
+    assert isinstance(geometry, Tokens)
     if reduction == 1 and not linear:
-        assert layout.areas is None
+        assert geometry.areas is None
         return
     if not linear:
-        assert layout.areas.shape[0] == (grid[0] // reduction) * (grid[1] // reduction)
+        assert geometry.areas.shape[0] == (grid[0] // reduction) * (grid[1] // reduction)
         torch.nn.init.constant_(layer.sr.weight, 1 / reduction**2 / 4)  # an average of all channels
     picture = torch.randn(4, *grid)
     averaged = picture if linear else picture.mean(dim=0, keepdim=True).expand(4, -1, -1)
-    expected = averaged.flatten(1) @ layout.areas.T
+    expected = averaged.flatten(1) @ geometry.areas.T
     if linear:
         actual = torch.nn.functional.adaptive_avg_pool2d(picture, 7).flatten(1)
     else:
@@ -128,7 +128,7 @@ def test_a_pvt_that_reduces_nothing_attends_as_a_vit_does():
 def test_every_layer_is_shown_with_its_grid(model):
     images = batch(model)
     maps = attention_maps(model, images)
-    assert [of_layer.shape[2:] for of_layer in maps] == [layout.grid for layout in layouts(model)]
+    assert [of_layer.shape[2:] for of_layer in maps] == [geometry.grid for geometry in geometries(model)]
     assert [of_layer.shape[1] for of_layer in maps] == [layer.module.heads for layer in attentions(model)]
     stages = model.config.grids if not isinstance(model.config, HybridConfig) else [model.config.grid]
     assert maps[-1].shape[2:] == stages[-1]
@@ -139,29 +139,29 @@ def test_every_layer_is_shown_with_its_grid(model):
 
 def test_maps_are_rows_of_the_weights_and_lose_only_what_is_no_patch(model):
     images = batch(model)
-    row, column = (n - 1 for n in layouts(model)[0].grid)
+    row, column = (n - 1 for n in geometries(model)[0].grid)
     places = patch_attention(model, images, row, column)
-    for layout, maps, place, full in zip(
-        layouts(model), attention_maps(model, images), places, whole(model, images), strict=True
+    for geometry, maps, place, full in zip(
+        geometries(model), attention_maps(model, images), places, whole(model, images), strict=True
     ):
-        h, w = layout.grid
+        h, w = geometry.grid
         prefix = full.shape[-1] - h * w
         expected = full[:, :, 0, 1:] if prefix else full.mean(axis=2)
         np.testing.assert_allclose(maps.reshape(*maps.shape[:2], -1), expected, atol=1e-6)
         np.testing.assert_allclose(place.reshape(*maps.shape[:2], -1), full[:, :, -1, prefix:], atol=1e-6)  # the last
         total = maps.sum(axis=(2, 3))
         assert (total <= 1 + 1e-5).all()
-        padded = isinstance(layout, Windows) and any(side % layout.window for side in layout.grid)
+        padded = isinstance(geometry, Windows) and any(side % geometry.window for side in geometry.grid)
         if not prefix and not padded:
             np.testing.assert_allclose(total, 1, atol=1e-5)
 
 
 def slow_distance(model: Model, images: Tensor) -> list[list[float]]:
     result = []
-    for layout, full in zip(layouts(model), whole_keys(model, images), strict=True):
+    for geometry, full in zip(geometries(model), whole_keys(model, images), strict=True):
         weights, centres = full
-        h, w = layout.grid
-        here = [(y * layout.pixels, x * layout.pixels) for y in range(h) for x in range(w)]
+        h, w = geometry.grid
+        here = [(y * geometry.pixels, x * geometry.pixels) for y in range(h) for x in range(w)]
         far = np.array([[math.hypot(y - v, x - u) for v, u in centres] for y, x in here])
         each = (weights * far).sum(axis=-1) / weights.sum(axis=-1)
         result.append(each.mean(axis=(0, 2)).tolist())
@@ -177,15 +177,15 @@ def _centres(side: int, reduction: int, linear: bool) -> list[float]:
 
 def whole_keys(model: Model, images: Tensor) -> list[tuple[np.ndarray, list[tuple[float, float]]]]:
     """Of every layer the attention of all patches to its keys, and where the centres of these are, in pixels."""
-    layers, found = layouts(model), []
+    layers, found = geometries(model), []
 
     def see(number: int, weights: Tensor) -> None:
-        layout = layers[number]
-        (h, w), pixels = layout.grid, layout.pixels
+        geometry = layers[number]
+        (h, w), pixels = geometry.grid, geometry.pixels
         centres: list[tuple[float, float]] = [(y * pixels, x * pixels) for y in range(h) for x in range(w)]
-        if isinstance(layout, Windows):
-            between = torch.stack([layout.follow(row[None], weights) for row in torch.eye(h * w)], dim=2)
-        elif layout.areas is None:
+        if isinstance(geometry, Windows):
+            between = torch.stack([geometry.follow(row[None], weights) for row in torch.eye(h * w)], dim=2)
+        elif geometry.areas is None:
             between = weights[:, :, -h * w :, -h * w :]
         else:
             between = weights
@@ -208,14 +208,14 @@ def test_distance_is_the_slow_one_however_images_are_batched(model):
 
 def slow_rollout(model: Model, images: Tensor) -> np.ndarray:
     """By products of whole matrices from the first layer to the last, merging 2 by 2 between stages."""
-    layers, result = layouts(model), []
+    layers, result = geometries(model), []
     full = whole(model, images)
     for b in range(len(images)):
         flow, grid = np.eye(len(layers[0].start)), layers[0].grid
-        for layout, weights in zip(layers, full, strict=True):
-            h, w = layout.grid
+        for geometry, weights in zip(layers, full, strict=True):
+            h, w = geometry.grid
             prefix = weights.shape[-1] - h * w
-            if grid != layout.grid:
+            if grid != geometry.grid:
                 merged = np.zeros((prefix + h * w, flow.shape[1]))  # the class token begins with nothing of the picture
                 for y in range(h):
                     for x in range(w):
@@ -225,7 +225,7 @@ def slow_rollout(model: Model, images: Tensor) -> np.ndarray:
                             for u in range(2 * x, min(2 * x + 2, grid[1]))
                         ]
                         merged[prefix + y * w + x] = np.mean(children, axis=0)
-                flow, grid = merged, layout.grid
+                flow, grid = merged, geometry.grid
             flow = (weights[b].mean(axis=0) + np.eye(weights.shape[-1])) / 2 @ flow
         start = np.full(len(flow), 1 / len(flow)) if not prefix else np.eye(len(flow))[0]
         h, w = layers[0].grid
@@ -262,7 +262,7 @@ def test_no_layer_is_kept_while_the_next_is_computed(model, monkeypatch):
 def test_a_batch_is_cut_where_its_maps_are_large_and_nothing_changes(model, monkeypatch):
     images = batch(model, 3)
     together = attention_maps(model, images)
-    monkeypatch.setattr("vitrail.explain.attention._MOST", 4 * 2 * max(layout.size for layout in layouts(model)))
+    monkeypatch.setattr("vitrail.explain.attention._MOST", 4 * 2 * max(geometry.size for geometry in geometries(model)))
     assert [len(part) for part in parts(model, images)] == [2, 1]
     for one, other in zip(attention_maps(model, images), together, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)

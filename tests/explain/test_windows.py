@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitrail.explain import attention_distance, patch_attention, window_attention
 from vitrail.explain.attention import even_distance
-from vitrail.explain.geometry import attentions, window_layouts
+from vitrail.explain.geometry import attentions, window_geometries
 from vitrail.explain.windows import Windows
 from vitrail.models.swin import Swin, SwinConfig, WindowAttention
 
@@ -32,16 +32,16 @@ def test_what_windows_see_lies_where_the_layer_has_it(grid, shifted):
     torch.manual_seed(0)
     layer = randomise(WindowAttention(12, 3, grid, 4, shifted, 0.0))
     torch.nn.init.zeros_(layer.qkv.bias)  # so that the values of the padding are zero
-    layout = Windows(grid, 2, 3, 4, (layer.shift[0], layer.shift[1]))
+    geometry = Windows(grid, 2, 3, 4, (layer.shift[0], layer.shift[1]))
     x = torch.randn(2, *grid, 12)
     count = grid[0] * grid[1]
     with torch.no_grad():
         weights = layer.weights(x)
         value = layer.qkv(x).chunk(3, dim=-1)[2].flatten(1, 2).unflatten(2, (3, -1)).transpose(1, 2)  # B H N D/H
-        maps = torch.stack([layout.follow(row[None], weights) for row in torch.eye(count)], dim=2)  # B H N N
+        maps = torch.stack([geometry.follow(row[None], weights) for row in torch.eye(count)], dim=2)  # B H N N
         mixed = (maps @ value).transpose(1, 2).flatten(2)
         torch.testing.assert_close(layer.proj(mixed).unflatten(1, grid), layer(x))
-    assert weights[0].numel() == layout.size
+    assert weights[0].numel() == geometry.size
 
 
 @pytest.mark.parametrize("grid", [(8, 12), (7, 7), (9, 5), (5, 10), (3, 11)])
@@ -70,12 +70,14 @@ def test_the_middle_of_each_window_looks_within_it():
     torch.manual_seed(0)
     model = randomise(Swin(CONFIG))
     maps = window_attention(model, images())
-    for number, layout in enumerate(window_layouts(model)[:2]):  # one plain, one shifted, whose windows are not padded
-        down, across = layout.edges()
-        middles = iter(layout.middles().tolist())
+    for number, geometry in enumerate(
+        window_geometries(model)[:2]
+    ):  # one plain, one shifted, whose windows are not padded
+        down, across = geometry.edges()
+        middles = iter(geometry.middles().tolist())
         for top, bottom in pairwise(down):
             for left, right in pairwise(across):
-                y, x = divmod(next(middles), layout.grid[1])
+                y, x = divmod(next(middles), geometry.grid[1])
                 assert top <= y < bottom
                 assert left <= x < right
                 window = maps[number][:, top:bottom, left:right]
@@ -91,14 +93,14 @@ def test_distance_in_windows_that_are_seen_evenly_is_the_mean_distance():
         for parameter in layer.parameters():
             torch.nn.init.zeros_(parameter)
     expected = []
-    for layout in window_layouts(model):
+    for geometry in window_geometries(model):
         pieces = [
             (bottom - top, right - left)
-            for top, bottom in pairwise(layout.edges()[0])
-            for left, right in pairwise(layout.edges()[1])
+            for top, bottom in pairwise(geometry.edges()[0])
+            for left, right in pairwise(geometry.edges()[1])
         ]
         tokens = sum(h * w for h, w in pieces)
-        expected.append(sum(h * w * mean_distance(h, w) for h, w in pieces) / tokens * layout.pixels)
+        expected.append(sum(h * w * mean_distance(h, w) for h, w in pieces) / tokens * geometry.pixels)
     far = attention_distance(model, [images()])
     for row, value in zip(far, expected, strict=True):
         np.testing.assert_allclose(row[~np.isnan(row)], value, rtol=1e-5)

@@ -276,7 +276,7 @@ def test_every_spelling_is_understood(spelling, name, side):
     [
         ("mixer_b16", {"img_size": 230}, "multiple of the patch size, 16, but it is 230x230. .*is 224x224"),
         ("mixer_b16", {"mlp_tokens": 0}, "'mlp_tokens' must be at least 1, but it is 0"),
-        ("mixer_b16", {"classes": 0}, "'classes' must be at least 1, but it is 0"),
+        ("mixer_b16", {"classes": -1}, "'classes' must be at least 0, but it is -1"),
         ("mixer_b16", {"drop": 1.0}, "'drop' must be at least 0 and below 1, but it is 1.0"),
         ("bit_r50x1", {"depths": (1, 2)}, r"'depths' must have a number for each of 4 widths, but it is \(1, 2\)"),
         ("bit_r50x1", {"depths": "many"}, "'depths' must be a list of whole numbers, but it is 'many'"),

@@ -13,7 +13,7 @@ from peers import randomise
 from vitrail.models import build, create
 from vitrail.models.lora import adapters, add_adapters
 from vitrail.models.vit import ViTConfig
-from vitrail.tasks.objective import Batch, CrossEntropy, BinaryCrossEntropy, Objective, SquaredError, weigh
+from vitrail.tasks.objective import Batch, BinaryCrossEntropy, CrossEntropy, Objective, SquaredError, weigh
 
 NARROW = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=3, pool="gap")
 

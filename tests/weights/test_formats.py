@@ -165,14 +165,17 @@ def test_wrappings_are_opened(tmp_path, wrap, extra):
 
 
 @torch.no_grad()
-def test_a_body_without_a_head_asks_for_one(tmp_path):
+def test_a_body_without_a_head_is_a_model_without_a_head(tmp_path):
     theirs = timm_vit(DINOV2)
     theirs.reset_classifier(0)  # as DINOv2's files are
     heads = {"module.head.mlp.0.weight": torch.zeros(3, 3), "module.head.last_layer.weight_g": torch.zeros(3, 1)}
     body = {f"module.backbone.{name}": value for name, value in theirs.state_dict().items()}
     torch.save({"teacher": body | heads}, tmp_path / "dino.pth")
-    with pytest.raises(UserError, match=r"has no head that tells classes apart\. Ask for a new one: classes=N"):
-        load(tmp_path / "dino.pth", CONFIG)
+    body = load(tmp_path / "dino.pth", CONFIG)
+    assert body.config.classes == 0
+    assert distance(body(images(CONFIG)), theirs(images(CONFIG))) < TOLERANCE
+    with pytest.raises(UserError, match=r"has no classification head\. Ask for a new one: classes=N"):
+        open_run(tmp_path / "dino.pth", model=CONFIG)
     model, card = open_run(tmp_path / "dino.pth", model=CONFIG, classes=("cat", "dog"))
     assert distance(model.embed(images(CONFIG)), theirs(images(CONFIG))) < TOLERANCE
     assert card.classes == ("cat", "dog")
@@ -345,7 +348,7 @@ def test_timms_models_are_known_by_their_shapes_as_by_their_names(name):
     weights = recognise.recognise(from_memory(theirs.state_dict(), "it"), "it")
     config = recognise.architecture(weights, recognise.Beside(), None)
     _, expected = canonical(name)
-    assert config == replace(expected, classes=theirs.num_classes or 1)  # DINOv2 has no head
+    assert config == replace(expected, classes=theirs.num_classes)  # DINOv2 has no head
     with torch.device("meta"):
         shapes = {n: v.shape for n, v in build(config).state_dict().items()}
     found = {n: v.shape for n, v in weights.shapes(config).items()}

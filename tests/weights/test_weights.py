@@ -62,6 +62,31 @@ def test_a_model_comes_back_as_it_was_saved(model, path):
     assert torch.equal(vitrail.load(str(path))(images()), model(images()))
 
 
+NANO = {name: config for name, config in models.CONFIGS.items() if name.endswith("_nano") or name == "vit_nano4"}
+BODIES = NANO | {"tanh": replace(CONFIG, head="tanh"), "two heads": replace(CONFIG, pool="cls_dist")}
+
+
+@pytest.mark.parametrize("config", BODIES.values(), ids=BODIES)
+@torch.no_grad()
+def test_a_body_comes_back_as_it_was_saved_and_gets_a_head(config, tmp_path):
+    body = randomise(build(replace(config, classes=0)))
+    path = tmp_path / "model.safetensors"
+    save(path, body, card_of(body.config, (), Preprocess(config.img_size, config.channels)))
+    again, card = open_run(path, headless=True)
+    assert (card.classes, again.config) == ((), body.config)
+    x = images(config)
+    assert torch.equal(again(x), body(x))
+    assert torch.equal(load(path)(x), body(x))
+    with pytest.raises(UserError, match="has no classification head"):
+        open_run(path)
+    whole, card = open_run(path, classes=("a", "b"))
+    assert card.classes == ("a", "b")
+    assert torch.equal(whole.embed(x), body(x))
+    assert whole(x).shape == (2, 2)
+    save(path, whole, card)
+    assert torch.equal(load(path, classes=0)(x), body(x))
+
+
 def test_a_loaded_model_can_be_trained(path):
     model = load(path).train()
     model(images()).sum().backward()

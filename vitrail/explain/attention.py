@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.explain.geometry import Layout, attentions, layouts, original, refine
+from vitrail.explain.geometry import Geometry, attentions, geometries, original, refine
 from vitrail.explain.windows import Windows
 from vitrail.models import Model
 from vitrail.models.layers import AttentionPool
@@ -73,7 +73,7 @@ def _hook(module: nn.Module, before: Callable[..., None]) -> Any:
 
 def parts(model: Model, images: Tensor) -> Iterator[Tensor]:
     """A batch in slices for which the attention maps of one layer are not large."""
-    each = max(layout.size for layout in layouts(model)) * 4
+    each = max(geometry.size for geometry in geometries(model)) * 4
     return iter(torch.split(images, max(_MOST // each, 1)))
 
 
@@ -89,7 +89,7 @@ def rollout(model: Model, images: Tensor) -> Array:
 
 
 def _rollout(model: Model, images: Tensor) -> Array:
-    layers = layouts(model)
+    layers = geometries(model)
     means: list[Tensor] = []  # of the heads of each layer: small, and one row is followed through them from the end
     row = layers[-1].start[None].to(images.device)
 
@@ -100,10 +100,10 @@ def _rollout(model: Model, images: Tensor) -> Array:
     watch(model, images, lambda _, weights: means.append(weights.mean(dim=-3, keepdim=True)), see_pool)
     grid = layers[-1].grid
     with torch.autocast(images.device.type, enabled=False):
-        for layout, mean in zip(reversed(layers), reversed(means), strict=True):
-            if layout.grid != grid:
-                row, grid = refine(_patches(row, grid), grid, layout.grid), layout.grid
-            row = (row + layout.follow(row, mean)[:, 0]) / 2
+        for geometry, mean in zip(reversed(layers), reversed(means), strict=True):
+            if geometry.grid != grid:
+                row, grid = refine(_patches(row, grid), grid, geometry.grid), geometry.grid
+            row = (row + geometry.follow(row, mean)[:, 0]) / 2
     reached = _patches(row, grid)
     return _on_grid(reached / reached.sum(dim=-1, keepdim=True), grid)
 
@@ -114,7 +114,7 @@ def attention_maps(model: Model, images: Tensor) -> list[Array]:
     A map sums to the share of the attention that goes to patches; the rest goes to the class token, registers and the
     padding of windows. In earlier stages than that of the class token it is from all patches.
     """
-    return _each_layer(model, images, lambda layout: layout.start)
+    return _each_layer(model, images, lambda geometry: geometry.start)
 
 
 def patch_attention(model: Model, images: Tensor, row: int, column: int) -> list[Array]:
@@ -123,13 +123,13 @@ def patch_attention(model: Model, images: Tensor, row: int, column: int) -> list
     It is a patch of the first stage; later ones look from the patch that it was merged in.
     """
     check_patch(model, row, column)
-    finest = layouts(model)[0].pixels
+    finest = geometries(model)[0].pixels
 
-    def here(layout: Layout) -> Tensor:
-        merged = layout.pixels // finest
-        place = torch.zeros(layout.grid)
+    def here(geometry: Geometry) -> Tensor:
+        merged = geometry.pixels // finest
+        place = torch.zeros(geometry.grid)
         place[row // merged, column // merged] = 1
-        return F.pad(place.flatten(), (layout.prefix, 0))
+        return F.pad(place.flatten(), (geometry.prefix, 0))
 
     return _each_layer(model, images, here)
 
@@ -137,10 +137,10 @@ def patch_attention(model: Model, images: Tensor, row: int, column: int) -> list
 def window_attention(model: Model, images: Tensor) -> list[Array]:
     """Where the patch in the middle of each window looks, the mean of all heads: L times (B, h, w)."""
 
-    def middles(layout: Layout) -> Tensor:
-        assert isinstance(layout, Windows)
-        rows = torch.zeros(layout.grid[0] * layout.grid[1])
-        rows[layout.middles()] = 1
+    def middles(geometry: Geometry) -> Tensor:
+        assert isinstance(geometry, Windows)
+        rows = torch.zeros(geometry.grid[0] * geometry.grid[1])
+        rows[geometry.middles()] = 1
         return rows
 
     return [of_layer.mean(axis=1) for of_layer in _each_layer(model, images, middles)]
@@ -148,7 +148,7 @@ def window_attention(model: Model, images: Tensor) -> list[Array]:
 
 def check_patch(model: Model, row: int, column: int) -> None:
     """A UserError if the model has no such patch."""
-    h, w = layouts(model)[0].grid
+    h, w = geometries(model)[0].grid
     if not (0 <= row < h and 0 <= column < w):
         raise UserError(
             f"There is no patch {row},{column}: the model cuts images into {h} rows and {w} columns of patches, "
@@ -156,15 +156,15 @@ def check_patch(model: Model, row: int, column: int) -> None:
         )
 
 
-def _each_layer(model: Model, images: Tensor, start: Callable[[Layout], Tensor]) -> list[Array]:
+def _each_layer(model: Model, images: Tensor, start: Callable[[Geometry], Tensor]) -> list[Array]:
     """What is reached from the tokens that count as `start` says, in every layer on its grid: L times (B, H, h, w)."""
-    layers = layouts(model)
+    layers = geometries(model)
     maps: list[list[Array]] = [[] for _ in layers]
 
     def see(number: int, weights: Tensor) -> None:
-        layout = layers[number]
-        rows = start(layout)[None].to(weights.device)
-        maps[number].append(_on_grid(_patches(layout.follow(rows, weights), layout.grid), layout.grid))
+        geometry = layers[number]
+        rows = start(geometry)[None].to(weights.device)
+        maps[number].append(_on_grid(_patches(geometry.follow(rows, weights), geometry.grid), geometry.grid))
 
     for part in parts(model, images):
         watch(model, part, see)
@@ -178,15 +178,15 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
     one to the other, as in figure 7 of the paper. Only attention from patches to patches counts: their share of a row
     is scaled to one. Where layers have fewer heads than others, their rows end in NaN.
     """
-    layers = layouts(model)
-    sums = torch.full((len(layers), max(layout.heads for layout in layers)), torch.nan, dtype=torch.float64)
-    for number, layout in enumerate(layers):
-        sums[number, : layout.heads] = 0
+    layers = geometries(model)
+    sums = torch.full((len(layers), max(geometry.heads for geometry in layers)), torch.nan, dtype=torch.float64)
+    for number, geometry in enumerate(layers):
+        sums[number, : geometry.heads] = 0
     count = 0
 
     def see(number: int, weights: Tensor) -> None:
-        layout = layers[number]
-        sums[number, : layout.heads] += layout.distance(weights).cpu().double().sum(dim=0)  # not on every device
+        geometry = layers[number]
+        sums[number, : geometry.heads] += geometry.distance(weights).cpu().double().sum(dim=0)  # not on every device
 
     for images in batches:
         for part in parts(model, images):
@@ -199,7 +199,7 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
 
 def even_distance(model: Model) -> Array:
     """The attention distance, in pixels, of heads that look at all that they can see alike, in each layer: (L,)."""
-    return np.array([layout.even for layout in layouts(model)], np.float32)
+    return np.array([geometry.even for geometry in geometries(model)], np.float32)
 
 
 def _patches(rows: Tensor, grid: Grid) -> Tensor:

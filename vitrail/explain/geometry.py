@@ -4,8 +4,8 @@
     PVT, PVT v2             every token attends to keys, each made of an area of tokens   `Tokens` with `areas`
     Swin                    every token attends to those of its window                    `Windows`
 
-A layout reads the weights that its layer gives, (B, H, N, M) or of windows (B, W, H, n, n), and answers two questions:
-what is reached from given tokens, and how far that is.
+A geometry reads the weights that its layer gives, (B, H, N, M) or of windows (B, W, H, n, n), and answers two
+questions: what is reached from given tokens, and how far that is.
 
 Legend: B batch, H heads, N tokens, M keys, (h, w) the grid of patches of a stage, W windows of n tokens each. Tokens
 that are no patch (class, registers) come first.
@@ -75,7 +75,7 @@ class Tokens:
         return torch.hypot(y[:, None] - v, x[:, None] - u)
 
 
-Layout = Tokens | Windows
+Geometry = Tokens | Windows
 
 
 def original(model: AnyModule) -> AnyModule:
@@ -96,10 +96,10 @@ def attentions(model: Model) -> list[AttentionLayer]:
     return layers
 
 
-def layouts(model: Model) -> list[Layout]:
-    """The layout of every layer that attends, from input to output."""
+def geometries(model: Model) -> list[Geometry]:
+    """The geometry of every layer that attends, from input to output."""
     model = original(model)
-    found: list[Layout] = []
+    found: list[Geometry] = []
     for layer in attentions(model):
         if layer.window:
             found.append(Windows(layer.grid, layer.pixels, layer.module.heads, layer.window, layer.shift))
@@ -120,6 +120,6 @@ def refine(rows: Tensor, coarse: Grid, fine: Grid) -> Tensor:
     return rows[:, parent] / torch.bincount(parent)[parent]
 
 
-def window_layouts(model: Model) -> list[Windows]:
+def window_geometries(model: Model) -> list[Windows]:
     """The windows of every layer that attends within windows."""
-    return [layout for layout in layouts(model) if isinstance(layout, Windows)]
+    return [geometry for geometry in geometries(model) if isinstance(geometry, Windows)]

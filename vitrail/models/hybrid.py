@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import GroupNormAct, StdConv
-from vitrail.models.layers import Block, Stage, head_of, kept, level_depths
+from vitrail.models.layers import Block, Stage, as_map, head_of, kept, level_depths
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, resample_state
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
@@ -218,7 +218,7 @@ class Hybrid(Model):
         return [*maps, last] if levels else last
 
     def _map(self, x: Tensor) -> Tensor:
-        return x[:, 1:].transpose(1, 2).unflatten(2, self.config.grid)  # B D h w
+        return as_map(x[:, 1:], self.config.grid)
 
     def tokens(self, images: Tensor) -> Tensor:
         """The sequence that the encoder reads, positions added: (B, N, D)."""

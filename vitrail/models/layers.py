@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.position import RelativeBias
+from vitrail.models.position import Grid, RelativeBias
 
 Activation = Literal["gelu", "swiglu"]
 
@@ -190,6 +190,11 @@ class Stage(nn.Module):
         if recurse:  # none of them is its own
             for name in self.borrowed:
                 yield f"{prefix}.{name}".lstrip("."), self.model[0].get_parameter(name)
+
+
+def as_map(tokens: Tensor, grid: Grid) -> Tensor:
+    """Tokens that lie on a grid, row by row, as a map: (B, D, h, w)."""
+    return tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], *grid)
 
 
 def kept(tokens: Tensor, keep: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Mlp, head_of, level_depths
+from vitrail.models.layers import DropPath, Mlp, as_map, head_of, level_depths
 from vitrail.models.model import Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation
 from vitrail.models.validate import check_counts, check_images, check_multiple, check_rates
@@ -119,7 +119,7 @@ class Mixer(Model):
         All levels have the stride of a patch, and only the last one is normalised.
         """
         taps = level_depths(self.config.depth)[:-1] if levels else []
-        maps = [x.transpose(1, 2).unflatten(2, self.config.grid) for x in self._mixed(images, taps)]  # B D h w
+        maps = [as_map(x, self.config.grid) for x in self._mixed(images, taps)]
         return maps if levels else maps[-1]
 
     def _mixed(self, images: Tensor, taps: Sequence[int] = ()) -> list[Tensor]:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Mlp, Stage, head_of
+from vitrail.models.layers import DropPath, Mlp, Stage, as_map, head_of
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, resample
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
@@ -237,16 +237,17 @@ class PVT(Model):
     def features(self, images: Tensor, levels: bool = False) -> Any:
         """The last map after its norm, (B, D, h, w); with `levels` the map of every stage, the earlier ones bare."""
         *maps, last = self._tokens(images, levels)
-        last = last[:, 1:].transpose(1, 2).unflatten(2, self.config.grid)
+        last = as_map(last[:, 1:], self.config.grid)
         return [*maps, last] if levels else last
 
     def _tokens(self, images: Tensor, levels: bool = False) -> list[Tensor]:
         """The last tokens after their norm, (B, N, D), and before them, if asked for, the maps of earlier stages."""
         check_images(images, self.config)
-        x, maps = images, []
+        x: Tensor = images
+        maps: list[Tensor] = []
         for i, grid in enumerate(self.config.grids):
             if i:
-                x = x.transpose(1, 2).unflatten(2, self.config.grids[i - 1])  # B D h w
+                x = as_map(x, self.config.grids[i - 1])
                 maps = [*maps, x] if levels else []
             x = self._entries[i](x)  # B N D
             for block in self._stage(i)[2]:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.layers import DropPath, Stage, head_of
+from vitrail.models.layers import DropPath, Stage, as_map, head_of
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid
 from vitrail.models.pvt import ReducedAttention, check_reductions
@@ -154,7 +154,7 @@ class Layer(nn.Module):
 
     def map(self, x: Tensor) -> Tensor:
         """What leaves the blocks, normalised and as a map: (B, D, h, w)."""
-        return self.norm(x).transpose(1, 2).unflatten(2, self.grid)
+        return as_map(self.norm(x), self.grid)
 
 
 class PVTv2(Model):

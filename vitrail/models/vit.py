@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.layers import Activation, AttentionPool, Block, Stage, head_of, kept, level_depths
+from vitrail.models.layers import Activation, AttentionPool, Block, Stage, as_map, head_of, kept, level_depths
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, RelativeBias, resample_state, sincos2d
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates
@@ -284,7 +284,7 @@ class ViT(Model):
         return (self.head(x),) if self.head_dist is None else (self.head(x[:, 0]), self.head_dist(x[:, 1]))
 
     def _map(self, x: Tensor) -> Tensor:
-        return x[:, self.config.prefix :].transpose(1, 2).unflatten(2, self.config.grid)  # B D h w
+        return as_map(x[:, self.config.prefix :], self.config.grid)
 
     def positions(self) -> Tensor | None:
         """The rows added to the tokens, (1, N, D), those of placed tokens first; None if there are none."""
@@ -334,7 +334,8 @@ class ViT(Model):
         return [] if positions is None else [(positions, self.config.grid)]
 
     def bias_tables(self) -> dict[int, list[tuple[Tensor, Grid]]]:
-        tables = [(block.attn.relative.table, self.config.grid) for block in self.encoder() if block.attn.relative]
+        found = [block.attn.relative for block in self.encoder()]
+        tables: list[tuple[Tensor, Grid]] = [(bias.table, bias.grid) for bias in found if bias is not None]
         return {1: tables} if tables else {}
 
     def _initialise(self) -> None:

@@ -17,8 +17,8 @@ def recompute_activations(model: Model) -> None:
     """Activation checkpointing: each stage keeps only its input and runs again in the backward pass."""
     for stage in model.stages():
         norms = [module for module in stage.modules() if isinstance(module, nn.BatchNorm2d)]
-        more = {"context_fn": partial(_contexts, norms)} if norms else {}
-        stage.forward = partial(checkpoint, stage.forward, use_reentrant=False, **more)
+        again = partial(checkpoint, stage.forward, use_reentrant=False)
+        stage.forward = partial(again, context_fn=partial(_contexts, norms)) if norms else again
 
 
 def _contexts(norms: list[nn.BatchNorm2d]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -29,13 +29,15 @@ def _contexts(norms: list[nn.BatchNorm2d]) -> tuple[AbstractContextManager[None]
 @contextmanager
 def _untracked(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
     """The second run must not count the batch again in the running statistics."""
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None if norm.num_batches_tracked is None else norm.num_batches_tracked.clone()
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
 
 
 def keep_freed_memory() -> None:

@@ -37,7 +37,7 @@ _IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # wha
 
 # Distilled DeiT has a second head, on its distillation token; some families keep the layer in a module with others.
 _HEADS = re.compile(r"head(_dist)?(\.fc)?\.(weight|bias)")
-_NO_BODY = re.compile(rf"{_HEADS.pattern}|(head\.)?pre_logits\..*")  # what a body without a head has not
+_HIDDEN = re.compile(r"(head\.)?pre_logits\..*")  # the hidden layer before it, which goes with it
 
 _NAMELESS = "vit_w"  # how cards call models of a size that has no name
 _PARTIAL = "Take what fits with partial=True, or --partial of train and convert."
@@ -296,16 +296,17 @@ def _adapt(
         things = new_ones if new_ones == old_ones else f"{new_ones} instead of {old_ones}"
         notes.append(f"new head for {len(wanted.classes)} {things}" if wanted.classes else "left out the head")
     elif not wanted.classes:
-        unneeded += [name for name in state if _NO_BODY.fullmatch(name)]  # a hidden layer before no head
+        unneeded += [name for name in state if _HIDDEN.fullmatch(name)]
     if unneeded:
         notes.append(f"left out {some(unneeded, 4)}")
-    behind = _HEADS if wanted.classes else _NO_BODY
-    leave = (*unneeded, *(name for name in state if fresh and behind.fullmatch(name)))
+    behind = [_HEADS] if wanted.classes else [_HEADS, _HIDDEN]
+    leave = (*unneeded, *(name for name in state if fresh and any(part.fullmatch(name) for part in behind)))
     state = {name: value for name, value in state.items() if name not in leave}
     body = _on_meta(dataclasses.replace(old, classes=new.classes) if fresh else old)
     expected = body.state_dict()
+    hidden = [name for name in expected if _HIDDEN.fullmatch(name) and not old.classes and name not in state]
     if fresh:
-        expected = {name: value for name, value in expected.items() if not _HEADS.fullmatch(name)}
+        expected = {n: value for n, value in expected.items() if n not in hidden and not _HEADS.fullmatch(n)}
     broken = _mismatch(state, expected)
     if broken and not partial:
         no = f"does not fit the architecture in its {Path(where).stem}.json"
@@ -330,6 +331,9 @@ def _adapt(
     if fresh:
         heads = {name: value for name, value in model.named_parameters() if _HEADS.fullmatch(name)}
         state |= {name: torch.zeros(value.shape) for name, value in heads.items()}
+        if hidden:  # begins fresh as the head does
+            start = build(new).state_dict()
+            state |= {name: start[name] for name in hidden}
     wrong = _mismatch(state, model.state_dict())
     for name in [f.name for f in dataclasses.fields(old) if f.name in recognise.UNSEEN]:
         before, after = getattr(old, name), getattr(new, name)

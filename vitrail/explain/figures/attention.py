@@ -24,7 +24,7 @@ from vitrail.charts.draw import draw
 from vitrail.charts.style import GREY, INK, ORANGE, heading, short, styled
 from vitrail.explain.attention import attention_distance, attention_maps, even_distance, patch_attention, rollout
 from vitrail.explain.figures.tiles import HEAT, MARK, Array, View, draw_tiles, enlarge, number_tiles, spacing
-from vitrail.explain.geometry import layouts, window_layouts
+from vitrail.explain.geometry import geometries, window_geometries
 from vitrail.explain.subject import Drawing, Subject
 from vitrail.models import Model
 
@@ -53,7 +53,7 @@ def heads(subject: Subject) -> Iterator[Drawing]:
 
 def _looks(model: Model) -> str:
     """Whose attention maps are that of the output."""
-    layers = layouts(model)
+    layers = geometries(model)
     if layers[0].grid != layers[-1].grid:
         last = ", in the last stage from the class token" if layers[-1].prefix else ""
         return f"from all patches on average{last}"
@@ -98,7 +98,7 @@ def distance(subject: Subject) -> Iterator[Drawing]:
     """How far heads look."""
     model = subject.attentive
     far, even = attention_distance(model, subject.sample()), even_distance(model)
-    uniform = f"uniform attention{' within each window' if window_layouts(model) else ''}"
+    uniform = f"uniform attention{' within each window' if window_geometries(model) else ''}"
     drawn = draw(build.distance(far, even, model.config.img_size[1], subject.sampled, uniform))
     yield Drawing("distance", drawn, {"distance": far, "even": even, "images": np.array(subject.sampled)})
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from vitrail.charts.style import GREY, INK, short, styled
 from vitrail.explain.attention import window_attention
 from vitrail.explain.figures.tiles import HEAT, MARK, Array, View, enlarge
-from vitrail.explain.geometry import window_layouts
+from vitrail.explain.geometry import window_geometries
 from vitrail.explain.subject import Drawing, Subject
 from vitrail.explain.windows import Windows
 
@@ -25,18 +25,18 @@ def windows(subject: Subject) -> Iterator[Drawing]:
     if not any(layer.window for layer in subject.model.attentions()):
         return
     shown = subject.fewer(ROWS)
-    layouts = window_layouts(subject.model)
+    geometries = window_geometries(subject.model)
     batches = [window_attention(subject.model, images) for images in shown.batches()]
-    kinds = {(layout.grid, layout.shift): number for number, layout in reversed(list(enumerate(layouts)))}
+    kinds = {(geometry.grid, geometry.shift): number for number, geometry in reversed(list(enumerate(geometries)))}
     maps = {number: np.concatenate([batch[number] for batch in batches]) for number in sorted(kinds.values())}
     views, captions = [picture.view for picture in shown.pictures], [picture.caption for picture in shown.pictures]
-    drawn = draw_windows(views, maps, layouts, captions)
+    drawn = draw_windows(views, maps, geometries, captions)
     yield Drawing("windows", drawn, {f"layer{number + 1}": of_layer for number, of_layer in maps.items()})
 
 
 @styled
 def draw_windows(
-    views: Sequence[View], maps: Mapping[int, Array], layouts: Sequence[Windows], captions: Sequence[str]
+    views: Sequence[View], maps: Mapping[int, Array], geometries: Sequence[Windows], captions: Sequence[str]
 ) -> Figure:
     """Pictures, and beside each one its maps (B, h, w) of layers, by the numbers of these from 0."""
     h, w = views[0].shape[:2]
@@ -60,26 +60,26 @@ def draw_windows(
         axes = pane(row, 0, short(captions[row], 24), INK)
         axes.imshow(enlarge(view), extent=(0, w, h, 0), aspect="auto", interpolation="antialiased")
         for column, (layer, of_layer) in enumerate(maps.items(), start=1):
-            layout = layouts[layer]
-            title = "layer {}: {}×{}".format(layer + 1, *layout.grid) + (", shifted" if any(layout.shift) else "")
-            _draw(pane(row, column, title if row == 0 else "", GREY), of_layer[row], layout, (h, w))
+            geometry = geometries[layer]
+            title = "layer {}: {}×{}".format(layer + 1, *geometry.grid) + (", shifted" if any(geometry.shift) else "")
+            _draw(pane(row, column, title if row == 0 else "", GREY), of_layer[row], geometry, (h, w))
     return figure
 
 
-def _draw(axes: Axes, weights: Array, layout: Windows, size: tuple[int, int]) -> None:
+def _draw(axes: Axes, weights: Array, geometry: Windows, size: tuple[int, int]) -> None:
     """A map in which every window goes from none to its own most, with the lines between windows and their middles."""
-    down, across = layout.edges()
+    down, across = geometry.edges()
     scaled = weights.copy()
     for top, bottom in pairwise(down):
         for left, right in pairwise(across):
             window = scaled[top:bottom, left:right]
             window /= max(window.max(), 1e-12)
     h, w = size
-    y, x = np.arange(h) // layout.pixels, np.arange(w) // layout.pixels
+    y, x = np.arange(h) // geometry.pixels, np.arange(w) // geometry.pixels
     colours = colormaps[HEAT](scaled, bytes=True)[:, :, :3][y][:, x]
     axes.imshow(colours, extent=(0, w, h, 0), aspect="auto", interpolation="nearest")
-    axes.hlines([row * layout.pixels for row in down[1:-1]], 0, w, color=MARK, linewidth=1)
-    axes.vlines([column * layout.pixels for column in across[1:-1]], 0, h, color=MARK, linewidth=1)
-    rows, columns = np.divmod(layout.middles().numpy(), layout.grid[1])
-    places = (columns + 0.5) * layout.pixels, (rows + 0.5) * layout.pixels
+    axes.hlines([row * geometry.pixels for row in down[1:-1]], 0, w, color=MARK, linewidth=1)
+    axes.vlines([column * geometry.pixels for column in across[1:-1]], 0, h, color=MARK, linewidth=1)
+    rows, columns = np.divmod(geometry.middles().numpy(), geometry.grid[1])
+    places = (columns + 0.5) * geometry.pixels, (rows + 0.5) * geometry.pixels
     axes.scatter(*places, s=9, color=MARK, edgecolors=INK, linewidths=0.4)
