@@ -25,7 +25,7 @@ from vitrail.errors import UserError
 from vitrail.models import CONFIGS, build
 from vitrail.models.vit import ViTConfig
 from vitrail.tasks import Multiclass, Multilabel, Regression
-from vitrail.tasks.objective import Batch, MultiClass, MultiLabel, Regression
+from vitrail.tasks.objective import Batch, BinaryCrossEntropy, CrossEntropy, SquaredError
 from vitrail.train import loop
 from vitrail.train.checkpoint import load_checkpoint
 from vitrail.train.distill import Distilled
@@ -95,7 +95,7 @@ def test_the_loss_is_that_of_the_paper(pool, distill):
     model = randomise(build(replace(NARROW, pool=pool)))
     images, taught, targets = batch()
     targets = targets.softmax(1)
-    result = learn(MultiClass(model), images, targets, taught, distill=distill, distill_alpha=0.3, distill_tau=2.0)
+    result = learn(CrossEntropy(model), images, targets, taught, distill=distill, distill_alpha=0.3, distill_tau=2.0)
 
     with torch.no_grad():
         heads = model.heads(images) if pool == "cls_dist" else [model(images)] * 2
@@ -117,7 +117,7 @@ def test_the_loss_is_that_of_the_paper(pool, distill):
 def test_each_token_learns_from_its_own(alpha, idle, busy):
     model = randomise(build(replace(NARROW, pool="cls_dist")))
     images, taught, targets = batch()
-    learn(MultiClass(model), images, targets.softmax(1), taught, distill_alpha=alpha)["loss"].backward()
+    learn(CrossEntropy(model), images, targets.softmax(1), taught, distill_alpha=alpha)["loss"].backward()
     assert not getattr(model, idle).weight.grad.any()
     assert getattr(model, busy).weight.grad.abs().max() > 1e-3
 
@@ -130,13 +130,13 @@ def test_labels_are_taught_by_their_probabilities_and_numbers_by_their_distance(
     teacher = taught.double().numpy()
 
     soft = {"distill": "soft", "distill_alpha": 1.0}
-    result = learn(MultiLabel(model), images, (targets > 0).float(), taught, distill_tau=2.0, **soft)
+    result = learn(BinaryCrossEntropy(model), images, (targets > 0).float(), taught, distill_tau=2.0, **soft)
     p, q = 1 / (1 + np.exp(-teacher / 2)), 1 / (1 + np.exp(-outputs / 2))
     loss = -4 * (p * np.log(q) + (1 - p) * np.log(1 - q)).mean()
     assert result["loss"].item() == pytest.approx(loss, rel=1e-5)
     assert result["agree"].item() == pytest.approx(((outputs > 0) == (teacher > 0)).mean())
 
-    result = learn(Regression(model, (0.0,) * 3, (1.0,) * 3), images, targets, taught, **soft)
+    result = learn(SquaredError(model, (0.0,) * 3, (1.0,) * 3), images, targets, taught, **soft)
     assert result["loss"].item() == pytest.approx(((outputs - teacher) ** 2).mean(), rel=1e-5)
     assert set(result) == {"loss"}
 
