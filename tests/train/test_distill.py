@@ -279,7 +279,7 @@ def test_an_onnx_file_of_vitrail_reads_pixels_and_says_what_it_is(tmp_path):
 def test_an_onnx_file_for_deep_images_reads_rounded_ones(tmp_path):
     seen, own = Preprocess((8, 8), 1, bits=16), Preprocess((16, 16), 1, bits=16)
     weights = np.ones((16 * 16, 10), np.float32)
-    card = Card(model="", config=replace(NARROW, img_size=(16, 16)), classes=DIGITS, preprocess=own)
+    card = Card(model="", config=replace(NARROW, img_size=(16, 16)), task=Multiclass(DIGITS), preprocess=own)
     file = onnx_file(tmp_path / "a.onnx", ["batch", 16, 16, 1], 4, weights, card)
     stored = np.random.default_rng(0).integers(0, 65536, (2, 8, 8, 1), np.uint16)
     images = seen.normalise(torch.from_numpy(seen.pixels(stored)))
@@ -449,11 +449,9 @@ def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
     images = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
     labels = (images[:, :2, 0] > 127).astype(np.float32) if task == "multilabel" else images[:, :2, 0].astype(float)
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
-    card = {
-        "multilabel": {"thresholds": (0.5, 0.5)},
-        "regression": {"target_mean": (9.0, 9.0), "target_std": (9.0, 9.0)},
-    }
-    teacher = write(tmp_path / "teacher.safetensors", NARROW, ("0", "1"), task=task, **card[task])
+    names = ("0", "1")
+    taught = {"multilabel": Multilabel(names, (0.5, 0.5)), "regression": Regression(names, (9.0, 9.0), (9.0, 9.0))}
+    teacher = write(tmp_path / "teacher.safetensors", NARROW, names, task=taught[task])
     asked = settings | {"batch_size": 10, "epochs": 1, "task": task, "teacher": teacher}
     run = vitrail.train(tmp_path / "data.npz", **asked)
     assert np.isfinite(rows(run)[0]["train_loss"])
