@@ -64,7 +64,7 @@ class _Config:
         config = vars(card)["config"]
         if isinstance(config, Architecture):
             config = vars(card)["config"] = config.build()
-        return config  # of vars()
+        return config
 
     def __set__(self, card: Card, config: ModelConfig | Architecture) -> None:
         vars(card)["config"] = config
