@@ -1,12 +1,14 @@
-"""Every family goes the whole way: it trains, resumes, explains, converts and exports by the same commands."""
+"""Every family goes the whole way: it trains, resumes, explains, converts and exports with the same commands."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail import models
@@ -17,9 +19,20 @@ from vitrail.weights import load, open_run, recognise
 FAMILIES = [*models.FAMILIES, "deit"]
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 of the digits."""
+    images, labels = load_digits(return_X_y=True)
+    path = tmp_path_factory.mktemp("few") / "few.npz"
+    np.savez(path, x_train=(images[:600].reshape(-1, 8, 8) * 15).astype(np.uint8), y_train=labels[:600])
+    return path
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
-    """A family, its run of two epochs of digits, and what a kill after the first epoch would have left of that."""
+def finished(
+    request: pytest.FixtureRequest, few: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Path]:
+    """A family, its run of two epochs, and what a kill after the first epoch would have left of that."""
     folder = tmp_path_factory.mktemp(request.param)
     killed = folder / "killed"
     replace = Path.replace
@@ -32,7 +45,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace", watched)
-        run = vitrail.train("digits", model=request.param, epochs=2, out=folder, name="run")
+        run = vitrail.train(few, model=request.param, epochs=2, batch_size=32, out=folder, name="run")
     return request.param, run, killed
 
 
@@ -65,9 +78,9 @@ FIGURES = {
 }
 
 
-def test_it_is_explained(finished):
+def test_it_is_explained(finished, few, digits):
     family, run, _ = finished
-    explained = vitrail.explain(run)
+    explained = vitrail.explain(run, [digits / "0" / "0.png"], data=few)
     drawn = {file.stem.partition("-")[0] for file in explained.files}
     assert drawn == FIGURES[family] | {"relevance", "filters", "map", "neighbours", "wrong", "uncertain"}
 

@@ -24,7 +24,6 @@ Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
-Task = Literal["multiclass", "multilabel", "regression"]
 Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first blocks
 
 
@@ -53,7 +52,7 @@ class SourceConfig:
     data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
     image_column: str | None = option("column of a table or hf: data set with the images (default: detected)", None)
     label_column: Names | None = option("column with the labels, or several: x,y (default: detected)", None)
-    task: Task | None = option("one class, any number of labels, or numbers per image (default: detected)", None)
+    task: str | None = option("one class, any number of labels, or numbers per image (default: detected)", None)
     streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
     class_weights: bool = option("weight each class in the loss by its inverse frequency", False)
     balanced_sampling: bool = option("sample all classes equally often", False)

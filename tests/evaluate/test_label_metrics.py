@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score, log_loss, mean_absolute_error, r2_score
+from vitrail.evaluate.charts import charts_of
+from vitrail.evaluate.metrics import measure_labels, measure_model, measure_values, measured
 
 from vitrail.charts.draw import save_charts
 from vitrail.data.images import read_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.charts import charts_of
-from vitrail.evaluate.metrics import measure_labels, measure_model, measure_values, measured
 from vitrail.evaluate.predict import write
 from vitrail.models import create
 from vitrail.runs.predictor import Prediction

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from vitrail.evaluate.metrics import measure, measure_labels, measure_values
 
 from vitrail.charts.style import INK, ORANGE, save
 from vitrail.data.dataset import ArraySplit
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import measure, measure_labels, measure_values
 from vitrail.explain.galleries import captions, gallery, least_certain, losses, margins, most_wrong
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import Card

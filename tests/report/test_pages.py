@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vitrail.evaluate.metrics import measure
+from vitrail.report.gallery import choose
 
 import vitrail
 from vitrail import cli
@@ -20,10 +22,8 @@ from vitrail.config import TrainConfig, load_yaml, options, override, save_yaml
 from vitrail.data.pixels import thumbnail
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import measure
 from vitrail.models import create
 from vitrail.report.facts import RunFacts
-from vitrail.report.gallery import choose
 from vitrail.report.images import Album, overlay, similarities, tiles
 from vitrail.report.tables import Cell, Line, Table
 from vitrail.report.text import settings

@@ -13,7 +13,7 @@ from peers import randomise
 from vitrail.models import build, create
 from vitrail.models.lora import adapters, add_adapters
 from vitrail.models.vit import ViTConfig
-from vitrail.tasks.objective import Batch, MultiClass, MultiLabel, Objective, Regression, weigh
+from vitrail.tasks.objective import Batch, BinaryCrossEntropy, CrossEntropy, Objective, SquaredError, weigh
 
 NARROW = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=3, pool="gap")
 
@@ -27,18 +27,18 @@ def test_each_task_has_its_loss():
     model = randomise(build(NARROW))
     logits = model(batch(torch.empty(0)).images).detach()
     shares = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0.5, 0, 0.5], [0, 0, 1]])
-    result = MultiClass(model)(batch(shares))
+    result = CrossEntropy(model)(batch(shares))
     assert result["loss"].item() == pytest.approx(-(shares * logits.log_softmax(1)).sum(1).mean().item(), rel=1e-5)
     assert result["top1"].item() == (logits.argmax(1) == shares.argmax(1)).float().mean()
-    binary = MultiClass(model, "bce")(batch(shares))["loss"].item()
+    binary = CrossEntropy(model, "bce")(batch(shares))["loss"].item()
     each = -(shares * F.logsigmoid(logits) + (1 - shares) * F.logsigmoid(-logits))
     assert binary == pytest.approx(each.sum(1).mean().item(), rel=1e-5)
     labels = (shares > 0).float()
-    assert MultiLabel(model)(batch(labels))["loss"].item() == pytest.approx(
+    assert BinaryCrossEntropy(model)(batch(labels))["loss"].item() == pytest.approx(
         -(labels * F.logsigmoid(logits) + (1 - labels) * F.logsigmoid(-logits)).mean().item(), rel=1e-5
     )
     values = 10 * shares + 5
-    result = Regression(model, (5.0,) * 3, (10.0,) * 3)(batch(values))
+    result = SquaredError(model, (5.0,) * 3, (10.0,) * 3)(batch(values))
     assert result["loss"].item() == pytest.approx((logits - shares).square().mean().item(), rel=1e-5)
     assert set(result) == {"loss"}
 
@@ -55,9 +55,9 @@ def test_a_new_objective_needs_only_its_loss():
 
 def test_what_is_kept_is_averaged_and_merged():
     model = randomise(create("vit_nano4", classes=3, img_size=8, channels=1))
-    assert MultiClass(model).kept() is model
+    assert CrossEntropy(model).kept() is model
     add_adapters(model.stages(), rank=2, alpha=2.0)
-    objective = MultiClass(model, ema=0.5)
+    objective = CrossEntropy(model, ema=0.5)
     assert objective.parts().keys() == {"model", "kept"}
     with torch.no_grad():
         for p in model.parameters():
@@ -75,7 +75,7 @@ def test_a_model_with_a_distillation_token_is_compared_by_the_mean_of_its_heads(
     model = randomise(build(replace(NARROW, pool="cls_dist")))
     shares = torch.eye(3)[[0, 1, 2, 0]]
     mean = sum(model.heads(batch(shares).images)) / 2
-    assert MultiClass(model)(batch(shares))["loss"].item() == pytest.approx(F.cross_entropy(mean, shares).item())
+    assert CrossEntropy(model)(batch(shares))["loss"].item() == pytest.approx(F.cross_entropy(mean, shares).item())
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

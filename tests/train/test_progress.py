@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-
 from vitrail.evaluate.metrics import measure
+
 from vitrail.train.progress import Progress
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vitrail.evaluate.metrics import Metrics, measure
 
 from vitrail.config import (
     ArchConfig,
@@ -22,7 +23,6 @@ from vitrail.config import (
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import open_data
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import Metrics, measure
 from vitrail.evaluate.stream import run_split
 from vitrail.models import Model, create
 from vitrail.verbs.evaluate import evaluate

@@ -15,6 +15,12 @@ class Measure:
     percent: bool = False  # a share from 0 to 1, written in percent
     lower_is_better: bool = False
     heading: str = ""  # the title of a chart: "Top-1 accuracy"; by default `title`
+    at_most_one: bool = False  # like R², which may be negative
+
+    @property
+    def bounded(self) -> bool:
+        """Whether 1 is the best possible value, so that a bar can show it."""
+        return self.percent or self.at_most_one
 
     def text(self, value: float, digits: int = 1) -> str:
         """The score as people read it; `digits` as in `percent`, two more of them are significant in other numbers."""

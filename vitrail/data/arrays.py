@@ -10,15 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Parts, Targets, Task
+from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Parts, Targets
 from vitrail.data.folder import SPLITS
 from vitrail.data.pixels import Pixels, bits_of
-from vitrail.data.targets import WORDS, titled
 from vitrail.errors import UserError
 from vitrail.progress import log
+from vitrail.tasks import TASKS, Multiclass, Task, task_type
+from vitrail.tasks.infer import infer_from_arrays
 
 
-def open_npz(path: Path, task: Task | None = None) -> Found:
+def open_npz(path: Path, task: type[Task] | None = None) -> Found:
     arrays = _read_npz(path)
     parts = {}
     for split in ("train", "val", "test"):
@@ -62,7 +63,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
 _PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"))
 
 
-def open_npy(path: Path, task: Task | None = None) -> Found:
+def open_npy(path: Path, task: type[Task] | None = None) -> Found:
     """One file of images with its labels; a part of them is held out, whatever lies beside."""
     labels = _labels_of(path)
     if labels is None or not labels.exists():
@@ -75,7 +76,7 @@ def open_npy(path: Path, task: Task | None = None) -> Found:
     return _from_npy(path.stem, {"train": (path, labels)}, path, task)
 
 
-def open_npy_folder(folder: Path, task: Task | None = None) -> Found:
+def open_npy_folder(folder: Path, task: type[Task] | None = None) -> Found:
     """A folder of such pairs, one for every split that their names tell: x_train and y_train, x_val and y_val, …."""
     pairs: dict[str, tuple[Path, Path]] = {}
     for path in npy_images(folder):
@@ -109,7 +110,7 @@ def _labels_of(path: Path) -> Path | None:
     return None
 
 
-def _from_npy(name: str, pairs: Mapping[str, tuple[Path, Path]], where: Path, task: Task | None) -> Found:
+def _from_npy(name: str, pairs: Mapping[str, tuple[Path, Path]], where: Path, task: type[Task] | None) -> Found:
     parts = {split: (_read_npy(x), _read_npy(y)) for split, (x, y) in pairs.items()}
     names_file = where / "classes.npy" if where.is_dir() else where.with_name("classes.npy")
     names = _class_names(_read_npy(names_file), names_file) if names_file.exists() else None
@@ -142,7 +143,7 @@ def from_arrays(
     parts: Mapping[str, tuple[Array, Array]],
     names: tuple[str, ...] | None,
     where: str,
-    task: Task | None = None,
+    task: type[Task] | None = None,
 ) -> Found:
     """Checks images and labels of any accepted kind and makes them uint8 or uint16 N H W C and targets.
 
@@ -161,18 +162,20 @@ def from_arrays(
                 f"{y.shape} for {len(x)} images."
             )
     labels = [y for _, y in parts.values()]
-    given, task = task, task or _infer(labels)
+    kind = task or task_type(infer_from_arrays(labels))
     pixels = dict(zip(parts, _pixels([x for x, _ in parts.values()], where), strict=True))
     channels = {x.shape[3] for x in pixels.values()}
     if len(channels) > 1 and not channels <= {1, 3}:
         raise UserError(f"{where}: the images of all splits must have the same channels, but they have {channels}.")
-    if task == "multiclass":
+    read: Task
+    if kind.single:
         classes, targets = class_numbers(labels, names, where)
+        read = Multiclass(classes)
     else:
-        classes, targets = _floats(labels, task, names, where)
-        if given is None:
-            others = " or ".join(other for other in WORDS if other != task)
-            log.info("task: %s; if it is not, say --task %s.", titled(task, classes), others)
+        read, targets = kind.from_array(labels, names, where)
+        if task is None:
+            others = " or ".join(other for other in TASKS if other != read.name)
+            log.info("task: %s, inferred from the labels; to change it, give --task %s.", read, others)
     h, w = next(iter(pixels.values())).shape[1:3]
     if any(isinstance(x, np.memmap) for x in pixels.values()):  # rows are chosen, not copied
         mapped = Parts([((x, f"{name}/{split}"), len(x)) for split, x in pixels.items()])
@@ -183,23 +186,21 @@ def from_arrays(
 
         return Found(
             name=name,
-            classes=classes,
+            task=read,
             parts={split: (rows, y) for split, rows, y in zip(parts, mapped.rows(), targets, strict=True)},
             make=make,
             size=(h, w),
             channels=max(channels),
             bits=bits_of(next(iter(pixels.values()))),
-            task=task,
         )
     return Found(
         name=name,
-        classes=classes,
+        task=read,
         parts={split: (pixels[split], y) for split, y in zip(parts, targets, strict=True)},
         make=lambda split, x, y: ArraySplit(x, y, f"{name}/{split}"),
         size=(h, w),
         channels=max(channels),
         bits=bits_of(next(iter(pixels.values()))),
-        task=task,
     )
 
 
@@ -259,30 +260,6 @@ def class_numbers(
             return names, np.split(np.array([known[y] for y in every.tolist()], dtype=np.int64), ends)
     found, numbers = np.unique(every, return_inverse=True)
     return tuple(str(label) for label in found.tolist()), np.split(numbers.astype(np.int64), ends)
-
-
-def _infer(labels: Sequence[Array]) -> Task:
-    if all(y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif" and np.isin(y, (0, 1)).all() for y in labels):
-        return "multilabel"
-    return "regression" if all(y.dtype.kind == "f" for y in labels) else "multiclass"
-
-
-def _floats(
-    labels: Sequence[Array], task: Task, names: tuple[str, ...] | None, where: str
-) -> tuple[tuple[str, ...], list[Targets]]:
-    """The names of the labels or numbers, and those of every split as (N, K) float32."""
-    columns = [y[:, None] if y.ndim == 1 else y for y in labels]
-    k = columns[0].shape[1]
-    rule = "0 or 1 for each of K labels" if task == "multilabel" else "K finite numbers"
-    for y in columns:
-        fine = y.ndim == 2 and y.shape[1] == k > 0 and y.dtype.kind in "buif"
-        if not fine or not (np.isin(y, (0, 1)) if task == "multilabel" else np.isfinite(y)).all():
-            raise UserError(f"{where}: labels must be {rule}, (N, K), but some are not: {y.dtype} of shape {y.shape}.")
-    if names is not None and len(names) != k:
-        raise UserError(f"{where}: there are {len(names)} names in classes for {k} {WORDS[task].many}.")
-    if names is None:
-        names = ("value",) if task == "regression" and k == 1 else tuple(str(i) for i in range(k))
-    return names, [y.astype(np.float32) for y in columns]
 
 
 def _text(values: Array, rule: str) -> Array:

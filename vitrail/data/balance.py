@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from vitrail.data.dataset import Array, Numbers
+from vitrail.data.dataset import Numbers
 
 UNEVEN, LOPSIDED = 3, 20  # largest class over smallest: worth a word, and harmful
 
@@ -42,27 +41,6 @@ def imbalance(counts: Mapping[str, int]) -> Imbalance | None:
     most, least = max(there, key=there.__getitem__), min(there, key=there.__getitem__)
     found = Imbalance(most, least, (there[most], there[least]))
     return found if found.ratio > UNEVEN else None
-
-
-def class_counts(targets: Array, classes: int) -> Numbers:
-    """The images of every class, (K,), from class numbers (N,) or from the labels' zeros and ones (N, K)."""
-    if targets.ndim == 2:
-        return targets.astype(np.int64).sum(axis=0)
-    return np.bincount(targets, minlength=classes)
-
-
-def class_weights(targets: Array, classes: int) -> npt.NDArray[np.float32]:
-    """How much every class must weigh in the loss for all to count alike, (K,).
-
-    Of class numbers (N,), the inverse of a class's frequency, whose mean over the images is 1. The loss then has
-    the mean that balanced sampling gives it; a root of the inverse, or Cui's effective number of images, stops
-    half-way and needs a parameter. Of labels (N, K), what makes the images that have a label weigh as much as those
-    that have not: `pos_weight` of binary cross-entropy.
-    """
-    counts = np.maximum(class_counts(targets, classes), 1)
-    if targets.ndim == 2:
-        return (np.maximum(len(targets) - counts, 1) / counts).astype(np.float32)
-    return (len(targets) / (len(np.unique(targets)) * counts)).astype(np.float32)
 
 
 def balanced_order(targets: Numbers, seed: int, epoch: int) -> Numbers:

@@ -11,10 +11,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vitrail.config import Task as Task
 from vitrail.data.images import Pixels, read_image
 from vitrail.data.pixels import NAMES
 from vitrail.errors import UserError
+from vitrail.tasks import Task
 
 Numbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -27,9 +27,9 @@ class Split(Protocol):
 
     @property
     def targets(self) -> Targets:
-        """What every image is to be taken for, by the task of the data.
+        """What is true of every image, in the form of the data's task.
 
-        Class numbers, (N,) int64; for multi-label 0 or 1 for each of the K labels, for regression K numbers, both
+        Class numbers, (N,) int64; for multi-label 0 or 1 for each of the K labels, for regression K values, both
         (N, K) float32.
         """
 
@@ -168,13 +168,17 @@ class Data:
     """A data set, opened and checked."""
 
     name: str  # short, for run folders
-    classes: tuple[str, ...]  # of a regression, the names of the numbers
+    task: Task
     splits: Mapping[str, Split]  # "train", "val", and "test" where there is one
     size: tuple[int, int]  # typical height and width: the array's own, or the medians over the files
     channels: int  # 1 if every image is grey, 3 if some have colour, else the number of bands
     unreadable: tuple[tuple[str, str], ...]  # file, reason: left out
-    task: Task = "multiclass"
     bits: int = 8  # of a value: 8, 16, or 32 for floats
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, labels or values."""
+        return self.task.classes
 
     def fingerprint(self) -> str:
         """Changes when the classes, the labels or the number of images change."""
@@ -228,11 +232,14 @@ class Found:
     """What a source holds, before a validation split is held out."""
 
     name: str
-    classes: tuple[str, ...]
+    task: Task
     parts: dict[str, tuple[Array, Targets]]  # split: paths or pixels, targets
     make: Callable[[str, Array, Targets], Split]
     size: tuple[int, int]
     channels: int
     unreadable: tuple[tuple[str, str], ...] = ()
-    task: Task = "multiclass"
     bits: int = 8
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.task.classes

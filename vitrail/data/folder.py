@@ -9,11 +9,12 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from vitrail.data.dataset import Array, FileSplit, Found, Targets, Task
+from vitrail.data.dataset import Array, FileSplit, Found, Targets
 from vitrail.data.images import EXTENSIONS, ImageFacts
 from vitrail.data.verify import verify_files
 from vitrail.errors import UserError, some
 from vitrail.progress import log
+from vitrail.tasks import Multiclass, Task
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ def from_files(
         listed = [by_class.get(label, ()) for label in classes]
         targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in listed])
         parts[split] = np.array([path for paths in listed for path in paths], dtype=object), targets
-    found = from_paths(name, classes, parts, verify=verify)
+    found = from_paths(name, Multiclass(classes), parts, verify)
     if "train" in parts:
         lost = np.setdiff1d(parts["train"][1], found.parts["train"][1])
         if len(lost):
@@ -55,13 +56,7 @@ def from_files(
     return found
 
 
-def from_paths(
-    name: str,
-    classes: tuple[str, ...],
-    listed: Mapping[str, tuple[Array, Targets]],
-    task: Task = "multiclass",
-    verify: bool = True,
-) -> Found:
+def from_paths(name: str, task: Task, listed: Mapping[str, tuple[Array, Targets]], verify: bool = True) -> Found:
     """Verifies that the files of every split can be read, and leaves out the few that cannot.
 
     Without `verify` no file is opened, all are kept, and their sizes are unknown.
@@ -79,14 +74,13 @@ def from_paths(
     channels, bits = channels_and_bits(facts)
     return Found(
         name=name,
-        classes=classes,
+        task=task,
         parts=parts,
         make=lambda _, paths, targets: FileSplit(tuple(paths), targets, channels, bits),
         size=(h, w),
         channels=channels,
         unreadable=unreadable,
         bits=bits,
-        task=task,
     )
 
 

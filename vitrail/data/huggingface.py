@@ -24,6 +24,7 @@ from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log, track
+from vitrail.tasks import Multiclass
 
 PREFIX = "hf:"
 FILES = (".parquet", ".arrow")
@@ -340,7 +341,7 @@ def _stream(
         raise UserError(f"{source} has no images.")
     return Found(
         name=title,
-        classes=classes,
+        task=Multiclass(classes),
         parts={split: (rows, targets[split]) for split, rows in zip(streams, every.rows(), strict=True)},
         make=lambda _, rows, numbers: StreamSplit(*every.find(rows), numbers),
         size=(int(np.median([fact.h for fact in facts])), int(np.median([fact.w for fact in facts]))),

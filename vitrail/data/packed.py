@@ -11,6 +11,7 @@ from vitrail.data.dataset import Array, Found, Numbers, PackedSplit, Parts, Stor
 from vitrail.data.folder import channels_and_bits, leave_out
 from vitrail.data.images import ImageFacts
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, Stored]
     channels, bits = channels_and_bits(good)
     return Found(
         name=name,
-        classes=classes,
+        task=Multiclass(classes),
         parts=usable,
         make=lambda _, rows, targets: PackedSplit(*stores.find(rows), targets, channels, bits),
         size=(int(np.median([fact.h for fact in good.values()])), int(np.median([fact.w for fact in good.values()]))),

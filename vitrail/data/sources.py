@@ -9,22 +9,22 @@ validation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from vitrail.data.arrays import npy_images, open_npy, open_npy_folder, open_npz
-from vitrail.data.balance import class_counts
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets, Task
+from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets
 from vitrail.data.folder import open_folder
 from vitrail.data.huggingface import PREFIX, holds_images, is_saved, open_files, open_hub, open_saved
 from vitrail.data.shards import is_shards, open_shards
 from vitrail.data.table import SUFFIXES, open_table
-from vitrail.data.targets import WORDS, check_trainable, reorder, strata
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
+from vitrail.tasks import Task, task_type
 
 
 def open_data(
@@ -37,17 +37,17 @@ def open_data(
     data_dir: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
-    task: Task | None = None,
+    task: str | None = None,
     streaming: bool = False,
-    classes: Sequence[str] | None = None,
+    model: Task | None = None,
 ) -> Data:
     """Opens a data set of any kind and, unless it is streamed, proves that every image can be read.
 
     Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. With `folds`, the
     images of train and val are cut anew, and those of the fold numbered `fold` are held out. The columns are
-    those of a table or a Hugging Face data set. The `task` is seen from the data unless it is given. `classes` are
-    those of a trained model, in its order: the data may then lack some of them, and a train split; nothing is held
-    out then, and data without splits is one, "all".
+    those of a table or a Hugging Face data set. The `task` is inferred from the data unless it is given. With the task
+    of a trained `model`, targets have its classes in its order: the data may then lack some of them, and a train
+    split; nothing is held out, and data without splits is one, "all".
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"'val_fraction' must lie between 0 and 1, but it is {val_fraction}.")
@@ -55,32 +55,38 @@ def open_data(
         raise UserError(f"There must be 2 folds or more, and 'fold' one of them, but it is {fold} of {folds}.")
     if seed < 0:
         raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
+    kind = task_type(task) if task is not None else None if model is None else type(model)
     try:
-        found = find(source, data_dir, image_column, label_column, task, streaming, classes)
+        found = find(source, data_dir, image_column, label_column, kind, streaming, model)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
-    if task is not None and found.task != task:
-        raise UserError(f"The data {source} is {WORDS[found.task].title}, so the task cannot be {WORDS[task].title}.")
+    if kind is not None and type(found.task) is not kind:
+        if not (kind.single and found.task.single):
+            raise UserError(f"The data {source} is {found.task.title}, so the task cannot be {kind.title}.")
+        found = replace(found, task=kind(found.classes))  # the same targets with another meaning
     parts = found.parts
     for split, (items, _) in parts.items():
         if not len(items):
             raise UserError(f"The {split} split of {source} has no images. Every split needs some.")
-    if classes is None:
-        check_trainable(found, source)
+    targets = {split: part[1] for split, part in parts.items()}
+    if model is None:
+        if "train" not in parts:
+            raise UserError(f"{source} has no train split, only {' and '.join(parts)}.")
+        found.task.check(targets, source)
     else:
-        parts = {split: (parts[split][0], targets) for split, targets in reorder(found, classes, source).items()}
+        adopted = found.task.adopt(model, targets, source)
+        parts = {split: (parts[split][0], adopted[split]) for split in parts}
         if parts.keys() == {"train"}:  # nobody trains on it, so nothing is held out
             parts = {"all": parts["train"]}
     if folds:
         parts = _hold_out_fold(parts, found, folds, fold, seed, source)
     return Data(
         name=found.name,
-        classes=found.classes if classes is None else tuple(classes),
+        task=found.task if model is None else model,
         splits=_splits(parts, found, val_fraction, seed, source),
         size=found.size,
         channels=found.channels,
         unreadable=found.unreadable,
-        task=found.task,
         bits=found.bits,
     )
 
@@ -108,13 +114,9 @@ def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Num
 
 
 def hold_out(task: Task, targets: Targets, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
-    """`stratify` for every task; of a label that would be held out altogether, one image is kept."""
-    keep, held = stratify(strata(task, targets, fraction), fraction, seed)
-    if task == "multilabel":
-        lost = np.flatnonzero(targets[held].any(axis=0) & ~targets[keep].any(axis=0))
-        back = np.array([held[targets[held, label] > 0][0] for label in lost], dtype=np.int64)
-        keep, held = np.union1d(keep, back), np.setdiff1d(held, back)
-    return keep, held
+    """A stratified hold-out for any task."""
+    keep, held = stratify(task.strata(targets, fraction), fraction, seed)
+    return task.settle(targets, keep, held)
 
 
 def cut_folds(task: Task, targets: Targets, folds: int, seed: int) -> Numbers:
@@ -122,7 +124,7 @@ def cut_folds(task: Task, targets: Targets, folds: int, seed: int) -> Numbers:
 
     Folds differ by one image at most, and so do their images of a class.
     """
-    alike = strata(task, targets, 1 / folds)
+    alike = task.strata(targets, 1 / folds)
     shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(targets))
     by_class = shuffled[np.argsort(alike[shuffled], kind="stable")]
     numbers = np.empty(len(targets), dtype=np.int64)
@@ -143,7 +145,8 @@ def _hold_out_fold(
     items, targets = (np.concatenate(halves) for halves in zip(*pool, strict=True))
     if len(targets) < folds:
         raise UserError(f"{source} has {len(targets)} images, too few for {folds} folds.")
-    if found.task != "regression" and (single := np.flatnonzero(class_counts(targets, len(found.classes)) == 1)).size:
+    counts = found.task.counts(targets)
+    if counts is not None and (single := np.flatnonzero(counts == 1)).size:
         raise UserError(
             f"'{found.classes[single[0]]}' has one image only in {source}: when its fold is held out, none is left "
             "to train on. Add some, or leave it out."
@@ -169,9 +172,9 @@ def find(
     data_dir: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
-    task: Task | None = None,
+    task: type[Task] | None = None,
     streaming: bool = False,
-    classes: Sequence[str] | None = None,
+    model: Task | None = None,
     verify: bool = True,
 ) -> Found:
     """What a source holds, as it lies there; without `verify`, the files of a table are taken as readable."""
@@ -189,7 +192,7 @@ def find(
             f"but {source} is neither. Leave --streaming out."
         )
     if suffix in SUFFIXES:
-        return open_table(path, image_column, label_column, task, classes, verify)
+        return open_table(path, image_column, label_column, task, model, verify)
     if kind == "saved":
         return open_saved(path, image_column, _single(label_column))
     if image_column is None and not built_in and is_shards(source):
@@ -238,7 +241,7 @@ def _splits(
         items, targets = parts["train"]
         keep, held = hold_out(found.task, targets, val_fraction, seed)
         if not len(held):
-            few = "one image per class" if found.task == "multiclass" else "too few images"
+            few = f"one image per {found.task.one}" if found.task.single else "too few images"
             raise UserError(f"{source} has {few}, so none can be held out for validation. Add images or a val split.")
         parts = {"train": (items[keep], targets[keep]), "val": (items[held], targets[held])}
     splits = {split: found.make(split, items, targets) for split, (items, targets) in parts.items()}

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.config import coerce_names
-from vitrail.data.dataset import Found, Task
+from vitrail.data.dataset import Found
 from vitrail.data.folder import SPLITS, from_files, from_paths, is_image
-from vitrail.data.targets import WORDS, are_binary, from_text, infer_task, titled
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
+from vitrail.tasks import TASKS, Task, task_type
+from vitrail.tasks.infer import are_binary, infer_from_text
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
@@ -27,13 +28,13 @@ def open_table(
     path: Path,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
-    task: Task | None = None,
-    classes: Sequence[str] | None = None,
+    task: type[Task] | None = None,
+    model: Task | None = None,
     verify: bool = True,
 ) -> Found:
     """The images that a table lists, in the splits of its column `split` if it has one.
 
-    Columns that are not given are found by their names or their values; so is the task. `classes` are those of a
+    Columns that are not given are found by their names or their values; so is the task. `model` is the task of a
     trained model.
     """
     names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
@@ -44,43 +45,42 @@ def open_table(
         twice = next(name for name in columns if names.count(name) > 1)
         raise UserError(f"{path} has two columns called '{twice}'. Rename one.")
     given = () if label_column is None else coerce_names("label_column", label_column)
-    if not given and classes is not None and task != "multiclass" and columns.keys() >= set(classes):
-        given = tuple(classes)
+    if not given and model is not None and not model.single and columns.keys() >= set(model.classes):
+        given = model.classes
     image, labels, split = _choose(path, columns, rows, image_column, given)
-    inferred = task is None
-    task = task or infer_task({label: [cells[columns[label]] for cells in rows.values()] for label in labels})
-    if task == "multiclass" and len(labels) > 1:
-        raise UserError(f"{path}: a class is told by one column, but there are {len(labels)}: {', '.join(labels)}.")
+    texts = {label: [cells[columns[label]] for cells in rows.values()] for label in labels}
+    kind = task or task_type(infer_from_text(texts))
+    if kind.single and len(labels) > 1:
+        raise UserError(
+            f"{path}: {kind.title} labels are in one column, but there are {len(labels)}: {', '.join(labels)}."
+        )
     listed = ", ".join(f"'{label}'" for label in labels)
     log.info("%s: images are in the column '%s', labels in %s.", path, image, listed)
 
     known: dict[Path, tuple[list[str], str, int]] = {}
     for number, cells in rows.items():
-        file, texts, part = path.parent / cells[columns[image]], [cells[columns[label]] for label in labels], "train"
-        for column, cell in ((image, cells[columns[image]]), *zip(labels, texts, strict=True)):
+        file, own, part = path.parent / cells[columns[image]], [cells[columns[label]] for label in labels], "train"
+        for column, cell in ((image, cells[columns[image]]), *zip(labels, own, strict=True)):
             # No labels at all are a list of labels, but no 0 or 1 and no number.
-            if not cell and (column == image or task != "multilabel" or len(labels) > 1):
+            if not cell and (column == image or not kind.optional or len(labels) > 1):
                 raise UserError(f"{path}: row {number} has no {column}. Fill the cell in, or remove the row.")
         if split is not None:
             word = cells[columns[split]]
             if word.lower() not in SPLITS:
                 raise UserError(f"{path}: the split in row {number} must be train, val or test, but it is '{word}'.")
             part = SPLITS[word.lower()]
-        before, where, _ = known.setdefault(file, (texts, part, number))
-        if before != texts:
-            was, now = ", ".join(before), ", ".join(texts)
+        before, where, _ = known.setdefault(file, (own, part, number))
+        if before != own:
+            was, now = ", ".join(before), ", ".join(own)
             raise UserError(f"{path}: {file} has two labels, '{was}' and, in row {number}, '{now}'.")
         if where != part:
             raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
     if len(known) < len(rows):
         log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
-    if task == "multiclass":
-        found = _by_class(path, known, verify)
-    else:
-        found = _by_row(path, known, labels, task, classes, verify)
-    if inferred:
-        others = " or ".join(other for other in WORDS if other != task)
-        log.info("task: %s, judging by %s; if it is not, say --task %s.", titled(task, found.classes), listed, others)
+    found = _by_class(path, known, verify) if kind.single else _by_row(path, known, labels, kind, model, verify)
+    if task is None:
+        others = " or ".join(other for other in TASKS if other != kind.name)
+        log.info("task: %s, inferred from %s; to change it, give --task %s.", found.task, listed, others)
     return found
 
 
@@ -95,16 +95,16 @@ def _by_row(
     path: Path,
     known: Mapping[Path, tuple[list[str], str, int]],
     labels: Sequence[str],
-    task: Task,
-    classes: Sequence[str] | None,
+    task: type[Task],
+    model: Task | None,
     verify: bool,
 ) -> Found:
     texts, parts, numbers = zip(*known.values(), strict=True)
     columns = dict(zip(labels, zip(*texts, strict=True), strict=True))
-    names, targets = from_text(columns, task, numbers, str(path), classes)
+    read, targets = task.from_text(columns, numbers, str(path), None if model is None else model.classes)
     files, where = np.array(list(known), dtype=object), np.array(parts)
     listed = {part: (files[where == part], targets[where == part]) for part in dict.fromkeys(parts)}
-    return from_paths(path.stem, names, listed, task, verify)
+    return from_paths(path.stem, read, listed, verify)
 
 
 def _choose(

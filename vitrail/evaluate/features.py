@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from vitrail.evaluate.stream import Keep, run_split, stream
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.runs.predictor import Predictor
+from vitrail.tasks.scores import Scores
 
 Vectors = NDArray[np.float32]
 
@@ -43,25 +43,25 @@ def split_features(
     device: str = "cpu",
 ) -> Vectors:
     """The feature vectors of a split, (N, D): those kept in `file` if nothing has changed since, else new ones."""
+    key = _key(model, split, preprocess)
+    if key is not None and (kept := _kept(file, key, "features")) is not None:
+        return kept
+    features, _ = run_split(
+        model,
+        split,
+        preprocess,
+        compute=model.embed,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        title=f"features of {file.stem}",
+    )
+    if key is not None and features.nbytes <= _MOST:
+        _keep(file, key, "features", features)
+    return features
 
-    def compute() -> Vectors:
-        title = f"features of {file.stem}"
-        features, _ = run_split(
-            model,
-            split,
-            preprocess,
-            compute=model.embed,
-            batch_size=batch_size,
-            workers=workers,
-            device=device,
-            title=title,
-        )
-        return features
 
-    return _once(file, "features", _key(model, split, preprocess), compute)
-
-
-def split_outputs(
+def split_scores(
     predictor: Predictor,
     split: Split,
     file: Path,
@@ -72,40 +72,33 @@ def split_outputs(
     workers: int = 2,
     device: str = "cpu",
     title: str = "evaluating",
-) -> Vectors:
-    """The outputs for a split, (N, K): those kept in `file` if nothing has changed since, else new ones.
+) -> tuple[Scores, Vectors | None]:
+    """The scores for a split and the outputs, (N, M): those kept in `file` if nothing has changed since, or new ones.
 
-    With `keep`, new ones are written to the file. With `cache_gb`, decoded images are cached as in training.
+    The split is streamed into the task's meter. Outputs of more than 1 GiB are not kept, in memory or in the file:
+    then they are None. With `cache_gb`, decoded images are cached as in training.
     """
-    preprocess, version = predictor.card.preprocess, _version(split)
-
-    def compute() -> Vectors:
-        ready = once(split, preprocess, False, cache_gb, workers) if cache_gb else split
-        kept = Keep()
-        stream(
-            predictor.tensor_outputs,
-            ready,
-            preprocess,
-            kept,
-            batch_size=batch_size,
-            workers=workers,
-            device=device,
-            title=title,
-        )
-        return kept.outputs
-
-    key = None if version is None else _digest(repr((_VERSION, predictor.fingerprint, preprocess, version))).hexdigest()
-    return _once(file, "outputs", key, compute, keep)
-
-
-def _once(file: Path, name: str, key: str | None, compute: Callable[[], Vectors], keep: bool = True) -> Vectors:
-    """The values of this name and key in a file, or computed ones. Without a key, nothing is kept."""
-    if key is not None and (kept := _kept(file, key, name)) is not None:
-        return kept
-    values = compute()
-    if keep and key is not None and values.nbytes <= _MOST:
-        _keep(file, key, name, values)
-    return values
+    card, version = predictor.card, _version(split)
+    key = None
+    if version is not None:
+        key = _digest(repr((_VERSION, predictor.fingerprint, card.preprocess, version))).hexdigest()
+    meter, kept = card.task.meter(), Keep(_MOST)
+    if key is not None and (outputs := _kept(file, key, "outputs")) is not None:
+        meter.add(outputs, split.targets)
+        return meter.scores(), outputs
+    stream(
+        predictor.tensor_outputs,
+        once(split, card.preprocess, False, cache_gb, workers) if cache_gb else split,
+        card.preprocess,
+        (meter, kept),
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        title=title,
+    )
+    if keep and key is not None and kept.outputs is not None:
+        _keep(file, key, "outputs", kept.outputs)
+    return meter.scores(), kept.outputs
 
 
 def _digest(text: str) -> hashlib.blake2b:

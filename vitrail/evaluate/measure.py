@@ -5,23 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.charts.draw import save_charts
+from vitrail.charts.kinds import Chart
 from vitrail.data import Data, open_data
-from vitrail.data.targets import WORDS
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
-from vitrail.evaluate.charts import charts_of
-from vitrail.evaluate.features import split_features, split_outputs
-from vitrail.evaluate.metrics import AnyMetrics, measure_model
+from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import write_text
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
+from vitrail.tasks.scores import Scores
 from vitrail.weights import Card, open_run
 
 Probe = Literal["knn", "linear", "fewshot"]
@@ -38,7 +37,7 @@ def evaluate_on(
     workers: int = 2,
     device: str | None = None,
     out: str | Path | None = None,
-) -> AnyMetrics:
+) -> Scores:
     """Measures a run's predictions for a split of open data; writes to `out` or the run's `evaluation` folder."""
     _check_batch(batch_size)
     name = split_name(data, split)
@@ -46,7 +45,7 @@ def evaluate_on(
     predictor = Predictor(run, device)
     card = predictor.card
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
-    outputs = split_outputs(
+    scores, _ = split_scores(
         predictor,
         data.splits[name],
         Run.of(run).outputs_file(data.name, name),
@@ -55,10 +54,9 @@ def evaluate_on(
         workers=workers,
         device=device,
     )
-    metrics = measure_model(card, outputs, data.splits[name].targets)
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name)
-    _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
-    return replace(metrics, folder=folder)
+    _write(scores, card.task.charts(scores), folder, {"model": card.model, "data": data.name, "split": name})
+    return replace(scores, folder=folder)
 
 
 def probe_on(
@@ -76,15 +74,15 @@ def probe_on(
     """Measures a run's features by a probe trained on the train split; `chosen` are the probe's own settings."""
     _check_batch(batch_size)
     name = split_name(data, split)
-    if data.task != "multiclass":
+    if not data.task.single:
         raise UserError(
-            f"The method '{method}' tells classes apart, but {data.name} is {WORDS[data.task].title}. "
-            "Leave --method out, or give data with one class an image."
+            f"The method '{method}' needs one class per image, but {data.name} is {data.task.title}. "
+            "Remove --method, or give data with one class per image."
         )
     if "train" not in data.splits:
-        raise UserError(f"The method '{method}' learns from a train split, and {data.name} has none.")
+        raise UserError(f"The method '{method}' needs a train split, and {data.name} has none.")
     if name == "train":
-        raise UserError(f"The method '{method}' learns from the train split, so it must be measured on another.")
+        raise UserError(f"The method '{method}' is fitted to the train split. Evaluate it on another split.")
     device = choose_device(device)
     model, card = open_run(run, device, headless=True)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
@@ -109,7 +107,7 @@ def probe_on(
         **chosen,
     )
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, method)
-    _write(metrics, folder, {"model": card.model, "data": data.name, "split": name})
+    _write(metrics, metrics.charts(), folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
 
@@ -120,7 +118,7 @@ def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Dat
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:
-        opened = run_data(Run.of(run).path, data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(Run.of(run).path, data, where, card, {"model": card.task})
     except UserError:
         if data is None:
             raise
@@ -153,7 +151,9 @@ def run_data(
     return run.data(card, **where)
 
 
-def _write(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, folder: Path, about: dict[str, str]) -> None:
+def _write(
+    metrics: Scores | ProbeMetrics | FewShotMetrics, charts: Sequence[Chart], folder: Path, about: dict[str, str]
+) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -161,7 +161,7 @@ def _write(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, folder: Path, ab
     write_text(folder / "metrics.json", json.dumps(about | metrics.to_json(), indent=2, ensure_ascii=False) + "\n")
     for name, rows in metrics.csv().items():
         write_text(folder / f"{name}.csv", _csv(rows))
-    save_charts(charts_of(metrics), folder)
+    save_charts(charts, folder)
 
 
 def _csv(rows: Iterable[Iterable[object]]) -> str:

@@ -14,6 +14,7 @@ from vitrail.data.folder import images_below, is_image
 from vitrail.errors import UserError
 from vitrail.progress import log
 from vitrail.runs.predictor import Prediction
+from vitrail.tasks.task import Answer
 
 Format = Literal["table", "csv", "json"]
 
@@ -72,61 +73,31 @@ def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> 
 
 
 def _write_table(predictions: Iterator[Prediction], stream: TextIO, block: int = 32) -> None:
-    """For people: columns are aligned over a block of lines, so a table need not end before it is shown."""
-    widths = [0, 0]
+    """For people: columns are aligned within a block of lines, so that the first lines are shown at once."""
+    widths = [0, 1]
     while lines := list(islice(predictions, block)):
         widths[0] = max(widths[0], *(len(p.file) for p in lines))
-        widths[1] = max(widths[1], *(len(p.labels[0]) for p in lines if p.labels), 0)
+        widths[1] = max(widths[1], *(len(p.labels[0]) for p in lines if p.labels), 1)
         for p in lines:
-            file = p.file.ljust(widths[0])
-            if p.error is not None:
-                stream.write(f"{file}  — unreadable: {p.error}\n")
-            elif p.values:
-                pairs = zip(p.labels, p.values, strict=True)
-                stream.write(f"{file}  {'  '.join(f'{name} {value:.6g}' for name, value in pairs)}\n")
-            elif not p.labels:
-                stream.write(f"{file}  (no label)\n")
-            else:
-                shares = zip(p.labels[1:], p.probabilities[1:], strict=True)
-                others = ", ".join(f"{label} {probability:.1%}" for label, probability in shares)
-                line = f"{file}  {p.labels[0].ljust(widths[1])}  {p.probabilities[0]:6.1%}  {others}"
-                stream.write(line.rstrip() + "\n")
+            text = f"— unreadable: {p.error}" if p.error is not None else p.answer.text(width=widths[1])
+            stream.write(f"{p.file.ljust(widths[0])}  {text}\n")
 
 
 def _write_csv(predictions: Iterator[Prediction], stream: TextIO) -> None:
-    """The first file that could be read tells the columns, so failures before it have to wait."""
+    """The first file that could be read determines the columns, so failures before it have to wait."""
     first: list[Prediction] = []
     for p in predictions:
         first.append(p)
         if p.error is None:
             break
-    task = first[0].task if first else "multiclass"
-    ranks = max([1, *(len(p.labels) for p in first)])
-    pairs = [["label", "probability"], *([f"label_{i}", f"probability_{i}"] for i in range(2, ranks + 1))]
-    columns = {
-        "multiclass": [*chain(*pairs)],
-        "multilabel": ["labels", "probabilities"],
-        "regression": list(first[-1].labels) if first else [],
-    }[task]
+    columns = first[-1].answer.columns() if first else Answer().columns()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["file", *columns, "error"])
     for p in chain(first, predictions):
-        shares = [f"{share:.6f}" for share in p.probabilities]
-        if p.error is not None:
-            cells = []
-        elif task == "multilabel":  # as a table that can be trained on has them
-            cells = ["|".join(p.labels), "|".join(shares)]
-        elif task == "regression":
-            cells = [f"{value:.8g}" for value in p.values]
-        else:
-            cells = [*chain(*zip(p.labels, shares, strict=True))]
+        cells = [] if p.error is not None else p.answer.cells()
         writer.writerow([p.file, *cells, *[""] * (len(columns) - len(cells)), p.error or ""])
 
 
 def _write_json(predictions: Iterator[Prediction], stream: TextIO) -> None:
     for p in predictions:
-        if p.task == "regression":
-            said: dict[str, object] = {"values": dict(zip(p.labels, p.values, strict=True))}
-        else:
-            said = {"labels": p.labels, "probabilities": p.probabilities}
-        stream.write(json.dumps({"file": p.file, **said, "error": p.error}) + "\n")
+        stream.write(json.dumps({"file": p.file, **p.answer.to_json(), "error": p.error}) + "\n")

@@ -20,11 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from vitrail.charts import build
+from vitrail.charts.kinds import Chart
 from vitrail.data.dataset import Numbers
 from vitrail.data.sources import stratify
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import ClassScore, class_lines, class_tables, measure, rounded, where
 from vitrail.progress import log
+from vitrail.tasks.multiclass import ClassScore, Multiclass, class_lines, class_tables
+from vitrail.tasks.scores import files_line, rounded
 
 Floats = NDArray[np.float32]
 
@@ -47,10 +50,10 @@ class ProbeMetrics:
     top5: float
     per_class: list[ClassScore]
     confusion: NDArray[np.int64]
-    folder: Path | None = None  # where `evaluate` left the files
+    folder: Path | None = None  # where `evaluate` wrote its files
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, in types that JSON knows."""
+        """Everything, as plain JSON."""
         numbers = {"train_images": self.train_images, "images": self.images, "top1": self.top1, "top5": self.top5}
         return {
             "method": self.method,
@@ -61,11 +64,14 @@ class ProbeMetrics:
         }
 
     def csv(self) -> dict[str, list[list[object]]]:
-        """The tables to keep, by the names of their files."""
+        """The tables to write, by the names of their files."""
         return class_tables(self.per_class, self.confusion)
 
+    def charts(self) -> list[Chart]:
+        return [build.confusion(self.confusion, [score.name for score in self.per_class])]
+
     def table(self, most: int = 20) -> str:
-        """The numbers for people: the whole, then every class, or the `most` that are recognised worst."""
+        """The scores as text: overall, then by class, or the `most` worst classes."""
         title = {"knn": "weighted k-NN", "linear": "linear probe"}[self.method]
         settings = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.settings.items())
         lines = [
@@ -76,7 +82,7 @@ class ProbeMetrics:
             f"top-5              {self.top5:>7.2%}",
             "",
         ]
-        return "\n".join(lines + class_lines(self.per_class, most) + where(self.folder))
+        return "\n".join(lines + class_lines(self.per_class, most) + files_line(self.folder))
 
 
 @dataclass(frozen=True)
@@ -96,22 +102,26 @@ class FewShotMetrics:
     images: int
     draws: int
     shots: list[Shots]
-    folder: Path | None = None  # where `evaluate` left the files
+    folder: Path | None = None  # where `evaluate` wrote its files
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, in types that JSON knows."""
+        """Everything, as plain JSON."""
         shots = [rounded(asdict(s)) | {"top1": [round(value, 6) for value in s.top1]} for s in self.shots]
         return {"method": "fewshot", "images": self.images, "draws": self.draws, "shots": shots}
 
     def csv(self) -> dict[str, list[list[object]]]:
-        """The tables to keep, by the names of their files."""
+        """The tables to write, by the names of their files."""
         rows: list[list[object]] = [
             [s.shots, draw, f"{value:.6f}"] for s in self.shots for draw, value in enumerate(s.top1, 1)
         ]
         return {"shots": [["shots", "draw", "top1"], *rows]}
 
+    def charts(self) -> list[Chart]:
+        numbers, top1 = [s.shots for s in self.shots], [s.top1 for s in self.shots]
+        return [build.shots(numbers, top1, [s.mean for s in self.shots], [s.std for s in self.shots], self.images)]
+
     def table(self) -> str:
-        """The numbers for people."""
+        """The scores as text."""
         lines = [
             f"few-shot: least squares on {self.draws} draws of some images per class",
             f"images  {self.images:,}",
@@ -119,7 +129,7 @@ class FewShotMetrics:
             "images per class    top-1      std",
             *(f"{s.shots:>16,}  {s.mean:>7.2%}  {s.std:>7.2%}" for s in self.shots),
         ]
-        return "\n".join(lines + where(self.folder))
+        return "\n".join(lines + files_line(self.folder))
 
 
 def knn(
@@ -275,7 +285,7 @@ def _measured(
     train_images: int,
     settings: Mapping[str, float],
 ) -> ProbeMetrics:
-    m = measure(scores, labels, classes)
+    m = Multiclass(tuple(classes)).measure(scores, labels)
     return ProbeMetrics(method, settings, train_images, m.images, m.top1, m.top5, m.per_class, m.confusion)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 from vitrail.data.dataset import Split
 from vitrail.data.loader import batches
 from vitrail.data.preprocess import Preprocess
-from vitrail.device import Precision
 from vitrail.models import Model
 from vitrail.progress import track
 
@@ -28,19 +27,25 @@ class Meter(Protocol):
 
 
 class Keep:
-    """Keeps all outputs and targets, for what needs them at once."""
+    """Keeps all outputs and targets, for what needs them at once; or none, if they take more than `limit` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float = math.inf) -> None:
         self._outputs: list[Outputs] = []
         self._targets: list[NDArray[Any]] = []
+        self._room = limit
 
     def add(self, outputs: Outputs, targets: NDArray[Any]) -> None:
-        self._outputs.append(outputs)
-        self._targets.append(targets)
+        self._room -= outputs.nbytes
+        if self._room < 0:
+            self._outputs.clear()
+            self._targets.clear()
+        else:
+            self._outputs.append(outputs)
+            self._targets.append(targets)
 
     @property
-    def outputs(self) -> Outputs:
-        return np.concatenate(self._outputs)
+    def outputs(self) -> Outputs | None:
+        return np.concatenate(self._outputs) if self._room >= 0 else None
 
     @property
     def targets(self) -> NDArray[Any]:
@@ -51,50 +56,55 @@ def stream(
     compute: Callable[[Tensor], Tensor],
     split: Split,
     preprocess: Preprocess,
-    meter: Meter,
+    meters: Sequence[Meter],
     *,
     batch_size: int = 256,
     workers: int = 2,
     device: str = "cpu",
-    amp: Precision = "off",
     title: str = "evaluating",
 ) -> None:
-    """Adds what `compute` makes of a split's pixels (B, C, H, W), in their order, and the targets to a meter."""
-    precision = torch.float16 if amp == "fp16" else torch.bfloat16
-    autocast = torch.autocast(torch.device(device).type, precision, enabled=amp != "off")
+    """Adds what `compute` makes of a split's pixels (B, C, H, W), in their order, and the targets to every meter."""
     loader = track(batches(split, preprocess, batch_size, workers), title, math.ceil(len(split) / batch_size), "batch")
-    with torch.inference_mode(), autocast:
+    with torch.inference_mode():
         for pixels, targets in loader:
-            meter.add(compute(pixels.to(device)).float().cpu().numpy(), targets.numpy())
+            outputs = compute(pixels.to(device)).float().cpu().numpy()
+            for meter in meters:
+                meter.add(outputs, targets.numpy())
 
 
-def run_split(
+def run_model(
     model: Model,
     split: Split,
     preprocess: Preprocess,
+    meters: Sequence[Meter],
     *,
     compute: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = 256,
     workers: int = 2,
     device: str = "cpu",
-    amp: Precision = "off",
     title: str = "evaluating",
-) -> tuple[Outputs, NDArray[Any]]:
-    """The outputs of a model, or of a method of it, for every image of a split, in order; and the targets."""
-    kept, how, training = Keep(), compute or model, model.training
+) -> None:
+    """Streams a split through a model in evaluation mode, or through `compute`, a method of it, into meters."""
+    how, training = compute or model, model.training
     model.eval()
     try:
         stream(
             lambda pixels: how(preprocess.normalise(pixels)),
             split,
             preprocess,
-            kept,
+            meters,
             batch_size=batch_size,
             workers=workers,
             device=device,
-            amp=amp,
             title=title,
         )
     finally:
         model.train(training)
+
+
+def run_split(model: Model, split: Split, preprocess: Preprocess, **how: Any) -> tuple[Outputs, NDArray[Any]]:
+    """The outputs of a model for every image of a split, in order, and the targets; `how` as in `run_model`."""
+    kept = Keep()
+    run_model(model, split, preprocess, [kept], **how)
+    assert kept.outputs is not None  # there is no limit
     return kept.outputs, kept.targets

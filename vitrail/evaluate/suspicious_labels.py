@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import softmax
 
 from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.dataset import Numbers
@@ -25,8 +24,8 @@ _MOST = 100
 
 def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
     """Images that the model confidently assigns to another class than their label, the most confident first."""
-    if card.task != "multiclass":
-        raise UserError(f"--run needs a multi-class model; this one is {card.task}.")
+    if not card.task.single:
+        raise UserError(f"--run needs a model with one class per image; this one is {card.task.title}.")
     numbers = {name: number for number, name in enumerate(card.classes)}
     known = [item for item in items if item.label in numbers]
     strange = sorted({item.label for item in items} - set(numbers))
@@ -40,7 +39,7 @@ def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: 
     seen = card.preprocess
     split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
     logits, labels = run_split(model, split, card.preprocess, workers=workers, device=device, title="checking labels")
-    chances = softmax(logits, axis=1)
+    chances = card.task.means(logits)
     said = chances.argmax(axis=1)
     own, given = (chances[np.arange(len(known)), which] for which in (said, labels))
     doubted = np.flatnonzero((own >= LIKELY) & (own >= SURE * (own + given)) & (said != labels))

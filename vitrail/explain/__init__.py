@@ -16,7 +16,6 @@ from vitrail.explain.attention import (
 from vitrail.explain.embedding_map import embedding_map
 from vitrail.explain.faithfulness import faithfulness
 from vitrail.explain.filters import conv_filters, patch_filters
-from vitrail.explain.galleries import least_certain, most_wrong
 from vitrail.explain.mixing import mixing_maps
 from vitrail.explain.neighbours import neighbours
 from vitrail.explain.positions import position_similarity, relative_bias, stage_biases, stage_similarities
@@ -28,9 +27,7 @@ __all__ = [
     "conv_filters",
     "embedding_map",
     "faithfulness",
-    "least_certain",
     "mixing_maps",
-    "most_wrong",
     "neighbours",
     "patch_attention",
     "patch_filters",

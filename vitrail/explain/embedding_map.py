@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,9 +16,9 @@ from PIL import Image
 
 from vitrail.charts.style import GREY, INK, STYLE, short
 from vitrail.data import Split
-from vitrail.data.dataset import Task
 from vitrail.data.pixels import thumbnail
 from vitrail.explain.neighbours import unit
+from vitrail.tasks import Task
 
 Points = NDArray[np.float32]  # N 2
 Colour = str | tuple[float, float, float]
@@ -72,12 +71,7 @@ class _Groups:
         return _MARKS[group // len(_COLOURS) % len(_MARKS)] if group < len(self.names) else "."
 
 
-def _groups(task: Task, classes: Sequence[str], targets: NDArray[Any]) -> _Groups:
-    if task == "multilabel":
-        has = targets > 0.5
-        first, names = np.where(has.any(axis=1), has.argmax(axis=1), len(classes)), [*classes, "(no label)"]
-    else:
-        first, names = targets, list(classes)
+def _groups(names: Sequence[str], first: NDArray[np.int64]) -> _Groups:
     counts = np.bincount(first, minlength=len(names))
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
     named = np.sort(order[:_NAMED])  # in the order of the classes, so that maps of the same data have the same colours
@@ -91,7 +85,6 @@ def embedding_figure(
     split: Split,
     chosen: NDArray[np.int64],
     task: Task,
-    classes: Sequence[str],
     name: str = "",
 ) -> Figure:
     """The map as coloured points, and again as pictures: in each cell of a grid the one nearest to its middle.
@@ -112,11 +105,12 @@ def embedding_figure(
             axes.grid(False)
             axes.spines[:].set_visible(False)
         size = float(np.clip(16_000 / len(places), 8, 40))
-        if task == "regression":
-            colours, by = _by_value(figure, left, places, targets[:, 0], classes[0], size), classes[0]
+        if (grouped := task.groups(targets)) is None:
+            by = task.classes[0]
+            colours = _by_value(figure, left, places, targets[:, 0], by, size)
         else:
-            colours = _by_group(figure, left, places, _groups(task, classes, targets), size)
-            by = "class" if task == "multiclass" else "the first of an image's labels"
+            names, numbers, by = grouped
+            colours = _by_group(figure, left, places, _groups(names, numbers), size)
         _thumbnails(right, places, split, chosen, colours, centre, half)
         count = f"{len(places):,}" if len(chosen) == len(split) else f"{len(places):,} of {len(split):,}"
         how = "t-SNE" if len(places) >= _FEWEST else "principal components"

@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.config import Task
 from vitrail.errors import UserError
 from vitrail.explain.gradients import Classes, numbers
 from vitrail.models import Model
+from vitrail.tasks import Multiclass, Task
 
 Curves = NDArray[np.float32]  # B S+1
 Areas = NDArray[np.float32]  # B
@@ -61,7 +61,7 @@ def faithfulness(
     steps: int = 16,
     draws: int = 3,
     seed: int = 0,
-    task: Task = "multiclass",
+    task: Task | None = None,
     batch_size: int = 64,
 ) -> Faithfulness:
     """Measures maps (B, h, w) of preprocessed images (B, C, H, W) by what removing and showing patches does.
@@ -89,7 +89,7 @@ def faithfulness(
             for i, image in enumerate(images.to(next(model.parameters()))):
                 order = np.stack([rank[i] for rank in ranks]).reshape(-1, 1, h, w)
                 hidden = torch.from_numpy(order < gone[:, None, None]).to(image.device)  # 1+draws S+1 h w
-                probability = _Probability(model, int(chosen[i]), task, batch_size)
+                probability = _Probability(model, int(chosen[i]), task or Multiclass(), batch_size)
                 answers[0, :, i] = probability(hidden, plain(image), image)
                 answers[1, :, i] = probability(hidden, image, blurred(image, (h, w)))
     finally:
@@ -118,11 +118,7 @@ class _Probability:
             y, x = (torch.arange(side) * n // side for side, n in zip(there.shape[1:], part.shape[1:], strict=True))
             mask = part[:, y[:, None], x][:, None]
             logits = self.model(torch.where(mask, there, elsewhere)).float()
-            if self.task == "multiclass":
-                logits = logits.softmax(dim=1)
-            elif self.task == "multilabel":
-                logits = logits.sigmoid()
-            answers.append(logits[:, self.number].cpu())
+            answers.append(self.task.strength(logits)[:, self.number].cpu())
         return torch.cat(answers).numpy().reshape(chosen.shape[:2])
 
 

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from vitrail.charts.style import BLUE, INK, ORANGE
 from vitrail.charts.tiles import Caption, Section, Tile, sheet
 from vitrail.data import Split
-from vitrail.data.dataset import Task
 from vitrail.data.pixels import thumbnail
-from vitrail.data.targets import in_words
 from vitrail.errors import UserError
+from vitrail.tasks import Task
 
 _ROWS = 1024  # feature vectors that are compared at a time
 
@@ -57,7 +56,6 @@ def neighbours_figure(
     found: NDArray[np.int64],
     cosines: NDArray[np.float32],
     task: Task,
-    classes: Sequence[str],
     meant: Sequence[frozenset[str]],
     name: str = "",
 ) -> Figure:
@@ -67,9 +65,9 @@ def neighbours_figure(
     another class. Of numbers, none is.
     """
     rows = []
-    telling = task != "regression" and any(meant)
+    telling = task.counted and any(meant)
     for q, query in enumerate(queries):
-        words = in_words(task, classes, split.targets[found[q]])
+        words = task.describe(split.targets[found[q]])
         row = [Tile(query.image, query.captions, BLUE)]
         for i, cosine, (label, examples) in zip(found[q].tolist(), cosines[q], words, strict=True):
             wrong = telling and bool(meant[q]) and meant[q].isdisjoint(examples)

@@ -19,21 +19,22 @@ from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.data import Data, Split
-from vitrail.data.dataset import Targets, Task
+from vitrail.data.dataset import Targets
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, picture
 from vitrail.data.stream import StreamSplit
-from vitrail.data.targets import in_words
 from vitrail.errors import UserError, nearest, some
-from vitrail.evaluate.features import split_features, split_outputs
+from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.measure import own_data, split_name
 from vitrail.evaluate.predict import listed
 from vitrail.explain.attention import check_patch
 from vitrail.explain.geometry import attends
 from vitrail.models import Model
-from vitrail.runs.predictor import Prediction, Predictor, read_ahead, say
+from vitrail.runs.predictor import Predictor, read_ahead
 from vitrail.runs.run import Run
+from vitrail.tasks import Task
+from vitrail.tasks.task import Answer
 from vitrail.weights import Card, open_card, open_run
 
 PICTURES = 20  # of the run's own data, where none are given
@@ -47,8 +48,9 @@ class Picture:
 
     name: str
     pixels: Pixels  # C h w
-    said: Prediction | None  # None if the model has no head
+    said: Answer | None  # None if the model has no head
     true: str | None = None
+    wrong: bool = False  # the true class is known, and the model says another
 
     @property
     def view(self) -> NDArray[np.uint8]:
@@ -60,17 +62,7 @@ class Picture:
         """What the model says, and what is true where it is something else."""
         if self.said is None:
             return self.true or Path(self.name).stem
-        pairs = zip(self.said.labels, self.said.values or self.said.probabilities, strict=True)
-        number = "{:.3g}" if self.said.values else "{:.0%}"
-        words = ", ".join(f"{label} {number.format(value)}" for label, value in pairs) or "(no label)"
-        return f"{words}, not {self.true}" if self.wrong else words
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the true class is known, and the model says another."""
-        if self.said is None or self.true is None or self.said.task != "multiclass":
-            return False
-        return self.said.labels[0] != self.true
+        return f"{self.said.text(0)}, not {self.true}" if self.wrong else self.said.text(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +168,7 @@ class Subject:
         """What the model says of every image of the split, (N, K); a UserError if it has no head."""
         if not self.has_head:
             raise UserError("There are no predictions: the model has no head.")
-        return split_outputs(
+        _, outputs = split_scores(
             Predictor.of(self.model, self.card, self.device),
             self.split,
             Run.of(self.run).outputs_file(self.data.name, split_name(self.data)),
@@ -186,6 +178,9 @@ class Subject:
             device=self.device,
             title="predicting",
         )
+        if outputs is None:
+            raise UserError("The model's outputs are too large to be compared image by image.")
+        return outputs
 
     @property
     def has_head(self) -> bool:
@@ -242,7 +237,7 @@ def open_subject(
     files = list(islice(listed(images), SAMPLE + 1)) if images else []
     if len(files) > SAMPLE:
         raise UserError(f"At most {SAMPLE} pictures can be explained at a time, but more were given.")
-    classes = open_card(run).classes
+    classes = open_card(run).task.output_names
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
@@ -283,7 +278,7 @@ def _with_own(subject: Subject) -> Subject:
     """Some images of the data, as many of each class."""
     data, split, card = subject.data, subject.split, subject.card
     chosen = spread(data.task, split.targets, PICTURES, subject.seed)
-    words = [word for word, _ in in_words(data.task, data.classes, split.targets[chosen])]
+    words = [word for word, _ in data.task.describe(split.targets[chosen])]
     read = batches(split, card.preprocess, subject.batch_size, subject.workers, chosen)
     pixels = [image for batch, _ in read for image in batch.numpy()]
     pictures = [Picture(split.name(i), image, None, word) for i, image, word in zip(chosen, pixels, words, strict=True)]
@@ -292,12 +287,13 @@ def _with_own(subject: Subject) -> Subject:
 
 def _with_answers(subject: Subject) -> Subject:
     """The same pictures, with what the model says of them."""
-    top = 1 if subject.card.task == "multiclass" else None
+    task = subject.card.task
     with torch.inference_mode():
-        outputs = [row for images in subject.batches() for row in subject.model(images).float().cpu().numpy()]
+        outputs = np.concatenate([subject.model(images).float().cpu().numpy() for images in subject.batches()])
+    answers = task.answers(task.means(outputs), 1 if task.single else None)
     pictures = [
-        replace(picture, said=say(picture.name, row, subject.card, top))
-        for picture, row in zip(subject.pictures, outputs, strict=True)
+        replace(picture, said=said, wrong=task.single and picture.true not in (None, said.labels[0]))
+        for picture, said in zip(subject.pictures, answers, strict=True)
     ]
     return replace(subject, pictures=pictures)
 
@@ -305,7 +301,7 @@ def _with_answers(subject: Subject) -> Subject:
 def spread(task: Task, targets: Targets, count: int, seed: int) -> list[int]:
     """The numbers of some images, in order of class: drawn at random, of every class as many."""
     order = np.random.Generator(np.random.PCG64(seed)).permutation(len(targets))
-    if task != "multiclass":
+    if not task.single:
         return sorted(order[:count].tolist())
     seen: Counter[int] = Counter()
     turns = []  # how many of its class come before each image

@@ -43,19 +43,12 @@ class Deployed(nn.Module):
         mean, std = (torch.tensor(numbers) * WHITE[preprocess.bits] for numbers in (preprocess.mean, preprocess.std))
         images = (pixels.float() - mean) / std
         logits = self.model(images.permute(0, 3, 1, 2))  # B C H W
-        return logits, meaning(logits, self.card)
-
-
-def meaning(logits: Tensor, card: Card) -> Tensor:
-    """Probabilities, or the numbers of a regression in the units of the data: (B, K)."""
-    if card.task == "regression":
-        return logits * torch.tensor(card.target_std) + torch.tensor(card.target_mean)
-    return logits.sigmoid() if card.task == "multilabel" else logits.softmax(dim=1)
+        return logits, self.card.task.meaning(logits)
 
 
 def outputs(card: Card) -> tuple[str, str]:
-    """What the outputs of a file are called."""
-    return "logits", "values" if card.task == "regression" else "probabilities"
+    """The names of a file's outputs."""
+    return "logits", card.task.meant
 
 
 def write(path: Path, model: Model, card: Card) -> None:
@@ -99,7 +92,7 @@ def metadata(card: Card) -> dict[str, str]:
     """What a file says of itself: the model card, and beside it what other programs look for."""
     return {
         "vitrail": json.dumps(card.to_json(), ensure_ascii=False),
-        "task": card.task,
+        "task": card.task.name,
         "names": json.dumps(card.classes, ensure_ascii=False),
         "preprocess": in_words(card.preprocess),
     }

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from vitrail.data import loader
 from vitrail.data.pixels import WHITE
-from vitrail.data.targets import titled
 from vitrail.errors import UserError
 from vitrail.evaluate.measure import own_data, split_name
-from vitrail.export.onnx import OPSET, PIXELS, meaning, outputs
+from vitrail.export.onnx import OPSET, PIXELS, outputs
 from vitrail.models import Model
 from vitrail.runs.onnx import open_session
-from vitrail.runs.predictor import Predictor, say
+from vitrail.runs.predictor import Predictor
 from vitrail.weights import Card
 from vitrail.weights.card import versions
 
@@ -69,7 +68,7 @@ class Proof:
         """The content of the JSON file next to the model."""
         return {
             "model": self.card.model,
-            "task": self.card.task,
+            "task": self.card.task.name,
             "opset": OPSET,
             "files": {name: vars(part) for name, part in self.parts.items()},
             "images": self.images,
@@ -86,7 +85,7 @@ class Proof:
         (_, first), *others = self.parts.items()
         ties = "" if self.same == self.images else f", {self.images - self.same:,} tied"
         rows = [
-            ("model", f"{self.card.model}, {titled(self.card.task, self.card.classes)}"),
+            ("model", f"{self.card.model}, {self.card.task}"),
             ("file", f"{self.file}, {first.bytes / 1e6:,.1f} MB, ONNX opset {OPSET}"),
             *(("weights", f"{name}, {part.bytes / 1e6:,.1f} MB, must stay next to it") for name, part in others),
             ("checked on", self.source),
@@ -134,7 +133,7 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
     theirs, ours = _run(run, batches), _run(reference, batches)
     named = zip(outputs(card), theirs, ours, strict=True)
     differences = {name: _difference(given, expected) for name, given, expected in named}
-    wrong = _wrong(theirs[0], ours[0], card)
+    wrong = int(card.task.differ(theirs[0], ours[0], TOLERANCE).sum())
     # Written so that NaN fails too.
     if wrong or not all(difference.relative <= TOLERANCE for difference in differences.values()):
         told = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differences.items())
@@ -150,7 +149,7 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
         images=len(pixels),
         source=source,
         differences=differences,
-        same=_same(theirs[0], ours[0], card),
+        same=int(card.task.same(theirs[0], ours[0], TOLERANCE).sum()),
         milliseconds={"PyTorch": _speeds(reference, pixels), "onnxruntime": _speeds(run, pixels)},
         parts={part.name: _part(part) for part in (file, file.with_name(f"{file.name}.data")) if part.exists()},
     )
@@ -187,7 +186,7 @@ def _pytorch(model: Model, card: Card) -> Program:
     def run(pixels: Array) -> Answers:
         # Above 8 bits as float32, which holds 16 bits exactly: torch can do little with uint16.
         logits = predictor.outputs(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype)))
-        return logits, meaning(torch.from_numpy(logits), card).numpy()
+        return logits, card.task.meaning(torch.from_numpy(logits)).numpy()
 
     return run
 
@@ -196,28 +195,6 @@ def _difference(given: Array, expected: Array) -> Difference:
     largest = float(np.abs(given - expected).max())
     scale = float(np.abs(expected).max())
     return Difference(largest, largest / scale if scale else largest)
-
-
-def _same(given: Array, expected: Array, card: Card) -> int:
-    """How many images get the same answer: the same class, the same labels, or values within the tolerance."""
-    if card.task == "regression":  # whose logits are in standard deviations of the data
-        return int((np.abs(given - expected) <= TOLERANCE).all(axis=1).sum())
-    top = 1 if card.task == "multiclass" else None
-    answers = ([say("", row, card, top).labels for row in logits] for logits in (given, expected))
-    return sum(a == b for a, b in zip(*answers, strict=True))
-
-
-def _wrong(given: Array, expected: Array, card: Card) -> int:
-    """How many images get another answer although the answer is clear by more than the tolerance."""
-    if card.task == "regression":
-        return len(given) - _same(given, expected, card)
-    slack = TOLERANCE * np.abs(expected).max()
-    if card.task == "multiclass":
-        chosen = np.take_along_axis(expected, given.argmax(axis=1, keepdims=True), axis=1)
-        return int((chosen < expected.max(axis=1, keepdims=True) - slack).sum())
-    edges = torch.tensor(card.thresholds, dtype=torch.float64).logit().numpy()
-    other = (given >= edges) != (expected >= edges)
-    return int((other & (np.abs(expected - edges) > slack)).any(axis=1).sum())
 
 
 def _speeds(program: Program, pixels: Array) -> dict[int, float]:

@@ -9,18 +9,17 @@ import numpy as np
 
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
-from vitrail.config import Task, TrainConfig, flat, options
-from vitrail.data.targets import WORDS
+from vitrail.config import TrainConfig, flat, options
 from vitrail.errors import UserError
-from vitrail.evaluate.bootstrap import difference
-from vitrail.evaluate.charts import MEASURES, main_measure
 from vitrail.models import parameters
 from vitrail.report import text
 from vitrail.report.charts import fit
 from vitrail.report.facts import RunFacts
 from vitrail.report.page import render
-from vitrail.report.tables import MAIN_SCORE, Cell, Line, Table, each
+from vitrail.report.tables import Cell, Line, Table
 from vitrail.report.text import between, plus_minus, setting
+from vitrail.tasks.bootstrap import difference
+from vitrail.tasks.task import Headline
 
 _NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
 
@@ -45,7 +44,7 @@ class Measured:
 
 def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
     """The page on which runs stand side by side; they must have the same task."""
-    tasks = {facts.card.task for facts in runs if facts.card is not None}
+    tasks = {facts.card.task.title for facts in runs if facts.card is not None}
     if len(tasks) > 1:
         raise UserError(
             f"Runs of different tasks cannot be compared: {' and '.join(sorted(tasks))}. Report them alone."
@@ -80,24 +79,22 @@ def _size(facts: RunFacts) -> dict[str, str]:
     return {"parameters": f"{parameters(facts.card.config):,}"} if facts.card is not None else {}
 
 
-def _headline(runs: Sequence[RunFacts], names: Sequence[str]) -> text.Headline:
-    known = [(facts.metrics.main, i) for i, facts in enumerate(runs) if facts.metrics is not None]
+def _headline(runs: Sequence[RunFacts], names: Sequence[str]) -> Headline:
+    known = [(facts.scores.main, -i) for i, facts in enumerate(runs) if facts.scores is not None]
     if not known:
-        return text.Headline(f"{len(runs)} runs side by side.", "", "")
-    best = max(known)[1]
-    metrics = runs[best].metrics
-    assert metrics is not None
-    main = main_measure(metrics.summary())
-    score = f"{main.text(metrics.main)}{plus_minus(main, runs[best].samples.interval(main.name))}"
-    return text.Headline(f"Of {len(runs)} runs, {names[best]} comes out first: ", score, f" {main.title}.")
+        return Headline(f"{len(runs)} runs side by side.", "", "")
+    number = -max(known)[1]
+    best = runs[number]
+    assert best.scores is not None
+    main = best.task.measures[0]
+    score = f"{main.text(best.scores.summary()[main.name])}{plus_minus(main, best.samples.interval(main.name))}"
+    return Headline(f"Best of {len(runs)} runs: {names[number]} with ", score, f" {main.title}.")
 
 
 def _curves(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
-    first = next((facts.rows[0] for facts in runs if facts.rows), None)
-    if first is None:
-        return []
     rows = {name: facts.rows for name, facts in zip(names, runs, strict=True)}
-    return [fit(chart) for chart in build.together(rows, main_measure(first))]
+    task = next((facts.task for facts in runs if facts.rows), None)
+    return [] if task is None else [fit(chart) for chart in build.together(rows, task.measures[0])]
 
 
 def _same_images(runs: Sequence[RunFacts]) -> bool:
@@ -117,12 +114,13 @@ def _same_images(runs: Sequence[RunFacts]) -> bool:
 def measured(runs: Sequence[RunFacts]) -> list[Measured]:
     """Every number that was measured, of each run; on the same images also how far apart runs are."""
     paired, table = _same_images(runs), []
-    known = [facts.metrics for facts in runs if facts.metrics is not None]
-    for name, measure in MEASURES.items():
-        if not known or name not in known[0].summary():
-            continue
-        values = [facts.metrics.summary()[name] if facts.metrics is not None else None for facts in runs]
+    known = [facts for facts in runs if facts.scores is not None]
+    for measure in known[0].task.measures if known else ():
+        name = measure.name
+        values = [facts.scores.summary().get(name) if facts.scores is not None else None for facts in runs]
         there = [value for value in values if value is not None]
+        if not there:
+            continue
         best = measure.best(there)
         line = Measured(measure.title, measure.meaning)
         for number, (facts, value) in enumerate(zip(runs, values, strict=True)):
@@ -151,21 +149,14 @@ def differing(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[str]]]:
     ]
 
 
-_CAPTIONS: dict[Task, str] = {
-    "multiclass": "F1 of each class",
-    "multilabel": "Average precision of each label",
-    "regression": "R² of each number",
-}
-
-
 def class_scores(runs: Sequence[RunFacts], names: Sequence[str]) -> Table | None:
-    """The main score of each class, label or number in every run, and how far the runs are apart."""
-    task = next((facts.card.task for facts in runs if facts.card is not None and facts.metrics is not None), None)
+    """The main score of each class, label or value in every run, and the largest difference between runs."""
+    task = next((facts.task for facts in runs if facts.scores is not None), None)
     if task is None:
         return None
-    by = MEASURES[MAIN_SCORE[task]]
+    by = next(measure for measure in task.columns if measure.name == task.ranked)
     columns: list[dict[str, float | None]] = [
-        {score.name: getattr(score, by.name) for score in each(facts.metrics)} if facts.metrics is not None else {}
+        {score.name: getattr(score, by.name) for score in facts.scores.each} if facts.scores is not None else {}
         for facts in runs
     ]
     lines = []
@@ -178,4 +169,4 @@ def class_scores(runs: Sequence[RunFacts], names: Sequence[str]) -> Table | None
         ]
         apart = max(there) - min(there) if there else 0.0
         lines.append(Line(name, [*cells, Cell(by.text(apart), apart)]))
-    return Table(_CAPTIONS[task], [WORDS[task].one, *names, "apart"], lines).lowest()
+    return Table(f"{by.title} of each {task.one}", [task.one, *names, "difference"], lines).lowest()

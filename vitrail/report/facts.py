@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +16,13 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.evaluate.bootstrap import Samples, sample
-from vitrail.evaluate.features import split_outputs
-from vitrail.evaluate.metrics import (
-    AnyMetrics,
-    Bin,
-    ClassScore,
-    LabelMetrics,
-    LabelScore,
-    Metrics,
-    ValueMetrics,
-    ValueScore,
-    measure_model,
-)
+from vitrail.evaluate.features import split_scores
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Row, Run
+from vitrail.tasks import Multiclass, Task
+from vitrail.tasks.bootstrap import Samples
+from vitrail.tasks.scores import Scores
 from vitrail.weights import Card
 
 
@@ -45,7 +35,7 @@ class RunFacts:
     card: Card | None = None  # None until the first epoch is finished
     model: Model | None = None
     data: Data | None = None  # None if it cannot be opened
-    metrics: AnyMetrics | None = None
+    scores: Scores | None = None
     samples: Samples = field(default_factory=Samples)
     outputs: NDArray[np.float32] | None = None  # for every validation image; None without data
     device: str = "cpu"
@@ -72,6 +62,12 @@ class RunFacts:
         return not self.run.finished
 
     @property
+    def task(self) -> Task:
+        """What the model learns, as far as it is known."""
+        source = self.card or self.data
+        return Multiclass() if source is None else source.task
+
+    @property
     def split(self) -> str:
         """What the images on which the model is measured are called."""
         splits = self.data.splits if self.data is not None else {}
@@ -91,7 +87,7 @@ def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str
     if data is not None:
         read = data.read_as(card.preprocess.channels, card.preprocess.bits)
         targets = read.splits["val"].targets
-        outputs = split_outputs(
+        scores, outputs = split_scores(
             Predictor.of(model, card, device),
             read.splits["val"],
             opened.outputs_file(data.name, "val"),
@@ -100,12 +96,12 @@ def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str
             workers=workers,
             device=device,
         )
-        metrics = measure_model(card, outputs, targets)
-        return replace(facts, outputs=outputs, metrics=metrics, samples=sample(metrics, outputs, targets))
+        samples = card.task.sample(scores, outputs, targets)
+        return replace(facts, outputs=outputs, scores=scores, samples=samples)
     if (kept := opened.own_scores()) is not None:
-        metrics = _restore(card, kept)
+        scores = card.task.restore(kept)
         note = "The scores are those measured when the data was available."
-        return replace(facts, notes=(*notes, note), metrics=metrics, samples=sample(metrics, None, None))
+        return replace(facts, notes=(*notes, note), scores=scores, samples=card.task.sample(scores, None, None))
     return facts
 
 
@@ -118,30 +114,3 @@ def _open_data(run: Run, card: Card | None) -> tuple[Data | None, tuple[str, ...
     except UserError as error:
         return None, (f"The data cannot be shown: {error}",)
     return data, ()
-
-
-def _restore(card: Card, document: dict[str, Any]) -> AnyMetrics:
-    """The inverse of `to_json`, without the values of single images."""
-    none = np.zeros((0, len(card.classes)))
-    if card.task == "multiclass":
-        names = ("images", "top1", "top5", "loss", "ece")
-        return Metrics(
-            **{name: document[name] for name in names},
-            per_class=[ClassScore(**score) for score in document["per_class"]],
-            confusion=np.array(document["confusion"], np.int64),
-            bins=[Bin(**bin) for bin in document["bins"]],
-        )
-    if card.task == "multilabel":
-        return LabelMetrics(
-            **{name: document[name] for name in ("images", "map", "macro_f1", "micro_f1", "loss")},
-            per_label=[LabelScore(**score) for score in document["per_label"]],
-            probabilities=none,
-            targets=none.astype(np.float32),
-            chosen_here=document["thresholds_chosen_on_these_images"],
-        )
-    return ValueMetrics(
-        **{name: document[name] for name in ("images", "mae", "rmse", "r2", "loss")},
-        per_value=[ValueScore(**score) for score in document["per_value"]],
-        predicted=none,
-        targets=none,
-    )

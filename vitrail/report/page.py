@@ -20,7 +20,6 @@ from markupsafe import Markup
 
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
-from vitrail.evaluate.charts import charts_of, main_measure
 from vitrail.report import sections, tables, text
 from vitrail.report.charts import fit
 from vitrail.report.facts import RunFacts
@@ -47,11 +46,10 @@ def run_page(facts: RunFacts, workers: int) -> str:
         inside=inside(facts, album, workers),
         window=sections.window(data, album, workers) if data is not None else sections.Window(),
         data=sections.data_table(data, album, workers) if data is not None else None,
-        results=[fit(chart) for chart in charts_of(facts.metrics)] if facts.metrics is not None else [],
+        results=[fit(chart) for chart in facts.task.charts(facts.scores)] if facts.scores is not None else [],
         scores=tables.scores(facts),
-        lead=text.leads(facts),
         sizes=sections.sizes(data) if data is not None else [],
-        curves=[fit(chart) for chart in build.curves(facts.rows, main_measure(facts.rows[0]))] if facts.rows else [],
+        curves=[fit(chart) for chart in build.curves(facts.rows, facts.task.measures[0])] if facts.rows else [],
         training=text.training(facts),
         settings=text.settings(facts.config),
         commands=text.commands(facts),

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail.data.balance import class_counts
-from vitrail.data.dataset import Data, FileSplit, Numbers, PackedSplit, Split
+from vitrail.data.dataset import Data, FileSplit, PackedSplit, Split
 from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.data.stream import StreamSplit
 from vitrail.explain import relevance, rollout
 from vitrail.explain.relevance import signed
 from vitrail.report.facts import RunFacts
-from vitrail.report.gallery import Answer, Gallery, choose
 from vitrail.report.images import Album, Picture, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
 
 THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with a map
+SHOWN = 8  # worst and best predictions
+PAIRS, EXAMPLES = 6, 6  # frequent mistakes, and pictures of each
 _THUMBNAILS = 360  # in the table of the data
 _EACH = 12  # of a class
 _PANES = 20  # of the window
@@ -32,9 +32,11 @@ _PANES = 20  # of the window
 
 @dataclass(frozen=True)
 class Exhibit:
-    """An answer with what the model saw, and a map of where it looked or of what speaks for the answer."""
+    """A prediction with its image, and a map of the model's attention or of the evidence for the prediction."""
 
-    answer: Answer
+    said: str
+    truth: str
+    right: bool
     name: str
     picture: Picture
     map: Picture | None
@@ -60,51 +62,53 @@ class Mistakes:
 
 
 def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
-    """The most confused pairs, the worst and the best predictions, as pictures."""
-    if facts.outputs is None or facts.metrics is None or facts.data is None or facts.card is None:
+    """The most frequent mistakes, and the worst and the best predictions, as pictures."""
+    if facts.outputs is None or facts.data is None or facts.card is None:
         return Mistakes()
-    split, preprocess = facts.data.splits["val"], facts.card.preprocess
-    gallery = choose(facts.metrics, facts.outputs, split.targets)
-    pixels = read(reads(split, facts), gallery.numbers, workers)
-    maps, show = _maps(facts, gallery, pixels)
+    split, task, outputs = facts.data.splits["val"], facts.task, facts.outputs
+    worst, best = (choose(outputs, split.targets, SHOWN).tolist() for choose in (task.worst, task.best))
+    confused = task.confused(outputs, split.targets, PAIRS, EXAMPLES)
+    wanted = [*worst, *best, *(number for mistake in confused for number in mistake.numbers)]
+    pixels = read(reads(split, facts), wanted, workers)
+    maps, show = _maps(facts, sorted({*worst, *best}), pixels)
+    right = task.right(outputs, split.targets)
 
-    def exhibits(answers: Sequence[Answer]) -> list[Exhibit]:
+    def exhibits(numbers: Sequence[int]) -> list[Exhibit]:
         found = []
-        for answer in answers:
-            view = seen(pixels[answer.number], preprocess, VIEW)
-            picture = album.add(view)
-            glowing = album.add(overlay(view, maps[answer.number]))
+        for number, meant in zip(numbers, task.means(outputs[numbers]), strict=True):
+            view = seen(pixels[number], facts.card.preprocess, VIEW)  # type: ignore[union-attr]  # checked above
+            picture, glowing = album.add(view), album.add(overlay(view, maps[number]))
             if picture is not None:
-                found.append(Exhibit(answer, _name(split, answer.number, facts.config.data), picture, glowing))
+                said, truth = task.said(meant, split.targets[number])
+                name = _name(split, number, facts.config.data)
+                found.append(Exhibit(said, truth, bool(right[number]), name, picture, glowing))
         return found
 
-    worst, best = exhibits(gallery.worst), exhibits(gallery.best)
+    shown = exhibits(worst), exhibits(best)
     pairs = [
         Pair(pair.true, pair.said, pair.count, pair.of, _thumbnails(album, [pixels[i] for i in pair.numbers]))
-        for pair in gallery.confused
+        for pair in confused
     ]
-    return Mistakes(pairs, worst, best, show)
+    return Mistakes(pairs, *shown, show)
 
 
-def _maps(facts: RunFacts, gallery: Gallery, pixels: dict[int, Pixels]) -> tuple[dict[int, NDArray[np.float32]], str]:
-    """Maps of the worst and the best, by number, and what they show: attention, or what speaks for the answer."""
+def _maps(
+    facts: RunFacts, numbers: Sequence[int], pixels: dict[int, Pixels]
+) -> tuple[dict[int, NDArray[np.float32]], str]:
+    """A map for each of these images by number, and what the maps show: attention, or evidence for the prediction."""
     assert facts.model is not None
     assert facts.card is not None
     assert facts.outputs is not None
-    numbers = sorted({answer.number for answer in gallery.worst + gallery.best})
     if not numbers:
         return {}, ""
     images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
     if not signed(facts.model):
-        maps = rollout(facts.model, images)
-        return dict(zip(numbers, maps, strict=True)), "where the model looked: attention rolled out over all layers"
-    regression = facts.card.task == "regression"
-    said = np.zeros(len(numbers), np.int64) if regression else facts.outputs[numbers].argmax(axis=1)
-    answer = f"a higher {facts.card.classes[0]}" if regression else "the likeliest answer"
-    maps = relevance(facts.model, images, said).clip(min=0)
-    return dict(
-        zip(numbers, maps, strict=True)
-    ), f"what speaks for {answer}: the last map of features, times its gradient"
+        maps, show = rollout(facts.model, images), "attention rollout over all layers"
+    else:
+        likeliest = facts.task.ranking(facts.outputs[numbers])[:, 0]
+        maps = relevance(facts.model, images, likeliest).clip(min=0)
+        show = "evidence for the prediction, the last feature map times its gradient"
+    return dict(zip(numbers, maps, strict=True)), show
 
 
 def reads(split: Split, facts: RunFacts) -> Split:
@@ -130,31 +134,21 @@ def _thumbnails(album: Album, images: Sequence[Pixels]) -> list[Picture]:
 
 
 def data_table(data: Data, album: Album, workers: int) -> Table:
-    """How many images of each class there are in every split, with some of them; or the range of each number."""
+    """The images of each class in every split, or a summary of each value; with examples."""
+    task, pictures = data.task, _examples(data, album, workers)
     splits = {name: split for name, split in data.splits.items() if not _served_twice(data, name)}
-    pictures = _examples(data, album, workers)
-    if data.task == "regression":
-        targets = data.splits["train"].targets.astype(np.float64)
-        columns = {
-            "lowest": targets.min(axis=0),
-            "mean": targets.mean(axis=0),
-            "highest": targets.max(axis=0),
-            "std": targets.std(axis=0),
-        }
-        lines = [
-            Line(name, [Cell(f"{values[k]:.4g}", float(values[k])) for values in columns.values()], pictures.get(k, []))
-            for k, name in enumerate(data.classes)
-        ]
-        return Table("The numbers of the training images", ["number", *columns], lines).lowest()
-    counts = {name: class_counts(split.targets, len(data.classes)) for name, split in splits.items()}
+    counts = {name: count for name, split in splits.items() if (count := task.counts(split.targets)) is not None}
     lines = []
+    if counts:
+        for k, name in enumerate(data.classes):
+            cells = [Cell(f"{n[k]:,}", int(n[k]), float(n[k] / max(n.max(), 1))) for n in counts.values()]
+            lines.append(Line(name, cells, pictures.get(k, [])))
+        return Table(f"Images of each {task.one}", [task.one, *counts], lines).lowest()
+    columns = task.statistics(data.splits["train"].targets)
     for k, name in enumerate(data.classes):
-        cells = [
-            Cell(f"{count[k]:,}", int(count[k]), float(count[k] / max(count.max(), 1))) for count in counts.values()
-        ]
+        cells = [Cell(f"{values[k]:.4g}", float(values[k])) for values in columns.values()]
         lines.append(Line(name, cells, pictures.get(k, [])))
-    first = "label" if data.task == "multilabel" else "class"
-    return Table(f"Images of each {first}", [first, *counts], lines).lowest()
+    return Table(f"{task.many.capitalize()} of the training images", [task.one, *columns], lines).lowest()
 
 
 def sizes(data: Data) -> list[tuple[str, int]]:
@@ -168,21 +162,11 @@ def _served_twice(data: Data, name: str) -> bool:
 
 
 def _examples(data: Data, album: Album, workers: int) -> dict[int, list[Picture]]:
-    """Some pictures of every class or label; of a regression, from the lowest to the highest of the first number."""
-    split = _shown(data)
-    each = min(_EACH, _THUMBNAILS // len(data.classes))
-    chosen: dict[int, Numbers] = {}
-    if data.task == "regression":
-        order = np.argsort(split.targets[:, 0], kind="stable")
-        chosen = {0: order[np.linspace(0, len(order) - 1, min(_EACH, len(order))).astype(int)]}
-    elif each:
-        rng = np.random.default_rng(0)
-        single = split.targets.ndim == 1
-        for k in range(len(data.classes)):
-            members = np.flatnonzero(split.targets == k if single else split.targets[:, k])
-            chosen[k] = rng.permutation(members)[:each]
-    else:
+    """Some pictures of every class, label or value."""
+    split, each = _shown(data), min(_EACH, _THUMBNAILS // len(data.classes))
+    if not each:
         return {}
+    chosen = data.task.examples(split.targets, each, np.random.default_rng(0))
     pixels = read(split, [int(i) for numbers in chosen.values() for i in numbers], workers)
     return {k: _thumbnails(album, [pixels[int(i)] for i in numbers]) for k, numbers in chosen.items()}
 
@@ -198,10 +182,10 @@ class Window:
 def window(data: Data, album: Album, workers: int) -> Window:
     """Some pictures of all classes."""
     split = _shown(data)
-    targets = split.targets if split.targets.ndim == 1 else split.targets[:, 0]
+    groups = data.task.strata(split.targets, 1 / _PANES)
     rng = np.random.default_rng(1)
     order = rng.permutation(len(split))
-    by_class = order[np.argsort(targets[order], kind="stable")]
+    by_class = order[np.argsort(groups[order], kind="stable")]
     chosen = rng.permutation(by_class[np.linspace(0, len(by_class) - 1, min(_PANES, len(by_class))).astype(int)])
     pixels = read(split, [int(i) for i in chosen], workers)
     views = [thumbnail(pixels[int(i)], THUMBNAIL) for i in chosen]

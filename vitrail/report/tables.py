@@ -1,18 +1,14 @@
-"""Tables that sort: the scores of classes, labels or numbers, and what any table is made of."""
+"""Sortable tables: the scores of classes, labels or values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from vitrail.config import Task
-from vitrail.data.targets import WORDS
-from vitrail.evaluate.bootstrap import Interval
-from vitrail.evaluate.charts import MEASURES
-from vitrail.evaluate.metrics import AnyMetrics, ClassScore, LabelMetrics, LabelScore, Metrics, ValueScore
+from vitrail.charts.measure import Measure
 from vitrail.report.facts import RunFacts
 from vitrail.report.images import Picture
 from vitrail.report.text import between
+from vitrail.tasks.bootstrap import Interval
 
 
 @dataclass(frozen=True)
@@ -56,60 +52,31 @@ class Table:
         return Table(caption, self.columns, lines)
 
 
-# What is told of each class, label or number: the fields of its score, and what they are called.
-_COLUMNS: dict[Task, dict[str, str]] = {
-    "multiclass": {"precision": "precision", "recall": "recall", "f1": "F1", "support": "images"},
-    "multilabel": {
-        "ap": "average precision",
-        "precision": "precision",
-        "recall": "recall",
-        "f1": "F1",
-        "threshold": "threshold",
-        "support": "images",
-    },
-    "regression": {"r2": "R²", "mae": "MAE", "rmse": "RMSE"},
-}
-# The one by which classes, labels or numbers are told apart at a glance.
-MAIN_SCORE: dict[Task, str] = {"multiclass": "f1", "multilabel": "ap", "regression": "r2"}
-_CAPTIONS: dict[Task, str] = {
-    "multiclass": "How well each class is recognised",
-    "multilabel": "How well each label is found",
-    "regression": "How near each number comes",
-}
-
-
 def scores(facts: RunFacts) -> Table | None:
-    """The table of classes, labels or numbers, with intervals where they were sampled."""
-    metrics, card = facts.metrics, facts.card
-    if metrics is None or card is None:
+    """The scores of every class, label or value, with intervals where they were sampled."""
+    if facts.scores is None:
         return None
-    columns = _COLUMNS[card.task]
-    intervals = {name: facts.samples.intervals(name) for name in columns}
+    task = facts.task
+    counted = [("images", "support")] if task.counted else []
+    intervals = {measure.name: facts.samples.intervals(measure.name) for measure in task.columns}
     lines = []
-    for k, score in enumerate(each(metrics)):
-        cells = [_score(name, getattr(score, name), (intervals[name] or {k: None})[k]) for name in columns]
+    for k, score in enumerate(facts.scores.each):
+        cells = [
+            _score(measure, getattr(score, measure.name), (intervals[measure.name] or {k: None})[k])
+            for measure in task.columns
+        ]
+        cells += [Cell(f"{getattr(score, name):,}", getattr(score, name)) for _, name in counted]
         lines.append(Line(score.name, cells))
-    table = Table(_CAPTIONS[card.task], [WORDS[card.task].one, *columns.values()], lines)
-    return table.lowest(list(columns).index(MAIN_SCORE[card.task]) + 1)
+    titles = [measure.title for measure in task.columns]
+    table = Table(f"Scores of each {task.one}", [task.one, *titles, *(title for title, _ in counted)], lines)
+    return table.lowest([measure.name for measure in task.columns].index(task.ranked) + 1)
 
 
-def each(metrics: AnyMetrics) -> Sequence[ClassScore | LabelScore | ValueScore]:
-    """The scores of the classes, labels or numbers."""
-    if isinstance(metrics, Metrics):
-        return metrics.per_class
-    return metrics.per_label if isinstance(metrics, LabelMetrics) else metrics.per_value
-
-
-def _score(name: str, value: float | None, interval: Interval | None) -> Cell:
+def _score(measure: Measure, value: float | None, interval: Interval | None) -> Cell:
     if value is None:
         return Cell("–", -1.0, title="no image has it")
-    if name == "support":
-        return Cell(f"{value:,}", value)
-    if name == "threshold":
-        return Cell(f"{value:.2f}", value)
-    measure = MEASURES[name]
     title = f"95% interval: {between(measure, interval)}" if interval else ""
-    if name in ("mae", "rmse"):  # there is no end that a bar could reach
+    if not measure.bounded:  # a bar would have no end to reach
         return Cell(measure.text(value), value, title=title)
     ends = (_inside(interval[0]), _inside(interval[1])) if interval else None
     return Cell(measure.text(value), value, _inside(value), ends, title)

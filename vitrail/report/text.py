@@ -8,13 +8,11 @@ from pathlib import Path
 
 from vitrail.charts.measure import Measure, number, percent
 from vitrail.config import Duration, TrainConfig, flat, options
-from vitrail.data.targets import WORDS
-from vitrail.errors import some
-from vitrail.evaluate.bootstrap import Interval
-from vitrail.evaluate.charts import MEASURES, main_measure
-from vitrail.evaluate.metrics import LabelMetrics, Metrics
 from vitrail.models import family, parameters
 from vitrail.report.facts import RunFacts
+from vitrail.tasks import Multiclass
+from vitrail.tasks.bootstrap import Interval
+from vitrail.tasks.task import Headline
 from vitrail.weights.recognise import layouts
 
 _FAMILIES = {"vit": "ViT"}
@@ -32,15 +30,6 @@ _GROUPS = {
 
 
 @dataclass(frozen=True)
-class Headline:
-    """A sentence whose middle is the result."""
-
-    before: str
-    score: str
-    after: str
-
-
-@dataclass(frozen=True)
 class Result:
     """A number, how sure it is, and what it means."""
 
@@ -52,21 +41,15 @@ class Result:
 
 
 def headline(facts: RunFacts) -> Headline:
-    """What the run came to, in one plain sentence."""
-    who, metrics = _who(facts), facts.metrics
-    task = facts.card.task if facts.card is not None else facts.data.task if facts.data is not None else "multiclass"
-    what = f"{_what(facts, task)}{' apart' if task == 'multiclass' else ''}"
-    if metrics is None:
-        verb = {"multiclass": "tell", "multilabel": "find", "regression": "measure"}[task]
-        return Headline(f"{who} is learning to {verb} {what}.", "", "")
-    verb = {"multiclass": "tells", "multilabel": "finds", "regression": "measures"}[task]
-    main = main_measure(metrics.summary())
-    images = f"{metrics.images:,} {facts.split} images"
-    score = f"{main.text(metrics.main)}{plus_minus(main, facts.samples.interval(main.name))}"
-    if task == "multiclass":
-        return Headline(f"{who} {verb} {what}: ", score, f" of {images} are right.")
-    name = "a mean average precision of " if task == "multilabel" else "an R² of "
-    return Headline(f"{who} {verb} {what}: {name}", score, f" on {images}.")
+    """The result of the run in one sentence."""
+    who, scores, task = _who(facts), facts.scores, facts.task
+    data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line break within a name
+    if scores is None:
+        return Headline(f"{who} is learning to {task.goal(data)}.", "", "")
+    main = task.measures[0]
+    score = f"{main.text(scores.summary()[main.name])}{plus_minus(main, facts.samples.interval(main.name))}"
+    before, after = task.headline(data, score, f"{scores.images:,} {facts.split} images")
+    return Headline(f"{who} {before}", score, after)
 
 
 def _who(facts: RunFacts) -> str:
@@ -75,26 +58,16 @@ def _who(facts: RunFacts) -> str:
     return f"A {family}" + (f" with {large(parameters(facts.card.config))} parameters" if facts.card else "")
 
 
-def _what(facts: RunFacts, task: str) -> str:
-    names = facts.card.classes if facts.card is not None else facts.data.classes if facts.data is not None else ()
-    data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line ends in a name
-    if task == "regression":
-        return f"{some(names, 3)} in {data}"
-    return f"the {len(names):,} {WORDS['multilabel' if task == 'multilabel' else 'multiclass'].many} of {data}"
-
-
 def measures(facts: RunFacts) -> list[Result]:
-    """Everything that was measured of the whole, with its interval."""
-    if facts.metrics is None:
+    """Every overall score, with its interval."""
+    if facts.scores is None:
         return []
-    found = []
-    summary = facts.metrics.summary()
-    for name, measure in MEASURES.items():
-        if name not in summary or (name == "top5" and len(facts.metrics.per_class) <= 5):  # type: ignore[union-attr]
-            continue
-        interval = facts.samples.interval(name)
-        spread, ends = plus_minus(measure, interval), between(measure, interval)
-        found.append(Result(measure.title, measure.text(summary[name]), spread, ends, measure.meaning))
+    found, summary = [], facts.scores.summary()
+    for measure in facts.task.measures:
+        if measure.name in summary and facts.task.telling(measure.name):
+            interval = facts.samples.interval(measure.name)
+            spread, ends = plus_minus(measure, interval), between(measure, interval)
+            found.append(Result(measure.title, measure.text(summary[measure.name]), spread, ends, measure.meaning))
     return found
 
 
@@ -121,15 +94,6 @@ def large(number: int) -> str:
     return str(number)
 
 
-def leads(facts: RunFacts) -> dict[str, str]:
-    """What the worst and the best predictions are, by the task."""
-    if isinstance(facts.metrics, Metrics):
-        return {"worst": "Wrong, and surest of it.", "best": "Right and surest, of every class in turn."}
-    if isinstance(facts.metrics, LabelMetrics):
-        return {"worst": "Images with the highest loss over all labels.", "best": "Images with the lowest loss."}
-    return {"worst": "Images with the largest error.", "best": "Images with the smallest error."}
-
-
 def training(facts: RunFacts) -> list[tuple[str, str]]:
     """How training went: time, speed, the machine and the programs."""
     optim, rows = facts.config.optim, facts.rows
@@ -147,7 +111,7 @@ def training(facts: RunFacts) -> list[tuple[str, str]]:
         if "wait" in rows[0]:  # older runs do not say it
             found.append(("waiting for data", percent(sum(row["wait"] for row in rows) / len(rows), 0)))
     if facts.card is not None and (teacher := facts.card.teacher):
-        main = main_measure(teacher["metrics"])
+        main = facts.task.measures[0]
         found.append(("teacher", f"{teacher['model']}, {main.title} {main.text(teacher['metrics'][main.name])}"))
     found.append(("hardware", made_with.pop("hardware", "not recorded")))
     precision = "32-bit" if facts.config.run.amp == "off" else facts.config.run.amp
@@ -208,7 +172,8 @@ def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:
     for name, document in facts.run.scores.items():
         if name == own:
             continue
-        results = [f"{each.title} {each.text(document[key])}" for key, each in MEASURES.items() if key in document]
+        known = {measure.name: measure for measure in (*facts.task.measures, *Multiclass.measures)}  # of a probe, too
+        results = [f"{each.title} {each.text(document[key])}" for key, each in known.items() if key in document]
         results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]
         where = f"{document['data']}, {document['split']}"
         found.append((where, document.get("method", "head"), ", ".join(results)))

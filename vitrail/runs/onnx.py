@@ -20,6 +20,7 @@ from vitrail.data.pixels import Pixels
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.errors import UserError
 from vitrail.progress import log
+from vitrail.tasks import Multiclass
 from vitrail.weights.card import Architecture, Card
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _made_up_card(path: Path, session: Any) -> Card:
     return Card(
         model=path.name,
         config=Architecture("", {}),
-        classes=tuple(map(str, range(logits.shape[1]))),
+        task=Multiclass(tuple(map(str, range(logits.shape[1])))),
         preprocess=Preprocess((h, w), channels, mean=mean, std=std),
         versions={},
     )

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy.special import expit, softmax
 
-from vitrail.config import Task
 from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_image
 from vitrail.data.pixels import fit
 from vitrail.errors import UserError
 from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
 from vitrail.runs.run import Run
+from vitrail.tasks import Task
+from vitrail.tasks.task import NO_ANSWER, Answer
 from vitrail.weights.card import Card
 
 if TYPE_CHECKING:
@@ -42,22 +42,28 @@ Array = NDArray[Any]
 Picture = str | Path | bytes | Image.Image | NDArray[Any]  # a file, its content, or pixels (H, W) or (H, W, C)
 P = TypeVar("P", bound="Picture")
 
-_TOP = 5  # classes per image, by default
-
 
 @dataclass(frozen=True)
 class Prediction:
-    """A model's answer for one image, or the reason why the image cannot be read.
-
-    The likeliest classes, or all labels above their thresholds, best first; for regression the names of the `values`.
-    """
+    """A model's answer for one image, or the reason why the image cannot be read."""
 
     file: str
-    labels: tuple[str, ...] = ()
-    probabilities: tuple[float, ...] = ()
+    answer: Answer = NO_ANSWER
     error: str | None = None
-    values: tuple[float, ...] = ()  # in the units of the data
-    task: Task = "multiclass"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The likeliest classes, or all labels above their thresholds, best first; or the names of the values."""
+        return self.answer.labels
+
+    @property
+    def probabilities(self) -> tuple[float, ...]:
+        return self.answer.probabilities
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Of a regression, in the units of the data."""
+        return self.answer.values
 
 
 class TorchModel:
@@ -96,12 +102,12 @@ class TorchModel:
         """Changes whenever the outputs may."""
         import torch
 
-        card = self.card
+        card, constants = self.card, self.card.task.to_json()
         # Spelled as in the checkpoints of earlier versions, so that their distilled runs resume.
         known = (
             f"Known(model={card.model!r}, size={self.size!r}, classes={card.classes!r}, "
-            f"preprocess={card.preprocess!r}, task={card.task!r}, target_mean={card.target_mean!r}, "
-            f"target_std={card.target_std!r})"
+            f"preprocess={card.preprocess!r}, task={card.task.name!r}, "
+            f"target_mean={constants.get('target_mean', ())!r}, target_std={constants.get('target_std', ())!r})"
         )
         digest = hashlib.blake2b(f"({card.config!r}, {known})".encode())
         for name, value in self.model.state_dict().items():
@@ -178,9 +184,9 @@ class Predictor:
             for number, (picture, outputs) in enumerate(answers, 1):
                 file = str(picture) if isinstance(picture, str | Path) else f"image {number}"
                 if isinstance(outputs, UnreadableImage):
-                    yield Prediction(file, error=str(outputs), task=self.card.task)
+                    yield Prediction(file, error=str(outputs))
                 else:
-                    yield say(file, outputs, self.card, top)
+                    yield Prediction(file, answer(self.card.task, outputs, top))
 
     def run(
         self,
@@ -244,26 +250,9 @@ def _no_name(source: str | Path, model: str | None) -> None:
         raise UserError(f"{source} is an ONNX file, which needs no name of a model. Leave it out.")
 
 
-def means(outputs: NDArray[np.floating], card: Card) -> NDArray[np.float64]:
-    """Outputs (B, K) as probabilities, or for regression as values in the units of the data."""
-    outputs = outputs.astype(np.float64)
-    if card.task == "regression":
-        return outputs * np.array(card.target_std) + np.array(card.target_mean)
-    meant: NDArray[np.float64] = expit(outputs) if card.task == "multilabel" else softmax(outputs, axis=1)
-    return meant
-
-
-def say(file: str, outputs: Array, card: Card, top: int | None) -> Prediction:
-    """The answer that a model's outputs for one image, (K,), mean."""
-    meant = means(np.asarray(outputs)[None], card)[0].tolist()
-    if card.task == "regression":
-        return Prediction(file, card.classes, values=tuple(meant), task=card.task)
-    if card.task == "multilabel":
-        given = [i for i, threshold in enumerate(card.thresholds) if meant[i] >= threshold]
-    else:
-        given, top = list(range(len(meant))), top or _TOP
-    best = sorted(given, key=lambda i: -meant[i])[:top]
-    return Prediction(file, tuple(card.classes[i] for i in best), tuple(meant[i] for i in best), task=card.task)
+def answer(task: Task, outputs: Array, top: int | None = None) -> Answer:
+    """What a model's outputs for one image, (M,), mean."""
+    return task.answers(task.means(outputs[None]), top)[0]
 
 
 def read_ahead(

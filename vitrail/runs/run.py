@@ -196,7 +196,7 @@ class Run:
         settings = split_settings(flat(self.config)) | {name: value for name, value in columns.items() if value}
         if card is None:
             return open_data(self.config.data, **settings)
-        data = open_data(self.config.data, **settings | {"task": card.task})
+        data = open_data(self.config.data, **settings | {"task": card.task.name})
         if data.classes != card.classes:
             changed = sorted(set(data.classes) ^ set(card.classes))
             raise UserError(

@@ -1,1 +1,37 @@
-"""What outputs and targets mean, one file for each task."""
+"""Tasks: what a model learns. One file each; `Task` is what they have in common.
+
+A task of your own is a subclass of `Task` (or of one of these) and `tasks.register(MyTask)`; `--task NAME` then learns
+it from any data whose targets it can read.
+"""
+
+from __future__ import annotations
+
+from vitrail.errors import UserError, nearest
+from vitrail.tasks.multiclass import Multiclass
+from vitrail.tasks.multilabel import Multilabel
+from vitrail.tasks.regression import Regression
+from vitrail.tasks.task import Task
+
+__all__ = ["TASKS", "Multiclass", "Multilabel", "Regression", "Task", "register", "task_type"]
+
+TASKS: dict[str, type[Task]] = {}
+
+
+def register(task: type[Task]) -> type[Task]:
+    """Makes a task known under its name; usable as a decorator."""
+    if task.name in TASKS and TASKS[task.name] is not task:
+        raise UserError(f"There is a task '{task.name}' already: {TASKS[task.name].__qualname__}. Choose another name.")
+    TASKS[task.name] = task
+    return task
+
+
+for _task in (Multiclass, Multilabel, Regression):
+    register(_task)
+
+
+def task_type(name: object) -> type[Task]:
+    """The task of a name; a UserError if there is none."""
+    if not isinstance(name, str) or name not in TASKS:
+        hint = nearest(str(name), TASKS)
+        raise UserError(f"'task' must be one of {', '.join(TASKS)}, but it is {name!r}.{hint}")
+    return TASKS[name]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.config import DistillConfig
@@ -48,11 +50,11 @@ class Objective(nn.Module):
         """The loss of these outputs."""
         raise NotImplementedError
 
-    def show(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:  # noqa: ARG002  # a hook
+    def show(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Numbers to log besides the loss, such as the training accuracy."""
         return {}
 
-    def lesson(self, outputs: Tensor, taught: Tensor, how: DistillConfig) -> dict[str, Tensor]:  # noqa: ARG002  # a hook
+    def lesson(self, outputs: Tensor, taught: Tensor, how: DistillConfig) -> dict[str, Tensor]:
         """The "loss" of outputs against those of a teacher and, for classes and labels, how often they "agree".
 
         By default the outputs themselves are compared, by mean squared error.
@@ -77,7 +79,7 @@ class Objective(nn.Module):
         return self.model if self.ema is None else self.ema.model
 
 
-class MultiClass(Objective):
+class CrossEntropy(Objective):
     """Cross-entropy: each image belongs to one class. `weights`, (K,), are class weights.
 
     With "bce", every class is a binary question and the loss of an image is the sum over the classes.
@@ -116,7 +118,7 @@ class MultiClass(Objective):
         return {"loss": loss, "agree": same_class(outputs, taught)}
 
 
-class MultiLabel(Objective):
+class BinaryCrossEntropy(Objective):
     """Binary cross-entropy: every label is a yes-or-no question. `weights`, (K,), multiply the loss of the yes."""
 
     def __init__(self, model: Model, weights: Tensor | None = None, ema: float = 0.0):
@@ -132,7 +134,7 @@ class MultiLabel(Objective):
         return {"loss": loss, "agree": ((outputs > 0) == (taught > 0)).float().mean()}
 
 
-class Regression(Objective):
+class SquaredError(Objective):
     """Mean squared error in standard deviations of the training targets, so that values of any scale count alike."""
 
     mean: Tensor
@@ -145,6 +147,11 @@ class Regression(Objective):
 
     def compare(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return F.mse_loss(outputs, (targets - self.mean) / self.std)
+
+
+def class_tensor(weights: NDArray[np.float32] | None, model: Model) -> Tensor | None:
+    """Class weights on the device of a model."""
+    return None if weights is None else torch.from_numpy(weights).to(next(model.parameters()).device)
 
 
 def same_class(ours: Tensor, theirs: Tensor) -> Tensor:

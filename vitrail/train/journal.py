@@ -20,10 +20,10 @@ from vitrail.charts.build import curves
 from vitrail.charts.draw import save_charts
 from vitrail.config import Duration
 from vitrail.errors import UserError
-from vitrail.evaluate.charts import MEASURES, main_measure
 from vitrail.files import write_text
 from vitrail.progress import log
 from vitrail.runs.run import Run
+from vitrail.tasks import Task
 from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
 
@@ -80,7 +80,7 @@ class Journal:
         while self._bars:
             self._bars.pop().close()
 
-    def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, over: bool) -> None:
+    def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, task: Task, over: bool) -> None:
         """Writes metrics.csv, curves and events after an epoch, the last of `rows`; the run may be `over` with it."""
         epochs = schedule.epochs
         text = io.StringIO()
@@ -90,7 +90,7 @@ class Journal:
         write_text(self._run.metrics_file, text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            save_charts(curves(rows, main_measure(row)), self._run.path)
+            save_charts(curves(rows, task.measures[0]), self._run.path)
             self._drew = time.monotonic()
         with SummaryWriter(
             str(self._run.events_folder), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
@@ -100,7 +100,7 @@ class Journal:
                     events.add_scalar(name, value, int(row["epoch"]))
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
         loss = scores.pop("loss")
-        shown = "  ".join(f"{name} {MEASURES[name].text(value, 2)}" for name, value in scores.items())
+        shown = "  ".join(f"{name} {task.text(name, value, 2)}" for name, value in scores.items())
         agree = f"  agree {row['train_agree']:.1%}" if "train_agree" in row else ""
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(

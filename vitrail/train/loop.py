@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
@@ -21,12 +21,12 @@ from vitrail.data import Data
 from vitrail.data.augment import augment
 from vitrail.data.dataset import Targets
 from vitrail.data.loader import TrainBatches
-from vitrail.evaluate.metrics import measure_model, measured
-from vitrail.evaluate.stream import run_split
+from vitrail.evaluate.stream import run_model
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.tasks.objective import Batch, Objective
+from vitrail.tasks.scores import NotFinite
 from vitrail.train.checkpoint import load_checkpoint, restore_checkpoint, save_checkpoint
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
@@ -132,29 +132,25 @@ def train(
             save_checkpoint(run, {"data": version} | {name: part.state_dict() for name, part in parts.items()})
 
     # Loop
+    how: dict[str, Any] = {"workers": config.source.workers, "device": config.run.device, "title": "validating"}
     walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, schedule.lr, progress, world)
     while True:
         over = world.agree(schedule.over(progress))
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
             kept = objective.kept()
-            outputs, truth = run_split(
-                kept,
-                val,
-                card.preprocess,
-                workers=config.source.workers,
-                device=config.run.device,
-                title="validating",
-            )
-            if not np.isfinite(outputs).all():
-                raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan)
-            metrics = measure_model(card, *world.merge((outputs, truth)))
-            progress.close_epoch(metrics)
-            if metrics.main >= progress.best:
-                progress.best = metrics.main
+            meter = card.task.meter()
+            try:
+                run_model(kept, val, card.preprocess, [meter], **how)
+            except NotFinite:
+                raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
+            scores = world.merge(meter).scores()
+            progress.close_epoch(scores)
+            if scores.main >= progress.best:
+                progress.best = scores.main
                 if world.first():
-                    save(Run(run).weights_file, kept, measured(card, metrics, len(progress.rows)))
+                    save(Run(run).weights_file, kept, card.measured(scores, len(progress.rows)))
             if world.first():
-                journal.epoch(progress.rows, schedule, over)
+                journal.epoch(progress.rows, schedule, card.task, over)
             checkpoint()
         if over:
             return

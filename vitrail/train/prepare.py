@@ -41,13 +41,11 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     Raises a UserError for a configuration that cannot be trained on this data.
     """
     torch.manual_seed(config.run.seed)
-    model = build(model_config(config, len(data.classes)))
+    model = build(model_config(config, data.task.outputs))
     notes = []
     if config.weights is not None:
         how = config.transfer
-        notes = start_from(
-            config.weights, model, data.classes, data.task, resample=how.pos_resample, partial=how.partial
-        )
+        notes = start_from(config.weights, model, data.task, resample=how.pos_resample, partial=how.partial)
         set_learning(model, how)
     if config.optim.loss == "bce" and config.weights is None:
         for head in model.classifiers():
@@ -55,7 +53,7 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
             # Start the bias at the log prior, -log K, which the first steps would otherwise have to learn.
             torch.nn.init.constant_(head.bias, -math.log(len(data.classes)))
     if config.distillation.teacher is not None:
-        meet(config.distillation, data.classes, data.task, preprocessing(config))
+        meet(config.distillation, data.task, preprocessing(config))
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
     if batches < config.optim.grad_accum_steps:
         raise UserError(
@@ -70,11 +68,10 @@ def make_card(config: TrainConfig, data: Data, model: Model) -> Card:
     return Card(
         model=config.model,
         config=model.config,
-        classes=data.classes,
+        task=data.task.fitted(data.splits["train"].targets),
         preprocess=preprocessing(config),
-        task=data.task,
         versions=versions() | {"hardware": hardware(config.run.device)},
-    ).standardising(data.splits["train"].targets)
+    )
 
 
 def open_splits(config: TrainConfig, data: Data) -> tuple[Split, TrainBatches]:

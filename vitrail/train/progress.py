@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vitrail.evaluate.metrics import AnyMetrics
+from vitrail.tasks.scores import Scores
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Progress:
         """The mean of a value over this epoch's steps."""
         return self.sums.get(name, 0.0) / max(self.count, 1)
 
-    def close_epoch(self, metrics: AnyMetrics) -> None:
+    def close_epoch(self, scores: Scores) -> None:
         """Appends the row of a finished epoch and resets what is counted per epoch."""
         self.tick()
         trained = self.trained or math.inf
@@ -84,7 +84,7 @@ class Progress:
                 "step": self.step,
                 "lr": self.lr,
                 **{f"train_{name}": self.mean(name) for name in self.sums},
-                **{f"val_{name}": value for name, value in metrics.row().items()},
+                **{f"val_{name}": value for name, value in scores.row().items()},
                 "seconds": round(self.seconds, 2),
                 "wait": round(self.waited / trained, 4),  # share of the steps' time
                 **({} if self.taught is None else {"teach": round(self.taught / trained, 4)}),

@@ -14,11 +14,9 @@ from typing import Any
 
 from vitrail.config import (
     ArchConfig,
-    AugmentConfig,
     DistillConfig,
     RunConfig,
     Size,
-    Task,
     TrainConfig,
     TransferConfig,
     coerce,
@@ -82,38 +80,17 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
     )
-    config = _for_task(RECIPES[name].make(inputs), data.task)
-    config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task})
+    config = data.task.adapt(RECIPES[name].make(inputs))
+    config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task.name})
     if weights and "interpolation" not in given:
         config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
     config = override(config, _normalisation(config, data, given))
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
-    if data.task == "regression" and config.augment.smoothing:
-        raise UserError(f"Label smoothing needs classes or labels, but {source} is a regression. Remove --smoothing.")
-    if data.task == "regression" and config.source.class_weights:
-        raise UserError(f"Class weights need classes or labels, but {source} is a regression. Remove --class-weights.")
-    if data.task != "multiclass" and config.source.balanced_sampling:
-        raise UserError("Balanced sampling needs one class per image. Remove --balanced-sampling.")
-    if data.task != "multiclass" and config.distillation.teacher:
-        config = _without_choice(config, data.task, given)
+    config = data.task.check_settings(config, given, source)
     if "name" not in given:
         config = override(config, {"name": free_name(config.run)})
     return check(config)
-
-
-def _for_task(config: TrainConfig, task: Task) -> TrainConfig:
-    """A recipe's choices for the task. Regression gets no augmentation, which could change the values."""
-    return replace(config, augment=AugmentConfig()) if task == "regression" else config
-
-
-def _without_choice(config: TrainConfig, task: Task, given: Mapping[str, Any]) -> TrainConfig:
-    """The distillation of labels or values, which have no single predicted class: always soft."""
-    if given.get("distill") == "hard":
-        raise UserError("--distill hard needs one class per image, which this data has not. Use --distill soft.")
-    if task == "regression" and "distill_tau" in given:
-        raise UserError("--distill-tau scales logits, but the data is a regression. Remove --distill-tau.")
-    return override(config, {"distill": "soft"})
 
 
 def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +163,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         raise UserError(f"A {family(config)} has no option '{key}'; only a ViT has. Remove --{key.replace('_', '-')}.")
     channels = given.get("channels", data.channels)
     size = given.get("img_size") or size
-    return name, replace(config, img_size=size, channels=channels, classes=len(data.classes), **arch)
+    return name, replace(config, img_size=size, channels=channels, classes=data.task.outputs, **arch)
 
 
 def _smallest(family_name: str, size: Size) -> str:

@@ -9,10 +9,10 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data, full_name, open_data
 from vitrail.errors import UserError, some
 from vitrail.evaluate.measure import evaluate_on
-from vitrail.evaluate.metrics import AnyMetrics
 from vitrail.models import Model
 from vitrail.progress import log, speak
 from vitrail.runs.run import Run, split_settings
+from vitrail.tasks.scores import Scores
 from vitrail.train.divergence import naming_checkpoint
 from vitrail.train.find_lr import find_lr as find_rate
 from vitrail.train.interruption import Interruption
@@ -50,7 +50,7 @@ def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
     return run
 
 
-def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, AnyMetrics]:
+def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, Scores]:
     """Trains a run in its folder to its end, from its last checkpoint; returns the final scores by split."""
     with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
         for line in (describe(config, data, model), *notes):
@@ -61,7 +61,7 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
         return finish(run, config, data)
 
 
-def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, AnyMetrics]:
+def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:
     """Evaluates the saved model, the best epoch's, and logs what to do next; returns the scores by split.
 
     A fold is also evaluated on the test split, where folds can be compared on the same images.

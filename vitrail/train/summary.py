@@ -6,8 +6,7 @@ from dataclasses import fields
 
 from vitrail.config import TrainConfig
 from vitrail.data import Data
-from vitrail.data.balance import class_counts, imbalance
-from vitrail.data.targets import titled
+from vitrail.data.balance import imbalance
 from vitrail.models import Model, parameters
 from vitrail.train.transfer import describe_learning
 
@@ -22,7 +21,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
     chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
     lines = [
-        f"data      {config.data}: {counts}; {titled(data.task, data.classes)}",
+        f"data      {config.data}: {counts}; {data.task}",
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "
         f"mean {mean}, std {std} ({c.normalize})",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}{chosen}: "
@@ -37,12 +36,8 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
 
 def uneven(config: TrainConfig, data: Data) -> str | None:
     """A warning if some classes have far fewer images than others and nothing compensates for it."""
-    if data.task == "regression":
+    counts = data.task.counts(data.splits["train"].targets)
+    if counts is None or config.source.class_weights or config.source.balanced_sampling:
         return None
-    counts = class_counts(data.splits["train"].targets, len(data.classes)).tolist()
-    found = imbalance(dict(zip(data.classes, counts, strict=True)))
-    if found is None or config.source.class_weights or config.source.balanced_sampling:
-        return None
-    return (
-        f"{found}: try {'--class-weights' if data.task == 'multilabel' else '--balanced-sampling, or --class-weights'}."
-    )
+    found = imbalance(dict(zip(data.classes, counts.tolist(), strict=True)))
+    return None if found is None else f"{found}: try {data.task.remedy}."

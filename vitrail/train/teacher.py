@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.config import DistillConfig, Duration, Task
+from vitrail.config import DistillConfig, Duration
 from vitrail.data.dataset import Split
 from vitrail.data.loader import batches
 from vitrail.data.pixels import NAMES, WHITE
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.targets import WORDS
 from vitrail.errors import UserError, some
-from vitrail.evaluate.charts import main_measure
-from vitrail.evaluate.metrics import measure_model
 from vitrail.progress import log, track
 from vitrail.runs.predictor import Predictor, source_card
+from vitrail.tasks import Task
 from vitrail.weights import Card
 
 _BATCH = 256  # images per forward pass over a whole split
@@ -41,7 +38,7 @@ class Teacher:
     def __init__(self, settings: DistillConfig, student: Card, device: str):
         assert settings.teacher is not None
         self.source = settings.teacher
-        self.card = meet(settings, student.classes, student.task, student.preprocess)
+        self.card = meet(settings, student.task, student.preprocess)
         self._predictor = Predictor(settings.teacher, device, settings.teacher_model)
         self._student = student
         # The student's images are crops already: a centre crop of them would only hide their edges.
@@ -65,9 +62,9 @@ class Teacher:
         begun = time.monotonic()
         if not self._metrics:  # else they are from the checkpoint
             outputs = self._answers(split, workers, "measuring the teacher")
-            self._metrics = measure_model(self._student, outputs.numpy(), split.targets).row()
+            self._metrics = self._student.task.measure(outputs.numpy(), split.targets).row()
         h, w = self._preprocess.img_size
-        main = main_measure(self._metrics)
+        main = self._student.task.measures[0]
         score = f"{main.name} {main.text(self._metrics[main.name], 2)}"
         log.info(
             f"teacher   {self.card.model} at {h}x{w}x{self._preprocess.channels} in {self.source}: "
@@ -116,18 +113,11 @@ class Teacher:
         seen = self._preprocess
         pixels = _as_bits(pixels, self._student.preprocess.bits, seen.bits)
         pixels = _as_channels(pixels, seen.channels, seen.bits)
-        outputs = self._predictor.tensor_outputs(seen.frame(pixels))[:, self._order]
-        if self._student.task == "regression":
-            outputs = outputs * self._numbers(self.card.target_std)[self._order]
-            outputs = outputs + self._numbers(self.card.target_mean)[self._order]
-            outputs = (outputs - self._numbers(self._student.target_mean)) / self._numbers(self._student.target_std)
-        return outputs
-
-    def _numbers(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+        outputs = self._predictor.tensor_outputs(seen.frame(pixels))
+        return self._student.task.translate(outputs, self.card.task)[:, self._order]
 
 
-def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Preprocess) -> Card:
+def meet(settings: DistillConfig, task: Task, seen: Preprocess) -> Card:
     """What is known of a teacher. Raises a UserError if it cannot teach these classes from the student's images."""
     assert settings.teacher is not None
     try:
@@ -135,10 +125,10 @@ def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Pr
     except UserError as error:
         hint = " For a teacher, the option is --teacher-model." if "give `model`" in str(error) else ""
         raise UserError(f"The teacher cannot be used. {error}{hint}") from error
-    who, many = f"The teacher {settings.teacher}", WORDS[task].many
-    if known.task != task:
+    who, many, classes = f"The teacher {settings.teacher}", task.many, task.classes
+    if type(known.task) is not type(task):
         raise UserError(
-            f"{who} predicts {WORDS[known.task].many}, but the data has {many}. Choose one trained for the same task."
+            f"{who} predicts {known.task.many}, but the data has {many}. Choose one trained for the same task."
         )
     if len(known.classes) != len(classes) and known.numbered:
         raise UserError(

@@ -8,7 +8,6 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.config import Task
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def check(
     data_dir: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
-    task: Task | None = None,
+    task: str | None = None,
     workers: int = 2,
     device: str | None = None,
 ) -> Audit:

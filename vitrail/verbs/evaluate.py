@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
-    from vitrail.evaluate.metrics import AnyMetrics
     from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
+    from vitrail.tasks.scores import Scores
 
 Method = Literal["head", "knn", "linear", "fewshot"]
 
@@ -40,7 +40,7 @@ def evaluate(
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     out: str | Path | None = None,
-) -> AnyMetrics | ProbeMetrics | FewShotMetrics:
+) -> Scores | ProbeMetrics | FewShotMetrics:
     """Measure a run's predictions by the metrics of its task, or its features by a probe.
 
     Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, so the
@@ -73,7 +73,7 @@ def evaluate(
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
     if method == "head":
-        opened = run_data(home, data, where, card, {"task": card.task, "classes": card.classes})
+        opened = run_data(home, data, where, card, {"model": card.task})
         return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
     # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
     opened = run_data(home, data, where, card, {})
@@ -82,7 +82,7 @@ def evaluate(
     )
 
 
-def show(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:
+def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:
     """Print the metrics.
 
     Args:

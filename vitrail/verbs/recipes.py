@@ -64,10 +64,11 @@ def _imagenet() -> Data:
     import numpy as np
 
     from vitrail.data import ArraySplit, Data
+    from vitrail.tasks import Multiclass
 
     def photos(count: int) -> ArraySplit:
         pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (count, 375, 500, 3))
         return ArraySplit(pixels, np.zeros(count, np.int64), "imagenet")
 
     classes = tuple(str(number) for number in range(1000))
-    return Data("imagenet", classes, {"train": photos(1_281_167), "val": photos(50_000)}, (375, 500), 3, ())
+    return Data("imagenet", Multiclass(classes), {"train": photos(1_281_167), "val": photos(50_000)}, (375, 500), 3, ())

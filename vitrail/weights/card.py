@@ -9,26 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vitrail.config import Task, from_plain
+from vitrail.config import from_plain
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.targets import WORDS
 from vitrail.errors import UserError
+from vitrail.tasks import Task, task_type
+from vitrail.tasks.scores import Scores
 from vitrail.version import VERSION
 
 if TYPE_CHECKING:
     from vitrail.models import ModelConfig
 
 WEIGHTS_FILE = "model.safetensors"
-
-# The constants that give outputs their meaning, by task.
-_CONSTANTS: dict[Task, tuple[str, ...]] = {
-    "multiclass": (),
-    "multilabel": ("thresholds",),
-    "regression": ("target_mean", "target_std"),
-}
 
 
 def versions() -> dict[str, str]:
@@ -76,32 +67,26 @@ class Card:
 
     model: str
     config: _Config = _Config()
-    classes: tuple[str, ...]  # for regression, the names of the numbers
+    task: Task  # with the class names, and the constants that give outputs their meaning
     preprocess: Preprocess
-    task: Task = "multiclass"
-    thresholds: tuple[float, ...] = ()  # multi-label: the smallest probability at which an image has each label
-    target_mean: tuple[float, ...] = ()  # regression: outputs * std + mean are in the units of the data
-    target_std: tuple[float, ...] = ()
     teacher: dict[str, Any] = field(default_factory=dict)  # what it was distilled from: model, source and metrics
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, labels or values; none of a model without a head."""
+        return self.task.classes
 
     @property
     def numbered(self) -> bool:
         """Whether the classes have no names, only their numbers."""
         return self.classes == tuple(map(str, range(len(self.classes))))
 
-    def measured(self, metrics: dict[str, float]) -> Card:
-        """The card of the same model with these metrics."""
-        return dataclasses.replace(self, metrics=metrics)
-
-    def standardising(self, targets: NDArray[Any]) -> Card:
-        """The card of a model trained on these targets: for regression, with their mean and standard deviation."""
-        if self.task != "regression":
-            return self
-        numbers = targets.astype(np.float64)
-        mean, std = numbers.mean(axis=0).tolist(), numbers.std(axis=0).tolist()
-        return dataclasses.replace(self, target_mean=tuple(mean), target_std=tuple(std))
+    def measured(self, scores: Scores, epoch: int) -> Card:
+        """The card of the same model with its validation scores and the constants that they determine."""
+        task = self.task.measured(scores)
+        return dataclasses.replace(self, task=task, metrics=scores.summary() | {"epoch": epoch})
 
     def architecture(self) -> Architecture:
         """The configuration in plain values, whether or not it has been built."""
@@ -114,33 +99,29 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         architecture = self.architecture()
-        document = {
-            name: dataclasses.asdict(value) if name == "preprocess" else value for name, value in vars(self).items()
+        return {
+            "model": self.model,
+            "family": architecture.family,
+            "config": architecture.values,
+            **self.task.to_json(),
+            "preprocess": dataclasses.asdict(self.preprocess),
+            "teacher": self.teacher,
+            "metrics": self.metrics,
+            "versions": self.versions,
         }
-        return document | {"config": architecture.values, "family": architecture.family}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Card:
         """The inverse of `to_json`; a UserError if the parts of a card do not fit together."""
-        classes = document["classes"]
-        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise UserError(f"'classes' must be a list of names, but it is {classes!r}.")
-        if len(classes) != document["config"]["classes"]:
-            raise UserError(f"{len(classes)} classes are named, but the model has {document['config']['classes']}.")
-        task = document.get("task", "multiclass")  # not in older files
-        if task not in _CONSTANTS:
-            raise UserError(f"'task' must be one of {', '.join(_CONSTANTS)}, but it is {task!r}.")
-        constants = _CONSTANTS[task]
-        for name in constants:
-            if len(document[name]) != len(classes):
-                raise UserError(f"'{name}' must have a number for each of {len(classes)} {WORDS[task].many}.")
+        task = task_type(document.get("task", "multiclass")).from_json(document)  # older files hold classifiers only
+        outputs = document["config"]["classes"]
+        if (task.outputs if task.classes else 0) != outputs:
+            raise UserError(f"{len(task.classes)} {task.many} are named, but the model has {outputs} outputs.")
         return cls(
             model=document["model"],
             config=Architecture(document.get("family", "vit"), document["config"]),  # older files hold ViTs only
-            classes=tuple(classes),
-            preprocess=Preprocess.from_json(document["preprocess"]),
             task=task,
-            **{name: tuple(map(float, document[name])) for name in constants},
+            preprocess=Preprocess.from_json(document["preprocess"]),
             teacher=document.get("teacher", {}),  # not in older files
             metrics=document["metrics"],
             versions=document["versions"],

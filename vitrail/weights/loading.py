@@ -18,8 +18,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitrail.config import CONFIG_FILE, Size, Task, coerce
-from vitrail.data.targets import WORDS
+from vitrail.config import CONFIG_FILE, Size, coerce
 from vitrail.device import choose_device
 from vitrail.errors import UserError, some
 from vitrail.files import replacing, write_text
@@ -27,6 +26,7 @@ from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, famil
 from vitrail.models.position import Interpolation
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, speak
+from vitrail.tasks import Multiclass, Task
 from vitrail.weights import hub, recognise
 from vitrail.weights.card import WEIGHTS_FILE, Card, read_card
 from vitrail.weights.formats import vit
@@ -160,8 +160,7 @@ def absolute(source: str) -> str:
 def start_from(
     source: Source,
     model: Model,
-    classes: tuple[str, ...],
-    task: Task = "multiclass",
+    task: Task,
     *,
     resample: Interpolation = "bicubic",
     partial: bool = False,
@@ -172,7 +171,7 @@ def start_from(
     whatever fits: nothing is left out silently.
     """
     opened = _open(source, like=model.config)
-    wanted = dataclasses.replace(opened.card, config=model.config, classes=classes, task=task)
+    wanted = dataclasses.replace(opened.card, config=model.config, task=task)
     state, notes = _adapt(opened, wanted, model, resample, partial)
     model.load_state_dict(state, strict=not partial)
     return notes
@@ -228,7 +227,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
     shapes = weights.shapes()
     fits = len(beside.classes) == config.classes
     classes = beside.classes if fits else tuple(map(str, range(config.classes)))
-    card = Card(model=name_of(config), config=config, classes=classes, preprocess=preprocess)
+    card = Card(model=name_of(config), config=config, task=Multiclass(classes), preprocess=preprocess)
     notes = [f"{weights.format} weights of a {card.model} at {config.img_size[0]}x{config.img_size[1]}"]
     if isinstance(config, ViTConfig):
         notes += vit.turned(shapes, config)
@@ -262,12 +261,12 @@ def _wanted(
         same = count == len(card.classes) and isinstance(classes, int)
         names = card.classes if same else tuple(map(str, range(count))) if isinstance(classes, int) else tuple(classes)
         if names != card.classes:
-            fresh = dataclasses.replace(card, classes=names, task="multiclass", thresholds=(), metrics={})
-            card = dataclasses.replace(fresh, target_mean=(), target_std=())
+            card = dataclasses.replace(card, task=Multiclass(names), metrics={})
     config, preprocess = card.config, card.preprocess
     size = config.img_size if img_size is None else coerce(type(config), "img_size", img_size)
     channels = config.channels if channels is None else coerce(type(config), "channels", channels)
-    config = dataclasses.replace(config, classes=len(card.classes), img_size=size, channels=channels)
+    outputs = card.task.outputs if card.classes else 0
+    config = dataclasses.replace(config, classes=outputs, img_size=size, channels=channels)
     mean, std = (
         values if len(values) in (1, channels) else (sum(values) / len(values),)
         for values in (preprocess.mean, preprocess.std)
@@ -291,10 +290,10 @@ def _adapt(
     notes = list(opened.notes)
 
     unneeded = recognise.pretraining(state)
-    fresh = card.classes != wanted.classes or card.task != wanted.task  # then no old head is needed, nor looked for
+    fresh = not card.task.matches(wanted.task)  # then no old head is needed, nor looked for
     if fresh:
-        task = wanted.task
-        things = WORDS[task].many if card.task == task else f"{WORDS[task].many} instead of {WORDS[card.task].many}"
+        new_ones, old_ones = wanted.task.many, card.task.many
+        things = new_ones if new_ones == old_ones else f"{new_ones} instead of {old_ones}"
         notes.append(f"new head for {len(wanted.classes)} {things}" if wanted.classes else "left out the head")
     elif not wanted.classes:
         unneeded += [name for name in state if _HIDDEN.fullmatch(name)]

@@ -39,8 +39,8 @@ def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dic
         known = f"{', '.join(formats[:-1])} or {formats[-1]}" if len(formats) > 1 else formats[0]
         raise UserError(f"A {card.model} is written for {known}, but not for {to}.")
     missing = layouts[to].cannot(card.config)
-    if missing is None and card.task != "multiclass" and to == "hf":
-        missing = f"the task {card.task}"
+    if missing is None and not card.task.interchange and to == "hf":
+        missing = f"the task {card.task.name}"
     if missing:
         raise UserError(f"The model has {missing}, for which {to} has no place. It can be kept as vitrail's own.")
     return write

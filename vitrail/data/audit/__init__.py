@@ -13,7 +13,6 @@ from vitrail.data.audit.findings import FEW, Audit, Finding, Item, counted, wors
 from vitrail.data.audit.near_duplicates import TOLD_APART, closest, signatures
 from vitrail.data.audit.scan import gather
 from vitrail.data.balance import LOPSIDED, imbalance
-from vitrail.data.dataset import Task
 from vitrail.data.images import (
     THUMBNAIL,
     Pixels,
@@ -35,11 +34,11 @@ def audit(
     workers: int = 2,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
-    task: Task | None = None,
+    task: str | None = None,
 ) -> Audit:
     """Everything that can be found out about a data set without a model; the columns are those of a table."""
     try:
-        name, root, items, findings, task = gather(source, data_dir, image_column, label_column, task)
+        name, root, items, findings, single = gather(source, data_dir, image_column, label_column, task)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if not items and not findings:
@@ -71,7 +70,7 @@ def audit(
     for item in good:
         for label in item.labels:
             counts[label][item.split] = counts[label].get(item.split, 0) + 1
-    if task == "multiclass":
+    if single:
         findings += _uneven(counts)
     return Audit(
         name=name,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit, PackedSplit, Split, Task
+from vitrail.data.dataset import FileSplit, PackedSplit, Split
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import Pixels, image_format
 from vitrail.data.sources import find, folder_kind
-from vitrail.data.targets import in_words
 from vitrail.errors import UserError
+from vitrail.tasks import task_type
 
 
 def gather(
@@ -21,22 +21,23 @@ def gather(
     data_dir: str | None,
     image_column: str | None,
     label_column: str | Sequence[str] | None,
-    task: Task | None,
-) -> tuple[str, str, list[Item], list[Finding], Task]:
-    """The short name, what all names begin with, every image, what is wrong with the places of files, the task."""
+    task: str | None,
+) -> tuple[str, str, list[Item], list[Finding], bool]:
+    """The short name, the common prefix of all names, every image, misplaced files, and if images have one class."""
     path = Path(source).expanduser()
     columns = image_column is not None or label_column is not None
     built_in = isinstance(source, str) and source in BUILT_IN
     if path.is_dir() and not columns and not built_in and folder_kind(path) == "classes":
-        return path.resolve().name, f"{path}/", *_walk(path), "multiclass"
-    found = find(source, data_dir, image_column, label_column, task, verify=False)
+        return path.resolve().name, f"{path}/", *_walk(path), True
+    kind = None if task is None else task_type(task)
+    found = find(source, data_dir, image_column, label_column, kind, verify=False)
     findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in found.unreadable]
     items = []
     for title, (stored, targets) in found.parts.items():
         split = found.make(title, stored, targets)
-        for i, (label, labels) in enumerate(in_words(found.task, found.classes, split.targets)):
+        for i, (label, labels) in enumerate(found.task.describe(split.targets)):
             items.append(Item(split.name(i), title, label, labels, _place(split, i)))
-    return found.name, f"{path.parent}/" if path.is_file() else "", items, findings, found.task
+    return found.name, f"{path.parent}/" if path.is_file() else "", items, findings, found.task.single
 
 
 def _place(split: Split, i: int) -> Path | Callable[[], Pixels | bytes]:

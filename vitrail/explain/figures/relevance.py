@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.charts.style import BLUE, GREY, INK, ORANGE, short, styled
-from vitrail.config import Task
 from vitrail.errors import UserError
 from vitrail.explain.attention import rollout
 from vitrail.explain.faithfulness import Faithfulness, faithfulness
@@ -47,7 +46,8 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         flow = rollout(shown.model, images) if attends(shown.model) else None
         settings = {"seed": shown.seed, "batch_size": shown.batch_size}
         measured = faithfulness(shown.model, images, maps, first, task=shown.card.task, **settings)
-        names = [short(name, 11) for name in shown.card.classes] if against else shown.card.classes
+        outputs = shown.card.task.output_names
+        names = [short(name, 11) for name in outputs] if against else outputs
         two_sided = signed(shown.model)
         panes = [
             [
@@ -59,7 +59,7 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
         ]
         views, captions = [picture.view for picture in pictures], [picture.caption for picture in pictures]
         wrong = [picture.wrong for picture in pictures]
-        drawn = draw_relevances(views, panes, captions, measured, shown.card.task, wrong)
+        drawn = draw_relevances(views, panes, captions, measured, shown.card.task.meant, wrong)
         arrays = {"relevance": maps, "other": others, "classes": first, "others": other, **vars(measured)}
         arrays["files"] = np.array([picture.name for picture in pictures])
         yield Drawing("relevance" if page == 0 else f"relevance-{1 + page}", drawn, arrays)
@@ -68,13 +68,10 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
 def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For every image the class that is explained and the one beside it: as asked for, or by what the model says.
 
-    Of numbers none is likelier than another: they come in their order.
+    Values of a regression come in their order.
     """
-    if subject.card.task == "regression":
-        order = np.tile(np.arange(len(subject.card.classes)), (len(images), 1))
-    else:
-        with torch.inference_mode():
-            order = subject.model(images).float().argsort(dim=1, descending=True, stable=True).cpu().numpy()
+    with torch.inference_mode():
+        order = subject.card.task.ranking(subject.model(images).float().cpu().numpy())
     first = np.full(len(images), subject.target) if subject.target is not None else order[:, 0].copy()
     if subject.instead is not None:
         first = np.where(first == subject.instead, order[:, 1], first)
@@ -121,7 +118,7 @@ def draw_relevances(
     panes: Sequence[Sequence[Pane]],
     captions: Sequence[str],
     measured: Faithfulness,
-    task: Task = "multiclass",
+    meant: str = "probabilities",
     wrong: Sequence[bool] = (),
 ) -> Figure:
     """A row for every picture: the picture, its maps, and the curves of the first one that is of a class."""
@@ -149,11 +146,11 @@ def draw_relevances(
             axes.set_title(short(title, 27), fontsize=7.5, fontweight="normal", pad=3, color=colour)
         left = (_GAP + count * (across + _GAP) + 0.6) / width
         axes = figure.add_axes((left, bottom, _CURVES / width, 0.94 * down / height))
-        _curves(axes, measured, row, task, last=row == len(views) - 1)
+        _curves(axes, measured, row, meant, last=row == len(views) - 1)
     return figure
 
 
-def _curves(axes: Axes, measured: Faithfulness, row: int, task: Task, last: bool) -> None:
+def _curves(axes: Axes, measured: Faithfulness, row: int, meant: str, last: bool) -> None:
     """Deletion and insertion of one picture, at random dashed, and the areas under them at the right."""
     lines = (
         ("insertion", BLUE, measured.insertion, measured.random_insertion),
@@ -170,7 +167,7 @@ def _curves(axes: Axes, measured: Faithfulness, row: int, task: Task, last: bool
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.tick_params(labelsize=7.5, labelbottom=last)
-    if task == "regression":
+    if meant != "probabilities":
         axes.set_ylabel("output", fontsize=8)
     else:
         axes.set_ylim(-0.02, 1.02)

@@ -13,8 +13,9 @@ from PIL import Image
 from vitrail.config import TrainConfig, coerce
 from vitrail.data import open_data
 from vitrail.data.sources import hold_out
-from vitrail.data.targets import infer_task, strata
 from vitrail.errors import UserError
+from vitrail.tasks import Multilabel, Regression
+from vitrail.tasks.infer import infer_from_text
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def whole(path, **settings):
     ],
 )
 def test_the_task_of_one_column(cells, task):
-    assert infer_task({"label": cells}) == task
+    assert infer_from_text({"label": cells}) == task
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_the_task_of_one_column(cells, task):
     ],
 )
 def test_the_task_of_several_columns(columns, task):
-    assert infer_task(columns) == task
+    assert infer_from_text(columns) == task
 
 
 # Multi-label
@@ -94,7 +95,7 @@ def test_the_task_of_several_columns(columns, task):
 def test_lists_of_labels_become_columns_of_0_and_1_and_that_is_said(table, caplog):
     with caplog.at_level(logging.INFO, "vitrail"):
         data, targets = whole(table(labels=["cat|dog", "", "dog", " cat | bird ", "bird|", "cat"]))
-    assert (data.task, data.classes) == ("multilabel", ("bird", "cat", "dog"))
+    assert (data.task.name, data.classes) == ("multilabel", ("bird", "cat", "dog"))
     assert targets == [[0, 1, 1], [0, 0, 0], [0, 0, 1], [1, 1, 0], [1, 0, 0], [0, 1, 0]]
     assert data.splits["train"].targets.dtype == np.float32
     assert "task: multi-label, 3 labels" in caplog.text
@@ -111,7 +112,7 @@ def test_spaces_part_labels_when_the_task_says_so(table):
 def test_columns_of_0_and_1_are_labels_without_being_named(table):
     path = table(cat=[1, 0, 1, 0], dog=[1, 1, 0, 0], split=["train", "train", "val", "val"])
     data = open_data(path)
-    assert (data.task, data.classes) == ("multilabel", ("cat", "dog"))
+    assert (data.task.name, data.classes) == ("multilabel", ("cat", "dog"))
     assert data.splits["train"].targets.tolist() == [[1, 1], [0, 1]]
     assert data.splits["val"].targets.tolist() == [[1, 0], [0, 0]]
 
@@ -128,7 +129,7 @@ def test_numbers_are_kept_and_columns_may_be_given_in_every_form(table):
     path = table(x=[1.5, 2, 3, 4], y=[-1, 0, 1e2, 5], who=["a", "b", "c", "d"])
     for given in ("x,y", ["x", "y"], ("x", "y"), "x, y"):
         data, targets = whole(path, label_column=given)
-        assert (data.task, data.classes) == ("regression", ("x", "y"))
+        assert (data.task.name, data.classes) == ("regression", ("x", "y"))
         assert targets == [[1.5, -1], [2, 0], [3, 100], [4, 5]]
         assert coerce(TrainConfig, "label_column", given) == ("x", "y")
     assert whole(path, label_column="y", task="regression")[1] == [[-1], [0], [100], [5]]
@@ -154,7 +155,7 @@ def test_lists_in_parquet_are_lists_of_labels(pictures, tmp_path):
     images = [str(pictures / f"{i}.png") for i in range(4)]
     parquet.write_table(pyarrow.table({"image": images, "tags": labels}), tmp_path / "t.parquet")
     data, targets = whole(tmp_path / "t.parquet")
-    assert (data.task, data.classes) == ("multilabel", ("a", "b"))
+    assert (data.task.name, data.classes) == ("multilabel", ("a", "b"))
     assert targets == [[1, 1], [0, 0], [0, 1], [1, 0]]
 
 
@@ -170,10 +171,14 @@ def test_lists_in_parquet_are_lists_of_labels(pictures, tmp_path):
         ({"a": [0, 2], "b": [1, 1]}, {"label_column": "a,b", "task": "multilabel"}, "'a' must be 0 or 1, but in row 3"),
         ({"a": [0, 1], "b": [1, ""]}, {"label_column": "a,b"}, "row 3 has no b"),
         ({"a": [0.5, ""]}, {}, "row 3 has no a"),
-        ({"a": [0, 1], "b": [1, 0]}, {"label_column": "a,b", "task": "multiclass"}, "told by one column"),
+        (
+            {"a": [0, 1], "b": [1, 0]},
+            {"label_column": "a,b", "task": "multiclass"},
+            "multi-class labels are in one column",
+        ),
         ({"a": [0, 1], "b": [1, 0]}, {"label_column": "a,a"}, "given twice"),
         ({"a": [2.5, 2.5], "b": [1, 3]}, {"label_column": "a,b"}, "have the same 'a'"),
-        ({"a": [0, 0], "b": [0, 1]}, {}, "The label 'a' of .* is not on any image of train"),
+        ({"a": [0, 0], "b": [0, 1]}, {}, "No training image of .* has the label 'a'"),
         ({"labels": ["", ""]}, {"task": "multilabel"}, "has a label: there is nothing to learn"),
         ({"a": [1, 2]}, {"label_column": " ,"}, "'label_column' must be a name, or several as in x,y"),
     ],
@@ -192,24 +197,24 @@ def test_a_folder_has_classes_whatever_is_asked(digits):
 
 
 def test_labels_take_the_places_that_a_model_gave_them(table):
-    data = open_data(table(labels=["b|a", "b", ""]), task="multilabel", classes=["c", "b", "a"])
+    data = open_data(table(labels=["b|a", "b", ""]), model=Multilabel(("c", "b", "a")))
     assert data.classes == ("c", "b", "a")
     assert data.splits["all"].targets.tolist() == [[0, 1, 1], [0, 1, 0], [0, 0, 0]]
     with pytest.raises(UserError, match="has a label 'b' that the model does not know"):
-        open_data(table(labels=["b|a", "b", ""]), task="multilabel", classes=["a"])
+        open_data(table(labels=["b|a", "b", ""]), model=Multilabel(("a",)))
 
 
 def test_names_that_a_model_knows_are_not_taken_apart(table):
-    data = open_data(table(labels=["traffic light", "car"]), task="multilabel", classes=["car", "traffic light"])
+    data = open_data(table(labels=["traffic light", "car"]), model=Multilabel(("car", "traffic light")))
     assert data.splits["all"].targets.tolist() == [[0, 1], [1, 0]]
 
 
 def test_the_numbers_that_a_model_tells_are_found_by_their_names(table):
     path = table(y=[1, 2], label=["no", "no"], x=[3, 4])
-    data = open_data(path, task="regression", classes=["x", "y"])
+    data = open_data(path, model=Regression(("x", "y")))
     assert data.splits["all"].targets.tolist() == [[3, 1], [4, 2]]
-    with pytest.raises(UserError, match="lacks the numbers z"):
-        open_data(path, task="regression", label_column="x,y", classes=["x", "y", "z"])
+    with pytest.raises(UserError, match="lacks the values z"):
+        open_data(path, model=Regression(("x", "y", "z")), label_column="x,y")
 
 
 # Arrays
@@ -231,7 +236,7 @@ FLAGS = np.array([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0], [0, 1]])
 def test_arrays_tell_the_task_by_their_shape_and_type(tmp_path, labels, extra, task, classes):
     np.savez(tmp_path / "a.npz", x_train=X, y_train=labels, x_val=X, y_val=labels, **extra)
     data = open_data(tmp_path / "a.npz")
-    assert (data.task, data.classes) == (task, classes)
+    assert (data.task.name, data.classes) == (task, classes)
     assert data.splits["val"].targets.tolist() == labels.reshape(6, -1).astype(float).tolist()
     assert data.splits["val"].targets.dtype == np.float32
 
@@ -252,20 +257,20 @@ def test_whole_numbers_in_arrays_are_numbers_when_the_task_says_so(tmp_path):
 def test_rare_labels_are_on_both_sides_of_a_split():
     rng = np.random.default_rng(0)
     targets = (rng.random((500, 6)) < [0.5, 0.4, 0.3, 0.1, 0.05, 0.01]).astype(np.float32)
-    keep, held = hold_out("multilabel", targets, 0.2, seed=1)
+    keep, held = hold_out(Multilabel(), targets, 0.2, seed=1)
     assert sorted([*keep, *held]) == list(range(500))
     shares = targets[held].sum(0) / targets.sum(0)
     assert targets[held].any(0).all()
     assert targets[keep].any(0).all()
     assert (abs(shares[:5] - 0.2) < 0.06).all()
-    assert hold_out("multilabel", targets, 0.2, seed=1)[1].tolist() == held.tolist()
+    assert hold_out(Multilabel(), targets, 0.2, seed=1)[1].tolist() == held.tolist()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_label_is_held_out_altogether(seed):
     # The last label is on an image of the first and on one of the second: by chance both would be held out.
     targets = np.array([[1, 0, 1], [1, 0, 0], [0, 1, 1], [0, 1, 0]], np.float32)
-    keep, held = hold_out("multilabel", targets, 0.5, seed)
+    keep, held = hold_out(Multilabel(), targets, 0.5, seed)
     assert targets[keep].any(0).all()
     assert len(held)
 
@@ -273,9 +278,9 @@ def test_no_label_is_held_out_altogether(seed):
 @pytest.mark.parametrize("images", [2, 9, 10, 23, 400])
 def test_numbers_are_held_out_evenly_over_their_range(images):
     targets = np.random.default_rng(0).lognormal(size=(images, 2)).astype(np.float32)
-    _, held = hold_out("regression", targets, 0.2, seed=0)
+    _, held = hold_out(Regression(), targets, 0.2, seed=0)
     assert abs(len(held) - 0.2 * images) <= 1
     if images == 400:
-        tenths = strata("regression", targets, 0.2)
+        tenths = Regression().strata(targets, 0.2)
         assert np.bincount(tenths[held]).tolist() == [8] * 10
         assert targets[tenths == 3, 0].max() < targets[tenths == 4, 0].min()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from measuring import measure, measure_labels, measure_values
 
-from vitrail.evaluate.bootstrap import SAMPLES, Samples, difference, sample
-from vitrail.evaluate.metrics import AnyMetrics, measure, measure_labels, measure_values
+from vitrail.tasks import Multiclass, Multilabel, Regression
+from vitrail.tasks.bootstrap import SAMPLES, Samples, difference
+from vitrail.tasks.scores import Scores
 
 IMAGES, CLASSES = 60, ("a", "b", "c", "d", "e", "f")
+TASK = Multiclass(CLASSES)
 
 
 def drawn(images: int = IMAGES) -> np.ndarray:
@@ -26,7 +27,7 @@ def classes(seed: int = 1, images: int = IMAGES) -> tuple[np.ndarray, np.ndarray
     return logits, labels
 
 
-def check(samples: Samples, again: list[AnyMetrics], scores: str) -> None:
+def check(samples: Samples, again: list[Scores], scores: str) -> None:
     """The first samples are what measuring the drawn images gives."""
     for name, values in samples.whole.items():
         assert values.shape == (SAMPLES,)
@@ -38,7 +39,7 @@ def check(samples: Samples, again: list[AnyMetrics], scores: str) -> None:
 
 def test_of_classes():
     logits, labels = classes()
-    samples = sample(measure(logits, labels, CLASSES), logits, labels)
+    samples = TASK.sample(measure(logits, labels, CLASSES), logits, labels)
     check(samples, [measure(logits[rows], labels[rows], CLASSES) for rows in drawn()[:20]], "per_class")
     assert samples.whole.keys() == {"top1", "top5", "loss", "ece"}
 
@@ -50,7 +51,7 @@ def test_of_labels():
     metrics = measure_labels(logits, targets, "abcd")
     thresholds = [score.threshold for score in metrics.per_label]
     again = [measure_labels(logits[rows], targets[rows], "abcd", thresholds) for rows in drawn()[:20]]
-    check(sample(metrics, logits, targets), again, "per_label")
+    check(Multilabel(tuple("abcd")).sample(metrics, logits, targets), again, "per_label")
 
 
 def test_of_numbers():
@@ -59,15 +60,16 @@ def test_of_numbers():
     outputs = (targets - 1000) / 2 + random.normal(0, 0.3, size=(IMAGES, 2))
     scale = {"mean": (1000.0, 1000.0), "std": (2.0, 2.0)}
     again = [measure_values(outputs[rows], targets[rows], "xy", **scale) for rows in drawn()[:20]]
-    check(sample(measure_values(outputs, targets, "xy", **scale), outputs, targets), again, "per_value")
+    task = Regression(("x", "y"), scale["mean"], scale["std"])
+    check(task.sample(task.measure(outputs, targets), outputs, targets), again, "per_value")
 
 
 def test_many_images_are_drawn_some_samples_at_a_time(monkeypatch):
     logits, labels = classes()
     metrics = measure(logits, labels, CLASSES)
-    at_once = sample(metrics, logits, labels)
-    monkeypatch.setattr("vitrail.evaluate.bootstrap._AT_ONCE", 7 * IMAGES)
-    parts = sample(metrics, logits, labels)
+    at_once = TASK.sample(metrics, logits, labels)
+    monkeypatch.setattr("vitrail.tasks.bootstrap._AT_ONCE", 7 * IMAGES)
+    parts = TASK.sample(metrics, logits, labels)
     for name, values in parts.whole.items():
         np.testing.assert_allclose(values, at_once.whole[name])
 
@@ -77,7 +79,7 @@ def test_an_interval_holds_95_percent_and_narrows_with_more_images():
     for images in (60, 600, 6000):
         logits, labels = classes(images=images)
         metrics = measure(logits, labels, CLASSES)
-        low, high = sample(metrics, logits, labels).interval("top1")
+        low, high = TASK.sample(metrics, logits, labels).interval("top1")
         assert low < metrics.top1 < high
         normal = 1.96 * np.sqrt(metrics.top1 * (1 - metrics.top1) / images)
         assert high - low == pytest.approx(2 * normal, rel=0.15)
@@ -88,19 +90,20 @@ def test_an_interval_holds_95_percent_and_narrows_with_more_images():
 def test_a_confusion_matrix_tells_as_much_as_the_images_where_it_can():
     logits, labels = classes(images=2000)
     metrics = measure(logits, labels, CLASSES)
-    whole, kept = sample(metrics, logits, labels), sample(metrics, None, None)
+    whole, kept = TASK.sample(metrics, logits, labels), TASK.sample(metrics, None, None)
     assert kept.whole.keys() == {"top1"}
     np.testing.assert_allclose(kept.interval("top1"), whole.interval("top1"), atol=0.003)
     np.testing.assert_allclose(kept.intervals("f1"), whole.intervals("f1"), atol=0.02)
     assert kept.interval("loss") is None
-    assert sample(replace(measure_labels(logits, np.eye(6)[labels], CLASSES)), None, None).intervals("ap") is None
+    labelled = measure_labels(logits, np.eye(6)[labels], CLASSES)
+    assert Multilabel(CLASSES).sample(labelled, None, None).intervals("ap") is None
 
 
 def test_models_on_the_same_images_differ_by_less_than_their_intervals_overlap():
     logits, labels = classes(images=1000)
     better = logits.copy()
     better[np.arange(40), labels[:40]] += 9
-    one, other = (sample(measure(x, labels, CLASSES), x, labels) for x in (logits, better))
+    one, other = (TASK.sample(measure(x, labels, CLASSES), x, labels) for x in (logits, better))
     assert difference(one, one, "top1") == (0, 0)
     low, high = difference(one, other, "top1")
     assert 0 < low < high

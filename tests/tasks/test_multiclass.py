@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from measuring import measure
 from sklearn.metrics import classification_report, log_loss, top_k_accuracy_score
 
 from vitrail.errors import UserError
-from vitrail.evaluate.metrics import BINS, measure
+from vitrail.tasks.calibration import BINS
 
 ABC = ["a", "b", "c"]
 
@@ -126,7 +127,7 @@ def test_outputs_that_are_not_finite_are_an_error_with_their_number(bad: float):
 
 
 def test_no_images_are_an_error():
-    with pytest.raises(UserError, match="holds no images"):
+    with pytest.raises(UserError, match="has no images"):
         measure(np.zeros((0, 3)), np.zeros(0, int), ABC)
 
 

@@ -1,0 +1,78 @@
+"""The touch test, as counts: a new task or architecture is one file, because nobody else asks which one it is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail import models
+from vitrail.tasks import TASKS
+
+PACKAGE = Path(vitrail.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SCREEN = 75  # lines
+
+
+def outside(*rooms: str) -> list[Path]:
+    """The modules that are in none of the rooms."""
+    return [path for path in MODULES if path.relative_to(PACKAGE).parts[0] not in rooms]
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def strings(node: ast.AST) -> set[object]:
+    return {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+
+
+def names(node: ast.AST) -> set[str]:
+    return {
+        part.id if isinstance(part, ast.Name) else part.attr
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name | ast.Attribute)
+    }
+
+
+@pytest.mark.parametrize("path", outside("tasks"), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_tasks_compare_the_name_of_a_task(path):
+    compared = [node.lineno for node in nodes(path) if isinstance(node, ast.Compare) and strings(node) & set(TASKS)]
+    chosen = [
+        node.lineno
+        for node in nodes(path)
+        if isinstance(node, ast.Dict) and {key.value for key in node.keys if isinstance(key, ast.Constant)} & set(TASKS)
+    ]
+    assert not compared
+    assert not chosen  # a dictionary by task is a comparison in disguise
+
+
+@pytest.mark.parametrize("path", outside("models", "weights"), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_models_and_weights_ask_for_the_family_of_a_model(path):
+    families = {part.__name__ for config, model in models.FAMILIES.values() for part in (config, model)}
+    asked = [
+        node.lineno
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and names(node.func) & {"isinstance", "issubclass"} and names(node) & families
+    ]
+    assert not asked
+
+
+def test_no_module_is_longer_than_400_lines():
+    long = {str(path.relative_to(PACKAGE)): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {name: lines for name, lines in long.items() if lines > 400} == {}
+
+
+def test_the_training_loop_is_a_page_of_two_screens():
+    source = (PACKAGE / "train" / "loop.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 200
+    lengths = {
+        node.name: node.end_lineno - node.lineno + 1
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert lengths["steps"] <= SCREEN
+    assert lengths["train"] <= SCREEN

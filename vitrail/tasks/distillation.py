@@ -1,0 +1,20 @@
+"""Settings of distillation for tasks without a single class per image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitrail.config import TrainConfig, override
+from vitrail.errors import UserError
+
+
+def without_choice(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """Soft distillation and plain sampling: a teacher has no class to choose, and there is none to balance."""
+    if config.source.balanced_sampling:
+        raise UserError("Balanced sampling needs one class per image. Leave out --balanced-sampling.")
+    if config.distillation.teacher is None:
+        return config
+    if given.get("distill") == "hard":
+        raise UserError("--distill hard needs one class per image. Leave it out, or give --distill soft.")
+    return override(config, {"distill": "soft"})

@@ -1,0 +1,381 @@
+"""Multi-class: every image has exactly one class. Cross-entropy; top-1, top-5, calibration, confusion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from vitrail.charts import build
+from vitrail.charts.measure import Measure
+from vitrail.config import TrainConfig
+from vitrail.errors import UserError
+from vitrail.tasks.arrays import softmax
+from vitrail.tasks.bootstrap import Samples, collect, draws, sums
+from vitrail.tasks.calibration import BINS, Bin, bin_numbers, calibration_error, reliability_bins
+from vitrail.tasks.scores import (
+    LOSS,
+    Array,
+    Columnar,
+    Floats,
+    Meter,
+    Numbers,
+    Scores,
+    Targets,
+    files_line,
+    rounded,
+)
+from vitrail.tasks.task import Answer, Confused, Line, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrail.charts.kinds import Chart
+    from vitrail.models import Model
+    from vitrail.tasks.objective import Objective
+
+TOP = 5  # classes that an answer names unless asked otherwise
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    name: str
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MulticlassScores(Scores):
+    """How well images were classified. Rows of the confusion matrix are true classes."""
+
+    top1: float
+    top5: float
+    ece: float
+    per_class: list[ClassScore]
+    confusion: Numbers
+    bins: list[Bin]
+
+    @property
+    def main(self) -> float:
+        return self.top1
+
+    @property
+    def each(self) -> list[ClassScore]:
+        return self.per_class
+
+    def row(self) -> dict[str, float]:
+        return {"loss": self.loss, "top1": self.top1, "top5": self.top5}
+
+    def summary(self) -> dict[str, float]:
+        scalars = {"top1": self.top1, "top5": self.top5, "loss": self.loss, "ece": self.ece}
+        return {"images": self.images} | rounded(scalars)
+
+    def to_json(self) -> dict[str, Any]:
+        return self.summary() | {
+            "per_class": [rounded(asdict(score)) for score in self.per_class],
+            "confusion": self.confusion.tolist(),
+            "bins": [rounded(asdict(bin)) for bin in self.bins],
+        }
+
+    def csv(self) -> dict[str, list[list[object]]]:
+        return class_tables(self.per_class, self.confusion)
+
+    def table(self, most: int = 20) -> str:
+        lines = [
+            f"images             {self.images:>7,}",
+            f"top-1              {self.top1:>7.2%}",
+            f"top-5              {self.top5:>7.2%}",
+            f"loss               {self.loss:>7.4f}",
+            f"calibration error  {self.ece:>7.2%}",
+            "",
+        ]
+        return "\n".join(lines + class_lines(self.per_class, most) + files_line(self.folder))
+
+
+@dataclass(frozen=True)
+class Multiclass(Task):
+    """One class per image."""
+
+    name: ClassVar[str] = "multiclass"
+    title: ClassVar[str] = "multi-class"
+    one: ClassVar[str] = "class"
+    many: ClassVar[str] = "classes"
+    measures: ClassVar[tuple[Measure, ...]] = (
+        Measure(
+            "top1", "top-1", "images whose likeliest class is the true one", percent=True, heading="Top-1 accuracy"
+        ),
+        Measure("top5", "top-5", "images whose true class is among the five likeliest", percent=True),
+        Measure(
+            "ece", "calibration error", "mean gap between confidence and accuracy", percent=True, lower_is_better=True
+        ),
+        LOSS,
+    )
+    columns: ClassVar[tuple[Measure, ...]] = (
+        Measure("precision", "precision", percent=True),
+        Measure("recall", "recall", percent=True),
+        Measure("f1", "F1", percent=True),
+    )
+    ranked: ClassVar[str] = "f1"
+    single: ClassVar[bool] = True
+    interchange: ClassVar[bool] = True
+    best_title: ClassVar[str] = "Right predictions of every class in turn, lowest loss first."
+    certain: ClassVar[str] = "smallest lead of the first class over the second"
+
+    def telling(self, measure: str) -> bool:
+        return measure != "top5" or len(self.classes) > 5
+
+    # Targets ----------------------------------------------------------------------------------------------
+
+    def check(self, parts: Mapping[str, Targets], source: object) -> None:
+        trained = np.unique(parts["train"])
+        if len(trained) < 2:
+            raise UserError(f"{source} has only one class, '{self.classes[trained[0]]}'. A classifier needs two.")
+        for split, targets in parts.items():
+            unseen = np.setdiff1d(targets, trained)
+            if len(unseen):
+                raise UserError(
+                    f"The class '{self.classes[unseen[0]]}' is in the {split} split of {source}, but train has no "
+                    "image of it. Add some to train, or remove the class."
+                )
+
+    def strata(self, targets: Targets, fraction: float) -> Numbers:
+        return targets
+
+    def reorder(self, targets: Targets, classes: Sequence[str]) -> Targets:
+        return np.array([classes.index(name) for name in self.classes], dtype=np.int64)[targets]
+
+    def describe(self, targets: Targets) -> Iterator[tuple[str, tuple[str, ...]]]:
+        for target in targets:
+            yield self.classes[target], (self.classes[target],)
+
+    def counts(self, targets: Targets) -> Numbers:
+        return np.bincount(targets, minlength=len(self.classes))
+
+    @property
+    def remedy(self) -> str:
+        return "--balanced-sampling or --class-weights"
+
+    # Training ---------------------------------------------------------------------------------------------
+
+    def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
+        from vitrail.tasks.objective import CrossEntropy, class_tensor
+
+        weights = class_weights(self.counts(targets)) if config.source.class_weights else None
+        smoothing, ema = config.augment.smoothing, config.optim.model_ema
+        return CrossEntropy(model, config.optim.loss, class_tensor(weights, model), smoothing, ema)
+
+    # Answers ----------------------------------------------------------------------------------------------
+
+    def meaning(self, outputs: Tensor) -> Tensor:
+        return softmax(outputs)
+
+    def answers(self, meant: NDArray[np.floating], top: int | None = None) -> list[Answer]:
+        found = []
+        for chances in meant.tolist():
+            best = sorted(range(len(chances)), key=lambda k: -chances[k])[: top or TOP]
+            found.append(Answer(tuple(self.classes[k] for k in best), tuple(chances[k] for k in best)))
+        return found
+
+    def meter(self) -> Meter:
+        def split(outputs: Floats, labels: Numbers) -> tuple[Array, ...]:
+            return labels, self.choice(outputs), *each_image(outputs, labels)
+
+        return Columnar(split, self._scores)
+
+    def _scores(
+        self, labels: Numbers, said: Numbers, rank: Numbers, losses: Floats, confidence: Floats
+    ) -> MulticlassScores:
+        right = rank == 0
+        bins = reliability_bins(confidence, right)
+        # Not by scikit-learn, which warns of "a regression problem" when classes are many and images few.
+        confusion = np.zeros((len(self.classes), len(self.classes)), np.int64)
+        np.add.at(confusion, (labels, said), 1)
+        hits, support, chosen = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
+        precision, recall = hits / np.maximum(chosen, 1), hits / np.maximum(support, 1)
+        f1 = 2 * hits / np.maximum(chosen + support, 1)
+        return MulticlassScores(
+            images=len(labels),
+            top1=float(right.mean()),
+            top5=float((rank < 5).mean()),
+            loss=float(losses.mean()),
+            ece=calibration_error(bins),
+            per_class=[
+                ClassScore(name, float(precision[i]), float(recall[i]), float(f1[i]), int(support[i]))
+                for i, name in enumerate(self.classes)
+            ],
+            confusion=confusion,
+            bins=bins,
+        )
+
+    def restore(self, document: Mapping[str, Any]) -> MulticlassScores:
+        return MulticlassScores(
+            **{name: document[name] for name in ("images", "top1", "top5", "loss", "ece")},
+            per_class=[ClassScore(**score) for score in document["per_class"]],
+            confusion=np.array(document["confusion"], np.int64),
+            bins=[Bin(**bin) for bin in document["bins"]],
+        )
+
+    # Single predictions -----------------------------------------------------------------------------------
+
+    def losses(self, outputs: NDArray[np.floating], targets: Targets) -> Floats:
+        """Cross-entropy."""
+        return each_image(outputs.astype(np.float64), targets)[1]
+
+    def right(self, outputs: NDArray[np.floating], targets: Targets) -> NDArray[np.bool_]:
+        return np.asarray(self.choice(outputs) == targets)
+
+    def choice(self, outputs: NDArray[np.floating]) -> Numbers:
+        """The predicted class of every image, (N,)."""
+        return outputs.argmax(axis=1)
+
+    def best(self, outputs: NDArray[np.floating], targets: Targets, count: int) -> Numbers:
+        """Of every class in turn."""
+        found = super().best(outputs, targets, len(targets))
+        return in_turn(found, targets[found])[:count]
+
+    def margins(self, outputs: NDArray[np.floating]) -> Floats:
+        """By how much the likeliest class leads the next."""
+        chances = self.means(outputs)
+        if chances.shape[1] == 1:
+            return np.ones(len(chances))
+        second, first = np.partition(chances, -2, axis=1)[:, -2:].T
+        return first - second
+
+    def caption(self, meant: NDArray[np.floating], target: Any) -> list[Line]:
+        def name(k: int) -> str:
+            return f"{self.classes[k]} {meant[k]:.1%}"
+
+        first, *others = np.argsort(-meant, kind="stable").tolist()
+        if first != target:
+            return [(f"true: {name(target)}", "plain", 2), (f"predicted: {name(first)}", "wrong", 2)]
+        return [(f"right: {name(target)}", "plain", 2), *((f"next: {name(k)}", "muted", 2) for k in others[:1])]
+
+    def confused(self, outputs: NDArray[np.floating], targets: Targets, most: int, examples: int) -> list[Confused]:
+        """The largest cells beside the diagonal of the confusion matrix."""
+        said, worst = self.choice(outputs), self.worst(outputs, targets, len(targets))
+        cells = np.bincount(targets * len(self.classes) + said, minlength=len(self.classes) ** 2)
+        cells[:: len(self.classes) + 1] = 0
+        found = []
+        for cell in np.argsort(-cells, kind="stable")[:most].tolist():
+            true, other = divmod(cell, len(self.classes))
+            if cells[cell]:
+                numbers = [i for i in worst.tolist() if targets[i] == true and said[i] == other][:examples]
+                of = int((targets == true).sum())
+                found.append(Confused(self.classes[true], self.classes[other], int(cells[cell]), of, tuple(numbers)))
+        return found
+
+    def same(self, given: Array, expected: Array, tolerance: float) -> NDArray[np.bool_]:
+        return np.asarray(self.choice(given) == self.choice(expected))
+
+    def differ(self, given: Array, expected: Array, tolerance: float) -> NDArray[np.bool_]:
+        slack = tolerance * np.abs(expected).max()
+        chosen = np.take_along_axis(expected, given.argmax(axis=1, keepdims=True), axis=1)
+        return np.asarray(chosen < expected.max(axis=1, keepdims=True) - slack)[:, 0]
+
+    # Reports ----------------------------------------------------------------------------------------------
+
+    def charts(self, scores: MulticlassScores) -> list[Chart]:
+        names = [score.name for score in scores.per_class]
+        bins = [(b.confidence, b.accuracy, b.count) for b in scores.bins]
+        return [build.confusion(scores.confusion, names), build.reliability(bins)]
+
+    def sample(
+        self, scores: MulticlassScores, outputs: NDArray[np.floating] | None, targets: Targets | None
+    ) -> Samples:
+        if outputs is None or targets is None:  # the confusion matrix still gives top-1 and the classes' scores
+            axes = np.indices(scores.confusion.shape)
+            labels, said = (np.repeat(axis.ravel(), scores.confusion.ravel()) for axis in axes)
+            return self._sample(labels, said, {"top1": (labels == said).astype(np.float64)}, None)
+        logits = outputs.astype(np.float64)
+        rank, losses, confidence = each_image(logits, targets)
+        right = (rank == 0).astype(np.float64)
+        means = {"top1": right, "top5": (rank < 5).astype(np.float64), "loss": losses}
+        return self._sample(targets, logits.argmax(axis=1), means, (confidence, right))
+
+    def _sample(
+        self, labels: Numbers, said: Numbers, means: Mapping[str, Floats], sure: tuple[Floats, Floats] | None
+    ) -> Samples:
+        parts, classes = [], len(self.classes)
+        for weights in draws(len(labels)):
+            whole = {name: weights @ values / len(labels) for name, values in means.items()}
+            if sure is not None:
+                confidence, right = sure
+                gaps = np.abs(sums(weights, bin_numbers(confidence), BINS, right - confidence))
+                whole["ece"] = gaps.sum(axis=1) / len(labels)
+            hits = sums(weights, labels, classes, (labels == said).astype(np.float64))
+            support, chosen = sums(weights, labels, classes), sums(weights, said, classes)
+            each = {
+                "precision": hits / np.maximum(chosen, 1),
+                "recall": hits / np.maximum(support, 1),
+                "f1": 2 * hits / np.maximum(chosen + support, 1),
+            }
+            parts.append((whole, each))
+        return collect(parts)
+
+    def groups(self, targets: Targets) -> tuple[Sequence[str], Numbers, str]:
+        return self.classes, targets, self.one
+
+    def goal(self, data: str) -> str:
+        return f"classify {data} into {len(self.classes):,} classes"
+
+    def headline(self, data: str, score: str, images: str) -> tuple[str, str]:
+        return f"classifies {data} into {len(self.classes):,} classes: ", f" of {images} are right."
+
+
+def each_image(logits: Floats, labels: Numbers) -> tuple[Numbers, Floats, Floats]:
+    """Of every image the rank of the true class from 0, its cross-entropy, and the likeliest class's probability."""
+    own = logits[np.arange(len(labels)), labels]
+    # Ties go to the class that comes first, as with argmax, so that top-1 agrees with the confusion matrix.
+    earlier = np.arange(logits.shape[1]) < labels[:, None]
+    rank = ((logits > own[:, None]) | ((logits == own[:, None]) & earlier)).sum(axis=1)
+    log_sum = logsumexp(logits, axis=1)
+    return rank, log_sum - own, np.exp(logits.max(axis=1) - log_sum)
+
+
+def class_weights(counts: Numbers) -> NDArray[np.float32]:
+    """How much each class must weigh in the loss for all to count alike, (K,): a mean of 1 over the images.
+
+    The inverse frequency gives the loss the mean that balanced sampling gives it; a root of it, or Cui's effective
+    number of images, stops half-way and needs a parameter.
+    """
+    there = np.maximum(counts, 1)
+    return (counts.sum() / (np.count_nonzero(counts) * there)).astype(np.float32)
+
+
+def in_turn(numbers: Numbers, groups: Numbers) -> Numbers:
+    """The first of every group, then the second of every group, and so on."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.searchsorted(groups[order], groups[order])
+    turn = np.empty(len(numbers), np.int64)
+    turn[order] = np.arange(len(numbers)) - starts
+    return numbers[np.argsort(turn, kind="stable")]
+
+
+def class_tables(scores: Sequence[ClassScore], confusion: Numbers) -> dict[str, list[list[object]]]:
+    """The confusion matrix and the scores of the classes as CSV tables, by the names of their files."""
+    names = [score.name for score in scores]
+    rows = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
+    numbers = [[s.name, f"{s.precision:.6f}", f"{s.recall:.6f}", f"{s.f1:.6f}", s.support] for s in scores]
+    return {
+        "confusion": [["true \\ predicted", *names], *rows],
+        "per_class": [["class", "precision", "recall", "f1", "support"], *numbers],
+    }
+
+
+def class_lines(scores: Sequence[ClassScore], most: int) -> list[str]:
+    """A line for every class, or for the `most` with the lowest F1."""
+    lines = []
+    if len(scores) > most:
+        lines.append(f"The {most} classes of {len(scores)} with the lowest F1:")
+        scores = sorted(scores, key=lambda score: score.f1)[:most]
+    width = max(len("class"), *(len(score.name) for score in scores))
+    lines.append(f"{'class':<{width}}  precision  recall      F1  images")
+    return lines + [
+        f"{s.name:<{width}}  {s.precision:>9.1%}  {s.recall:>6.1%}  {s.f1:>6.1%}  {s.support:>6,}" for s in scores
+    ]
