@@ -26,7 +26,7 @@ from vitrail.models.hybrid import HybridConfig
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import Card, load, open_run, recognise, save
 from vitrail.weights.convert import convert
-from vitrail.weights.tensors import from_memory
+from vitrail.weights.tensors import from_state_dict
 
 BIT = BiTConfig((32, 64, 128), (2, 1, 1), True, 4, (40, 56), channels=1, classes=5)
 HYBRID = HybridConfig(32, 2, 4, 128, (32, 64), (2, 1), 8, 4, 1, (32, 48), channels=1, classes=5)
@@ -271,8 +271,8 @@ def of_shapes(build: Callable[[], nn.Module]) -> ModelConfig:
     """The architecture that the tensors of a model show by themselves."""
     with torch.device("meta"):
         state = build().state_dict()
-    weights = recognise.recognise(from_memory(state, "x"), "x")
-    found: ModelConfig = recognise.architecture(weights, recognise.settings(weights, None), None)
+    weights = recognise.recognise(from_state_dict(state, "x"), "x")
+    found: ModelConfig = recognise.architecture(weights, recognise.read_sidecar(weights, None), None)
     return found
 
 

@@ -23,7 +23,7 @@ from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import load, open_card, start_from
-from vitrail.weights.formats.vit import LAYOUTS
+from vitrail.weights.formats.vit import FORMATS
 
 CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
 
@@ -36,7 +36,7 @@ def state():
 def write(path, state):
     """A good file of the kind that the suffix says."""
     if path.suffix == ".npz":
-        np.savez(path, **{name: value.numpy() for name, value in LAYOUTS["npz"].write(state, CONFIG).items()})
+        np.savez(path, **{name: value.numpy() for name, value in FORMATS["npz"].write(state, CONFIG).items()})
     elif path.suffix == ".safetensors":
         save_file(state, path)
     else:
@@ -132,7 +132,7 @@ def test_the_flags_of_a_training_program_do_no_harm(tmp_path, state):
 def test_values_that_are_no_numbers(tmp_path, state, suffix):
     broken = {name: value.clone() for name, value in state.items()}
     broken["blocks.0.mlp.fc1.weight"][3, 3] = float("nan")
-    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.fc1\.weight has values that are no numbers"):
+    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.fc1\.weight has NaN or infinite values"):
         load(write(tmp_path / f"m{suffix}", broken), CONFIG)
 
 
@@ -216,7 +216,7 @@ def test_wrong_shapes(state, shape):
         with suppress(UserError):
             other = build(replace(CONFIG, img_size=(16, 16), channels=1))
             start_from(state | {name: torch.zeros(shape)}, other, ("a", "b", "c"), partial=True)
-    arrays = LAYOUTS["npz"].write(state, CONFIG)
+    arrays = FORMATS["npz"].write(state, CONFIG)
     for name in ("embedding/kernel", "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"):
         with pytest.raises(UserError):
             load(arrays | {name: torch.zeros(shape)}, CONFIG)

@@ -18,7 +18,7 @@ from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.weights import Card, load, recognise, save, start_from
 from vitrail.weights.convert import convert
 from vitrail.weights.formats import hf, pvt, pvt_v2
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.sidecar import Sidecar
 from vitrail.weights.tensors import Tensors
 
 PVT = PVTConfig((32, 64, 96), (1, 2, 1), (1, 2, 3), (4, 2, 2), (4, 2, 1), 4, (32, 32), channels=1, classes=5)
@@ -226,9 +226,9 @@ def shapes(state):
 
 def hugging_faces(config):
     """What transformers builds from the `config.json` that is written for it."""
-    about = MODULES[type(config)].hf_document(config)
+    about = MODULES[type(config)].hf_config(config)
     names = tuple(map(str, range(config.classes)))
-    document = hf.documents(about, names, Preprocess(config.img_size, config.channels))["config.json"]
+    document = hf.sidecar_files(about, names, Preprocess(config.img_size, config.channels))["config.json"]
     model = peers.transformers().AutoModelForImageClassification
     return on_meta(model.from_config, peers.transformers().AutoConfig.for_model(**document))
 
@@ -238,8 +238,8 @@ def test_every_named_model_is_known_by_its_shapes_and_is_the_peers(name):
     config = models.configure(name)
     state = on_meta(models.build, config)
     assert seen(state) == config
-    for format, layout in MODULES[type(config)].LAYOUTS.items():
-        if layout.write is not None and layout.cannot(config) is None:
+    for format, layout in MODULES[type(config)].FORMATS.items():
+        if layout.write is not None and layout.unsupported(config) is None:
             theirs = layout.write(state, config)
             assert seen(theirs) == config
             peer = hugging_faces(config) if format == "hf" else on_meta(peers.timm().create_model, name)
@@ -249,7 +249,7 @@ def test_every_named_model_is_known_by_its_shapes_and_is_the_peers(name):
 def seen(state):
     """The architecture that is seen in tensors without their values."""
     weights = recognise.recognise(Tensors(state, state.__getitem__), "It")
-    return recognise.architecture(weights, Beside(), None)
+    return recognise.architecture(weights, Sidecar(), None)
 
 
 def test_what_no_tensor_shows_must_be_told():

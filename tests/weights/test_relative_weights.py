@@ -26,7 +26,7 @@ from vitrail.models.mixer import MixerConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.weights import Card, load, open_card, open_run, recognise, save, start_from
 from vitrail.weights.convert import convert
-from vitrail.weights.tensors import from_memory
+from vitrail.weights.tensors import from_state_dict
 
 SWIN = SwinConfig((32, 64), (2, 2), (2, 4), 4, 2, (32, 48), channels=1, classes=5)
 MIXER = MixerConfig(32, 2, 16, 128, 8, (32, 48), channels=1, classes=5)
@@ -115,8 +115,8 @@ TIMM = [
 def test_timms_models_are_known_by_their_shapes_as_by_their_names(name):
     with torch.device("meta"):
         theirs = peers.timm().create_model(name).state_dict()
-    weights = recognise.recognise(from_memory(theirs, "it"), "it")
-    config = recognise.architecture(weights, recognise.Beside(), None)
+    weights = recognise.recognise(from_state_dict(theirs, "it"), "it")
+    config = recognise.architecture(weights, recognise.Sidecar(), None)
     assert config == models.canonical(name)[1]
     with torch.device("meta"):
         ours = models.build(config).state_dict()
@@ -277,12 +277,12 @@ def test_every_family_is_known_in_every_format(name):
     config = models.configure("vit_ti16" if name == "vit" else f"{name}_nano")
     with torch.device("meta"):
         state = models.build(config).state_dict()
-    own = recognise.recognise(from_memory(state, "it"), "it")
+    own = recognise.recognise(from_state_dict(state, "it"), "it")
     assert (own.family, own.shapes().keys()) == (name, state.keys())
-    for format, layout in recognise.layouts(name).items():
+    for format, layout in recognise.formats_of(name).items():
         if layout.write is not None:
             theirs = {f"module.model.{key}": value for key, value in layout.write(state, config).items()}
-            found = recognise.recognise(from_memory(theirs, "it"), "it")
+            found = recognise.recognise(from_state_dict(theirs, "it"), "it")
             assert (found.family, found.format) == (name, format)
             assert {n: v.shape for n, v in found.shapes().items()} == {n: v.shape for n, v in state.items()}
 
@@ -426,10 +426,10 @@ def test_a_merge_of_tokens_alone_is_no_swin():
 def test_the_image_size_and_preprocessing_are_as_usual_where_nothing_says_them(tmp_path):
     with torch.device("meta"):
         state = models.create("swin_b_w12").state_dict()
-    weights = recognise.recognise(from_memory(state, "it"), "it")
-    config = recognise.architecture(weights, recognise.Beside(), None)
+    weights = recognise.recognise(from_state_dict(state, "it"), "it")
+    config = recognise.architecture(weights, recognise.Sidecar(), None)
     assert (config.img_size, config.window) == ((384, 384), 12)
-    seen, note = recognise.preprocessing(weights, config, recognise.Beside())
+    seen, note = recognise.preprocessing(weights, config, recognise.Sidecar())
     assert (seen.crop, seen.mean[0]) == (1.0, 0.485)
     assert (
         note

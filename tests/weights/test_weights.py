@@ -20,7 +20,7 @@ import vitrail
 from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import Card, load, open_card, open_run, save, start_from
@@ -104,10 +104,10 @@ def test_whoever_may_read_the_card_may_read_the_weights(path):
 def test_a_file_is_whole_or_as_before(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
-    with pytest.raises(UnicodeEncodeError), replacing(path) as temporary:
+    with pytest.raises(UnicodeEncodeError), atomic_write(path) as temporary:
         temporary.write_text("half" * 10_000 + "\udcff", encoding="utf-8")
     assert path.read_text() == "before"
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("after")
         assert path.read_text() == "before"
     assert path.read_text() == "after"
@@ -117,7 +117,7 @@ def test_a_file_is_whole_or_as_before(tmp_path):
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with (
         pytest.raises(UserError, match=r"Could not write .*nowhere.*file: No such file or directory"),
-        replacing(tmp_path / "nowhere" / "file") as temporary,
+        atomic_write(tmp_path / "nowhere" / "file") as temporary,
     ):
         temporary.write_text("text")
 

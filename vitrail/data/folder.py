@@ -12,7 +12,7 @@ import numpy as np
 
 from vitrail.data.dataset import Array, FileSplit, Found, Targets, Task
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.progress import log, track
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ def leave_out(unreadable: Sequence[tuple[str, str]], count: int) -> None:
     if share > _MOST_UNREADABLE:
         raise UserError(
             f"{len(reasons)} of {count} images ({share:.1%}) cannot be read; at most {_MOST_UNREADABLE:.0%} "
-            f"may be so: {some(reasons, 3)}. Remove or repair them."
+            f"may be so: {shortlist(reasons, 3)}. Remove or repair them."
         )
     if reasons:
-        log.warning("%d of %d images cannot be read and are left out: %s.", len(reasons), count, some(reasons, 10))
+        log.warning("%d of %d images cannot be read and are left out: %s.", len(reasons), count, shortlist(reasons, 10))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitrail.data.dataset import Found, Numbers, Targets, Task
-from vitrail.errors import UserError, nearest, some
+from vitrail.errors import UserError, nearest, shortlist
 
 Columns = Mapping[str, Sequence[str]]  # the cells of every column of labels, as text
 
@@ -196,14 +196,14 @@ def reorder(found: Found, classes: Sequence[str], source: object) -> dict[str, T
         if name not in numbers:
             raise UserError(
                 f"{source} has a {words.one} '{name}' that the model does not know.{nearest(name, classes)} "
-                f"The model's {len(classes)} {words.many} are {some(classes, 10)}."
+                f"The model's {len(classes)} {words.many} are {shortlist(classes, 10)}."
             )
     order = np.array([numbers[name] for name in found.classes], dtype=np.int64)
     if found.task == "multiclass":
         return {split: order[targets] for split, (_, targets) in found.parts.items()}
     missing = sorted(set(classes) - set(found.classes))
     if missing and found.task == "regression":
-        raise UserError(f"{source} lacks the numbers {some(missing, 5)}, which the model was trained to tell.")
+        raise UserError(f"{source} lacks the numbers {shortlist(missing, 5)}, which the model was trained to tell.")
     moved: dict[str, Targets] = {}
     for split, (_, targets) in found.parts.items():
         moved[split] = np.zeros((len(targets), len(classes)), dtype=np.float32)

@@ -16,9 +16,9 @@ from vitrail.data.audit.findings import Audit, Finding, Item, worst_first
 from vitrail.data.dataset import Numbers, Task
 from vitrail.data.images import Pixels
 from vitrail.device import choose_device
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.features import run_split
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.weights import Card, open_run
@@ -61,7 +61,7 @@ def check(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
-    with replacing(folder / "check.png") as path:
+    with atomic_write(folder / "check.png") as path:
         save(contact_sheet(result), path)
     return replace(result, sheet=folder / "check.png")
 
@@ -75,11 +75,11 @@ def suspicious(model: Model, card: Card, items: Sequence[Item], workers: int, de
     strange = sorted({item.label for item in items} - set(numbers))
     if not known:
         raise UserError(
-            f"The run knows none of the classes of the data, {some(strange, 5)}: its classes are "
-            f"{some(card.classes, 5)}. Give a run that was trained on data like this."
+            f"The run knows none of the classes of the data, {shortlist(strange, 5)}: its classes are "
+            f"{shortlist(card.classes, 5)}. Give a run that was trained on data like this."
         )
     if strange:
-        log.warning("The run does not know %s: the labels of these images are not checked.", some(strange, 5))
+        log.warning("The run does not know %s: the labels of these images are not checked.", shortlist(strange, 5))
     seen = card.preprocess
     split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
     logits, labels = run_split(model, split, card.preprocess, workers=workers, device=device, title="checking labels")

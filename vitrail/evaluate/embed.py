@@ -24,7 +24,7 @@ from vitrail.data.images import UnreadableImage
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.predict import listed, run_files
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.progress import track
 from vitrail.weights import open_body
 
@@ -100,7 +100,7 @@ def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:
             else:
                 yield embedding.file, embedding.features
 
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         images, width = _WRITERS[path.suffix](_parts(readable()), temporary)
         if not images:
             first = "".join(f": {file} ({error})" for file, error in unreadable[:1])

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Split, PackedSplit
+from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, PackedSplit, Split
 from vitrail.data.loader import batches
 from vitrail.data.preprocess import Preprocess
 from vitrail.device import Precision

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp
 
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.weights import Card
 
 BINS = 15
@@ -240,7 +240,7 @@ class LabelMetrics:
             for s in shown
         ]
         if self.unseen:
-            lines += ["", f"No image here has {some(self.unseen, 5)}: left out of the means over labels."]
+            lines += ["", f"No image here has {shortlist(self.unseen, 5)}: left out of the means over labels."]
         chosen = "these images" if self.chosen_here else "the validation images of the run"
         lines += ["", f"Thresholds are those with the best F1 on {chosen}: on them, F1 is optimistic."]
         return "\n".join(lines + where(self.folder))

@@ -19,7 +19,7 @@ from vitrail.errors import UserError, nearest
 from vitrail.evaluate.features import run_split, split_features
 from vitrail.evaluate.metrics import AnyMetrics, measure_model
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
-from vitrail.files import replacing, write_text
+from vitrail.files import atomic_write, write_text
 from vitrail.weights import Card, home, open_body, open_card, open_run
 
 Method = Literal["head", "knn", "linear", "fewshot"]
@@ -240,7 +240,7 @@ def _write(metrics: AnyMetrics | ProbeMetrics | FewShotMetrics, folder: Path, ab
     for name, rows in metrics.csv().items():
         write_text(folder / f"{name}.csv", _csv(rows))
     for name, draw in figures.drawings(metrics).items():
-        with replacing(folder / f"{name}.png") as path:
+        with atomic_write(folder / f"{name}.png") as path:
             figures.save(draw(), path)
 
 

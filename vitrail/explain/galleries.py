@@ -16,7 +16,7 @@ from scipy.special import expit, softmax
 from vitrail.charts.figures import GREY, INK, ORANGE, STYLE, short
 from vitrail.data import Split
 from vitrail.data.audit.contact_sheet import wrap
-from vitrail.data.pixels import picture
+from vitrail.data.pixels import to_pil
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import each_image
 from vitrail.weights import Card
@@ -40,7 +40,7 @@ class Tile:
 
 def thumbnail(split: Split, i: int, side: int = 256) -> Image.Image:
     """Image `i` of a split for a person to look at, no larger than it needs to be."""
-    image = picture(split.image(i))
+    image = to_pil(split.image(i))
     image.thumbnail((side, side))
     return image
 

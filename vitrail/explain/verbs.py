@@ -17,7 +17,7 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.explain import data_drawings, drawings, relative_drawings
 from vitrail.explain.subject import Drawing, Subject, open_subject
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.progress import track
 from vitrail.weights import home
 
@@ -129,11 +129,11 @@ def _write(drawing: Drawing, folder: Path, format: Format, save_data: bool) -> l
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
     path = folder / f"{drawing.name}.{format}"
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         save(drawing.figure, temporary, format)
     if not save_data:
         return [path]
     data = path.with_suffix(".npz")
-    with replacing(data) as temporary, temporary.open("wb") as file:
+    with atomic_write(data) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **drawing.arrays)  # type: ignore[arg-type,unused-ignore]
     return [path, data]

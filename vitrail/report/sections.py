@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.data.balance import class_counts
-from vitrail.data.dataset import Data, FileSplit, Numbers, Split, PackedSplit
+from vitrail.data.dataset import Data, FileSplit, Numbers, PackedSplit, Split
 from vitrail.data.pixels import Pixels
 from vitrail.data.stream import StreamSplit
 from vitrail.evaluate.metrics import LabelMetrics, Metrics
@@ -240,4 +240,4 @@ def _shown(data: Data) -> Split:
     split = data.splits["train"]
     if isinstance(split, StreamSplit):
         return data.splits["val"]
-    return replace(split, least=THUMBNAIL) if isinstance(split, FileSplit | PackedSplit) else split
+    return replace(split, min_side=THUMBNAIL) if isinstance(split, FileSplit | PackedSplit) else split

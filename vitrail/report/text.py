@@ -11,13 +11,13 @@ from typing import Any
 
 from vitrail.config import Duration, TrainConfig, flat, options
 from vitrail.data.targets import WORDS
-from vitrail.errors import some
+from vitrail.errors import shortlist
 from vitrail.evaluate.bootstrap import Interval
 from vitrail.evaluate.metrics import AnyMetrics, LabelMetrics, Metrics
 from vitrail.models import family, parameters
 from vitrail.report.charts import percent, shown
 from vitrail.report.facts import Facts
-from vitrail.weights.recognise import layouts
+from vitrail.weights.recognise import formats_of
 
 _FAMILIES = {"vit": "ViT"}
 _GROUPS = {
@@ -95,7 +95,7 @@ def _what(facts: Facts, task: str) -> str:
     names = facts.card.classes if facts.card is not None else facts.data.classes if facts.data is not None else ()
     data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line ends in a name
     if task == "regression":
-        return f"{some(names, 3)} in {data}"
+        return f"{shortlist(names, 3)} in {data}"
     return f"the {len(names):,} {WORDS['multilabel' if task == 'multilabel' else 'multiclass'].many} of {data}"
 
 
@@ -205,8 +205,8 @@ def commands(facts: Facts) -> list[tuple[str, str]]:
     if facts.card is None:
         return go_on
     config = facts.card.config
-    layout = layouts(family(config)).get("timm")
-    fits = layout is not None and layout.cannot(config) is None
+    spec = formats_of(family(config)).get("timm")
+    fits = spec is not None and spec.unsupported(config) is None
     timm = shlex.quote(f"{facts.name}-timm.safetensors")
     return [
         *go_on,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.errors import UserError
-from vitrail.files import replacing
-from vitrail.progress import speak
+from vitrail.files import atomic_write
+from vitrail.progress import log_to_console
 from vitrail.report.compare import comparison_page
 from vitrail.report.facts import gather
 from vitrail.report.page import run_page
@@ -33,7 +33,7 @@ def report(
     `out` is another file, if it ends in .html, or another folder; a comparison goes to the current folder. The page of
     a run with folds compares them. A report of the same runs is made anew; any other file is left alone.
     """
-    speak()
+    log_to_console()
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise UserError("There is nothing to report: give a run, or several to compare.")
@@ -45,7 +45,7 @@ def report(
         folders = folds
     facts = [gather(folder, batch_size, workers, device) for folder in folders]
     text = run_page(facts[0], workers) if len(facts) == 1 else comparison_page(facts, subject)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # a file name may be no text
     return path
 

@@ -17,7 +17,7 @@ from vitrail.config import TrainConfig, flat, load_yaml, override
 from vitrail.data import full_name, open_data
 from vitrail.errors import UserError
 from vitrail.files import write_text
-from vitrail.progress import log, speak
+from vitrail.progress import log, log_to_console
 from vitrail.train.loop import complete, given, plan, prepare
 from vitrail.train.run import CONFIG_FILE, create_run, reopen, split_settings
 
@@ -34,7 +34,7 @@ def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
 
 def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
     """Trains every fold that is not done yet; returns the folder that holds them."""
-    speak()
+    log_to_console()
     asked = given(asked)
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)

@@ -19,7 +19,7 @@ from vitrail.charts import figures
 from vitrail.config import Duration
 from vitrail.errors import UserError
 from vitrail.evaluate.metrics import shown
-from vitrail.files import replacing, write_text
+from vitrail.files import atomic_write, write_text
 from vitrail.progress import log
 from vitrail.train.run import Progress
 from vitrail.train.schedule import Schedule
@@ -92,7 +92,7 @@ class Journal:
         write_text(self._run / "metrics.csv", text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            with replacing(self._run / "curves.png") as path:
+            with atomic_write(self._run / "curves.png") as path:
                 figures.save(figures.curves(rows), path)
             self._drew = time.monotonic()
         with SummaryWriter(

@@ -20,17 +20,17 @@ from torch.nn.utils import clip_grad_norm_
 
 from vitrail.config import TrainConfig, coerce, flat, override
 from vitrail.data import Data, full_name, open_data
-from vitrail.data.augment import augment, still
+from vitrail.data.augment import augment, is_deterministic
 from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.device import hardware
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.features import run_split
 from vitrail.evaluate.metrics import AnyMetrics, measure_model, measured
 from vitrail.evaluate.verbs import evaluate_on
 from vitrail.models import Model, build, head
 from vitrail.models.vit import ViT
-from vitrail.progress import log, speak
+from vitrail.progress import log, log_to_console
 from vitrail.train.checkpoint import Stateful, load_checkpoint, restore_parts, save_checkpoint
 from vitrail.train.find_lr import RangeTest
 from vitrail.train.journal import Journal
@@ -60,7 +60,7 @@ from vitrail.weights.card import versions
 
 def train(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
     """Trains and evaluates; `vitrail.train` is this with keywords."""
-    speak()
+    log_to_console()
     keep_freed_memory()
     if find_lr and (resume is not None or overwrite):
         raise UserError("--find-lr makes a folder of its own and begins anew: leave out --resume and --overwrite.")
@@ -108,7 +108,7 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
             results["test"] = evaluate_on(run, data, "test", device=config.run.device, workers=config.source.workers)
         if data.unreadable:
             names = [f"{file} ({reason})" for file, reason in data.unreadable]
-            log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
+            log.warning(f"{len(names)} images could not be read and were left out: {shortlist(names, 10)}.")
         log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
     return results
 
@@ -242,7 +242,7 @@ def optimise(
     if teacher is not None:
         with autocast():
             card = replace(card, teacher=teacher.introduce(val_split, config.source.workers))
-            if still(config.augment) and test is None and not schedule.over(progress):
+            if is_deterministic(config.augment) and test is None and not schedule.over(progress):
                 teacher.answer_once(loader.split, config.source.workers)
         progress.prepared += progress.tick()
 

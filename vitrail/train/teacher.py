@@ -18,10 +18,10 @@ from torch import Tensor
 from vitrail.config import DistillConfig, Duration, Task
 from vitrail.data.dataset import Numbers, Split
 from vitrail.data.loader import batches
-from vitrail.data.pixels import NAMES, WHITE
+from vitrail.data.pixels import BIT_DEPTHS, WHITE
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.targets import WORDS
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.metrics import measure_model, shown
 from vitrail.progress import log, track
 from vitrail.train.frozen import Known, know, open_frozen
@@ -145,7 +145,8 @@ def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Pr
         )
     if set(known.classes) != set(classes) and not known.numbered:
         more, fewer = (
-            some(sorted(set(a) - set(b)), 5) or "none" for a, b in ((known.classes, classes), (classes, known.classes))
+            shortlist(sorted(set(a) - set(b)), 5) or "none"
+            for a, b in ((known.classes, classes), (classes, known.classes))
         )
         raise UserError(
             f"{who} must know the {many} of the data and no others. Only it has: {more}; only the data has: {fewer}. "
@@ -155,7 +156,7 @@ def meet(settings: DistillConfig, classes: tuple[str, ...], task: Task, seen: Pr
     if have != need and (have, need) not in ((1, 3), (3, 1)):
         raise UserError(f"{who} reads {need} channels, which cannot be made of the student's {have}.")
     if (seen.bits, known.preprocess.bits) not in _DEPTHS:
-        need_bits, have_bits = NAMES[known.preprocess.bits], NAMES[seen.bits]
+        need_bits, have_bits = BIT_DEPTHS[known.preprocess.bits], BIT_DEPTHS[seen.bits]
         raise UserError(f"{who} reads {need_bits} images, which cannot be made of the student's {have_bits} ones.")
     return known
 
@@ -164,7 +165,9 @@ def _order(known: Known, ours: tuple[str, ...]) -> list[int]:
     """Which of the teacher's outputs is each class of the data."""
     if set(known.classes) == set(ours):
         return [known.classes.index(name) for name in ours]
-    log.warning(f"The teacher's classes have no names: they are taken in the order of the data's, {some(ours, 5)}.")
+    log.warning(
+        f"The teacher's classes have no names: they are taken in the order of the data's, {shortlist(ours, 5)}."
+    )
     return list(range(len(ours)))
 
 
