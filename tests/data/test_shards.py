@@ -149,7 +149,7 @@ def test_classes_are_named_by_a_file_beside_the_shards(tmp_path, name):
     with pytest.raises(UserError, match="a label is 1, but there are only 1 class names"):
         open_data(tmp_path)
     (tmp_path / "train" / name).write_bytes(b"\xff{")
-    with pytest.raises(UserError, match="class names in .* cannot be read"):
+    with pytest.raises(UserError, match=r"class names in .* cannot be read"):
         open_data(tmp_path)
 
 

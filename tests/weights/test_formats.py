@@ -371,7 +371,7 @@ def test_all_that_is_adapted_is_logged(caplog):
     text = "\n".join(record.message for record in caplog.records)
     for part in (
         "timm weights of a vit_w32d2p4 at 24x24",
-        "mean 0.5, std 0.5, crop 0.9, bicubic resizing: as usual",
+        "mean 0.5, std 0.5, crop 0.9, bicubic resizing: assumed as usual",
         "new head for 3 classes",
         "positions resampled from 6x6 to 4x8 patches (bicubic)",
         "patch filters changed from 3 to 1 channels",
@@ -400,15 +400,15 @@ def test_a_model_shares_nothing_with_the_one_its_weights_come_from():
 
 def test_another_model_than_the_one_asked_for_is_refused():
     state = timm_vit(CONFIG).state_dict()
-    with pytest.raises(UserError, match="has width 32, but `model` asks for 768"):
+    with pytest.raises(UserError, match="has width 32, but `model` has 768"):
         load(state, "vit_b16")
-    with pytest.raises(UserError, match="has depth 2, but `model` asks for 3"):
+    with pytest.raises(UserError, match="has depth 2, but `model` has 3"):
         load(state, replace(CONFIG, depth=3))
 
 
 def test_positions_of_no_square_need_to_be_told():
     state = timm_vit(replace(CONFIG, img_size=(16, 32))).state_dict()
-    with pytest.raises(UserError, match="33 positions, which are no square of patches"):
+    with pytest.raises(UserError, match="33 positions, which fit no square image"):
         load(state, CONFIG)
     assert load(state, replace(CONFIG, img_size=(16, 32))).config.img_size == (16, 32)
 

@@ -198,8 +198,8 @@ def test_timm_takes_what_is_written_for_it(tmp_path, config):
 @pytest.mark.parametrize(
     ("config", "to", "message"),
     [
-        (replace(PVT, img_size=(32, 64)), "hf", "images that are no squares, for which hf has no place"),
-        (replace(PVT, patch=2), "hf", "first patches of 2 pixels, for which hf has no place"),
+        (replace(PVT, img_size=(32, 64)), "hf", "images that are not square, which hf does not support"),
+        (replace(PVT, patch=2), "hf", "first patches of 2 pixels, which hf does not support"),
         (replace(PVT_V2, patch=2), "timm", "first patches of 2 pixels, for which timm has no place"),
         (PVT, "timm", "timm"),
         (PVT_V2, "npz", "npz"),
@@ -255,11 +255,13 @@ def seen(state):
 def test_what_no_tensor_shows_must_be_told():
     model = models.build(PVT)
     own = model.state_dict()
-    with pytest.raises(UserError, match=r"PVT of widths \(32, 64, 96\), whose numbers of heads .* give `model`"):
+    with pytest.raises(
+        UserError, match=r"PVT of widths \(32, 64, 96\), whose tensors do not show the number of heads.* give `model`"
+    ):
         load(own)
     assert start_from(own, model, tuple("01234"))  # the model to train tells them
     wide = models.build(replace(PVT, img_size=(32, 64))).state_dict()
-    with pytest.raises(UserError, match="128 positions in its first stage, which are no square of patches"):
+    with pytest.raises(UserError, match="128 positions in its first stage, which fit no square image"):
         load(wide, model=PVT)
     assert load(wide, model=replace(PVT, img_size=(64, 32))).config.img_size == (64, 32)
 
@@ -267,14 +269,14 @@ def test_what_no_tensor_shows_must_be_told():
 @pytest.mark.parametrize(
     ("config", "model", "changes", "message"),
     [
-        (PVT, PVT_V2, {}, "is a PVT, but `model` asks for"),
-        (PVT, replace(PVT, depths=(1, 1, 1)), {}, r"has depths \(1, 2, 1\), but `model` asks for \(1, 1, 1\)"),
-        (PVT, "pvt_ti", {}, r"has widths \(32, 64, 96\), but `model` asks for \(64, 128, 320, 512\)"),
-        (LINEAR, "pvt_v2_b2_li", {}, r"has widths \(32, 64, 96\), but `model` asks for \(64, 128, 320, 512\)"),
-        (PVT_V2, LINEAR, {}, "has linear False, but `model` asks for True"),
+        (PVT, PVT_V2, {}, "is a PVT, but `model` is"),
+        (PVT, replace(PVT, depths=(1, 1, 1)), {}, r"has depths \(1, 2, 1\), but `model` has \(1, 1, 1\)"),
+        (PVT, "pvt_ti", {}, r"has widths \(32, 64, 96\), but `model` has \(64, 128, 320, 512\)"),
+        (LINEAR, "pvt_v2_b2_li", {}, r"has widths \(32, 64, 96\), but `model` has \(64, 128, 320, 512\)"),
+        (PVT_V2, LINEAR, {}, "has linear False, but `model` has True"),
         (PVT, PVT, {"block1.0.mlp.fc1.weight": (100, 32)}, "has an MLP of 100 for a width of 32"),
         (PVT, PVT, {"patch_embed1.proj.weight": (32, 1, 4, 2)}, "patches of 4x2 pixels"),
-        (PVT, PVT, {"block2.0.mlp.fc1.weight": None}, "is no whole PVT: block2.0.mlp.fc1.weight is missing"),
+        (PVT, PVT, {"block2.0.mlp.fc1.weight": None}, "is not a complete PVT: block2.0.mlp.fc1.weight is missing"),
         (PVT_V2, PVT_V2, {"patch_embed.proj.weight": (32, 1, 6, 6)}, "first filters of 6x6 pixels"),
         (PVT_V2, PVT_V2, {"layers.1.blocks.1.norm1.bias": None}, "missing     layers.1.blocks.1.norm1.bias"),
     ],
