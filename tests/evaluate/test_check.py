@@ -14,7 +14,6 @@ from PIL import Image, ImageEnhance
 
 import vitrail
 from vitrail import cli
-from vitrail.data.audit.contact_sheet import wrap
 from vitrail.data.audit.findings import Audit
 from vitrail.data.audit.near_duplicates import near_pairs, signatures
 from vitrail.data.images import survey_image
@@ -162,16 +161,6 @@ def test_different_pictures_are_far_from_near():
     assert list(near_pairs(signatures(thumbnails), ["train"] * 200 + ["val"] * 200)) == []
 
 
-def test_the_search_finds_what_a_full_comparison_finds_across_blocks():
-    rng = np.random.default_rng(0)
-    thumbnails = rng.integers(0, 256, (5000, 16, 16), np.uint8)
-    thumbnails[4900] = thumbnails[7]  # in val and train, blocks apart
-    thumbnails[4501] = thumbnails[4500]
-    thumbnails[1300] = thumbnails[1299]
-    pairs = near_pairs(signatures(thumbnails), ["train"] * 4400 + ["val"] * 600)
-    assert sorted((a, b) for a, b, _ in pairs) == [(7, 4900), (1299, 1300), (4500, 4501)]
-
-
 def test_many_pictures_of_nothing_and_many_alike_do_not_multiply(folder):
     for i in range(30):
         put(folder / f"train/cat/blank{i}.png", Image.new("L", (64, 64 + i), 200))
@@ -259,18 +248,6 @@ def test_a_table_is_checked_as_a_folder_is(folder, vitrail_says):
     code, _, err = vitrail_says("check", folder, "--image-column", "shot")
     assert code == 2
     assert "apply to tables" in err
-
-
-def test_captions_are_broken_between_words_and_are_no_wider_than_a_picture():
-    path = "val/cat/a rather long name of a picture, from_the_summer-holidays.jpg"
-    lines = wrap(path, 4, keep_end=True)
-    assert len(lines) == 3
-    assert " ".join(lines).replace("/ ", "/").replace("_ ", "_").replace("- ", "-") == path
-    assert wrap(path, 2, keep_end=True)[-1] == lines[-1]
-    assert wrap(path, 2, keep_end=True)[0].startswith("…")
-    assert wrap("one two three four five six seven eight nine ten", 1)[0].endswith("…")
-    (line,) = wrap("W" * 50, 2)
-    assert 8 < len(line) < 30
 
 
 def test_nothing_to_check(tmp_path):
