@@ -177,7 +177,9 @@ def test_other_channels_and_bits_are_made_where_they_can_be(tmp_path):
     bands = npy(tmp_path / "b.npy", DEEP)
     assert reason(bands, 3) == "5 channels, which cannot be converted to 3"
     assert reason(colour, 3, 32) == "16-bit values, which cannot be converted to floating-point"
-    assert reason(npy(tmp_path / "f.npy", np.zeros((2, 2))), 1, 16).startswith("floating-point values, of which 16-bit")
+    assert reason(npy(tmp_path / "f.npy", np.zeros((2, 2))), 1, 16).startswith(
+        "floating-point values, which cannot be converted to 16-bit"
+    )
 
 
 def read_to(folder: Path, image: np.ndarray) -> Path:

@@ -199,8 +199,8 @@ def test_timm_takes_what_is_written_for_it(tmp_path, config):
     ("config", "to", "message"),
     [
         (replace(PVT, img_size=(32, 64)), "hf", "images that are not square, which hf does not support"),
-        (replace(PVT, patch=2), "hf", "first patches of 2 pixels, which hf does not support"),
-        (replace(PVT_V2, patch=2), "timm", "first patches of 2 pixels, for which timm has no place"),
+        (replace(PVT, patch=2), "hf", "a first patch size of 2, which hf does not support"),
+        (replace(PVT_V2, patch=2), "timm", "a first patch size of 2, which timm does not support"),
         (PVT, "timm", "timm"),
         (PVT_V2, "npz", "npz"),
     ],
@@ -277,7 +277,7 @@ def test_what_no_tensor_shows_must_be_told():
         (PVT, PVT, {"block1.0.mlp.fc1.weight": (100, 32)}, "has an MLP of 100 for a width of 32"),
         (PVT, PVT, {"patch_embed1.proj.weight": (32, 1, 4, 2)}, "patches of 4x2 pixels"),
         (PVT, PVT, {"block2.0.mlp.fc1.weight": None}, "is not a complete PVT: block2.0.mlp.fc1.weight is missing"),
-        (PVT_V2, PVT_V2, {"patch_embed.proj.weight": (32, 1, 6, 6)}, "first filters of 6x6 pixels"),
+        (PVT_V2, PVT_V2, {"patch_embed.proj.weight": (32, 1, 6, 6)}, "6x6 filters in its stem"),
         (PVT_V2, PVT_V2, {"layers.1.blocks.1.norm1.bias": None}, "missing     layers.1.blocks.1.norm1.bias"),
     ],
 )

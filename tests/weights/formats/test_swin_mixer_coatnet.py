@@ -369,7 +369,7 @@ def test_another_model_than_the_one_that_is_asked_for(config, model, message):
     [
         (SWIN, "patch_embed.proj.weight", (32, 1, 2, 3), "patches of 2x3 pixels, but vitrail's are square"),
         (SWIN, "patch_embed.proj.weight", (32, 2), r"is not a Swin: patch_embed.proj.weight is \(32, 2\), but it must"),
-        (SWIN, "layers.1.blocks.0.attn.relative_position_bias_table", (48, 4), "48 biases in stage 2"),
+        (SWIN, "layers.1.blocks.0.attn.relative_position_bias_table", (48, 4), "48 position biases in stage 2"),
         (
             SWIN,
             "layers.1.blocks.0.attn.relative_position_bias_table",
@@ -393,11 +393,11 @@ def test_shapes_of_no_model(config, name, shape, message):
     ("config", "to", "message"),
     [
         (SWIN, "torchvision", "A swin can be written for vitrail, hf or timm, but not for torchvision"),
-        (replace(SWIN, img_size=(8, 8)), "timm", "a map of 2x2 in windows of 4, for which timm has no place"),
+        (replace(SWIN, img_size=(8, 8)), "timm", "a map of 2x2 in windows of 4, which timm does not support"),
         (replace(SWIN, img_size=(16, 48)), "hf", "a map of 4x12 in windows of 4, which hf does not support"),
         (replace(SWIN, img_size=(28, 44)), "hf", "a map of 14x22 in windows of 4"),
         (replace(SWIN, widths=(32, 48)), "hf", r"the widths \(32, 48\), which do not double"),
-        (MIXER, "hf", "A mixer is written for vitrail, timm or npz, but not for hf"),
+        (MIXER, "hf", "A mixer can be written for vitrail, timm or npz, but not for hf"),
         (replace(COATNET, shrink=False), "timm", "a stem without downsampling"),
         (replace(COATNET, img_size=(40, 40)), "timm", "images of 40x40, not multiples of 16"),
     ],
