@@ -330,7 +330,7 @@ def larger(axes: Axes) -> None:
             color, line, name = styles[record["method"].split()[1]]
             steps = np.arange(len(record["top1"])) * (LARGE_IMAGES // 128)
             axes.plot(steps, record["top1"], line, color=color, marker="o", markersize=4, label=name)
-    axes.set_title(f"Position embeddings from 28 to {LARGE} pixels")
+    axes.set_title(f"Positions from 28 to {LARGE} pixels")
     axes.set_xlabel("steps of fine-tuning at the new size")
     axes.set_ylabel("accuracy on 6,000 images of 8 classes")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
