@@ -19,7 +19,7 @@ def test_only_uneven_classes_are_worth_a_word():
     assert imbalance({"frog": 30, "toad": 0}) is None
     assert imbalance({}) is None
     found = imbalance({"frog": 500, "toad": 0, "newt": 10})
-    assert str(found) == "'frog' has 50 times the images of 'newt' (500 and 10)"
+    assert str(found) == "'frog' has 50 times as many images as 'newt' (500 and 10)"
 
 
 def test_with_their_weights_all_classes_sum_to_the_same_and_the_mean_is_1():

@@ -19,7 +19,7 @@ from vitrail.models import Model, build, configure, parameters
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, recognise, save
 from vitrail.weights.formats import vit
-from vitrail.weights.tensors import from_memory
+from vitrail.weights.tensors import from_state_dict
 
 B16 = configure("vit_b16")
 
@@ -101,7 +101,7 @@ def agree(whole: Whole, logits: Tensor, features: Tensor, path: Path) -> None:
 def test_the_jax_file_has_the_names_and_shapes_of_the_release():
     with torch.device("meta"):
         state = build(configure("vit_b16", head="tanh")).state_dict()
-    written = vit.LAYOUTS["npz"].write(state, configure("vit_b16", head="tanh"))
+    written = vit.FORMATS["npz"].write(state, configure("vit_b16", head="tanh"))
     small = configure("vit_b16", head="tanh", width=24, mlp=8, img_size=16, classes=2)
     assert written.keys() == jax_arrays(small).keys()
     assert written["Transformer/encoderblock_11/MultiHeadDotProductAttention_1/out/kernel"].shape == (12, 64, 768)
@@ -126,5 +126,5 @@ def test_dinov2s_giant():
             use_mask_token=False,
         )
         theirs = peers.transformers().Dinov2Model(about)
-    weights = recognise.recognise(from_memory(theirs.state_dict(), "it"), "it")
-    assert recognise.architecture(weights, recognise.Beside(), None) == config
+    weights = recognise.recognise(from_state_dict(theirs.state_dict(), "it"), "it")
+    assert recognise.architecture(weights, recognise.Sidecar(), None) == config

@@ -20,7 +20,7 @@ import vitrail
 from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.weights import Card, load, open_card, open_run, save, start_from
@@ -129,10 +129,10 @@ def test_whoever_may_read_the_card_may_read_the_weights(path):
 def test_a_file_is_whole_or_as_before(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
-    with pytest.raises(UnicodeEncodeError), replacing(path) as temporary:
+    with pytest.raises(UnicodeEncodeError), atomic_write(path) as temporary:
         temporary.write_text("half" * 10_000 + "\udcff", encoding="utf-8")
     assert path.read_text() == "before"
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("after")
         assert path.read_text() == "before"
     assert path.read_text() == "after"
@@ -142,7 +142,7 @@ def test_a_file_is_whole_or_as_before(tmp_path):
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with (
         pytest.raises(UserError, match=r"Could not write .*nowhere.*file: No such file or directory"),
-        replacing(tmp_path / "nowhere" / "file") as temporary,
+        atomic_write(tmp_path / "nowhere" / "file") as temporary,
     ):
         temporary.write_text("text")
 
@@ -153,13 +153,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
 def test_truncated_weights_are_refused_by_name(path, keep):
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"model\.safetensors is corrupt or truncated: .*\. Copy it again"):
+    with pytest.raises(UserError, match=r"model\.safetensors is corrupt or truncated: .*\. Copy or train it again"):
         load(path)
 
 
 def test_without_its_card_a_file_shows_all_but_the_heads(path):
     path.with_suffix(".json").unlink()
-    with pytest.raises(UserError, match=r"width 16, whose number of heads its tensors do not show: it may be 1, 2\."):
+    with pytest.raises(UserError, match=r"width 16, whose tensors do not show the number of heads: it may be 1, 2\."):
         load(path, model=None)
     assert load(path, model=CONFIG).config == CONFIG
 
@@ -236,7 +236,7 @@ def test_foreign_files_are_refused_by_name(tmp_path):
     with pytest.raises(UserError, match="neither a run folder nor a weights file"):
         load(tmp_path)
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match=r"other\.safetensors is no ViT, and none of its relatives, of .*: it"):
+    with pytest.raises(UserError, match=r"other\.safetensors is not a model known from .*: it"):
         load(tmp_path / "other.safetensors")
 
 
