@@ -15,6 +15,7 @@ from PIL import Image
 from vitrail.data import ArraySplit, Data, FileSplit, open_data
 from vitrail.data.sources import stratify
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 
 
 def put(path: Path, colour: str | int = "red", size: tuple[int, int] = (6, 4)) -> Path:
@@ -198,7 +199,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     complains("holds images but no class folders: every class needs its own folder")
     image.unlink()
     put_many(tmp_path / "train", cat=2)
-    complains("has one class only, 'cat'")
+    complains("has only one class, 'cat'")
     put_many(tmp_path / "train", dog=2)
     (tmp_path / "val").mkdir()
     complains(f"{tmp_path / 'val'} has no images")
@@ -220,7 +221,7 @@ def test_splits_without_train_cannot_be_trained_on_but_evaluated(tmp_path):
     put_many(tmp_path / "test", cat=1, dog=1)
     with pytest.raises(UserError, match="has no train split, only test"):
         open_data(tmp_path)
-    data = open_data(tmp_path, classes=["ant", "cat", "dog"])
+    data = open_data(tmp_path, model=Multiclass(("ant", "cat", "dog")))
     assert data.splits["test"].targets.tolist() == [1, 2]
 
 
@@ -247,12 +248,12 @@ def test_a_forbidden_folder_is_a_user_error(tmp_path):
 def test_the_classes_of_a_model_fix_the_order(tmp_path):
     put_many(tmp_path / "train", cat=2, dog=1)
     put_many(tmp_path / "val", dog=1)
-    data = open_data(tmp_path, classes=("dog", "elk", "cat"))
+    data = open_data(tmp_path, model=Multiclass(("dog", "elk", "cat")))
     assert data.classes == ("dog", "elk", "cat")
     assert data.splits["train"].targets.tolist() == [2, 2, 0]
     assert data.splits["train"].targets.dtype == np.int64
     with pytest.raises(UserError, match=r"a class 'dog' that the model does not know\. Did you mean 'dogs'\?"):
-        open_data(tmp_path, classes=("cat", "dogs"))
+        open_data(tmp_path, model=Multiclass(("cat", "dogs")))
 
 
 # Paths and settings
@@ -410,7 +411,7 @@ X, Y = pixels(4, 3, 3), np.array([0, 1, 0, 1])
         ({"x_train": X, "y_train": Y, "classes": np.array(["a", "a"])}, "must be unique"),
         ({"x_train": X, "y_train": Y, "classes": np.array([3, 4])}, "classes must be text, but they are int64"),
         ({"x_train": X, "y_train": np.array(list("abca")), "classes": np.array(["a", "b"])}, "the label 'c'"),
-        ({"x_train": X, "y_train": Y * 0}, "has one class only, '0'"),
+        ({"x_train": X, "y_train": Y * 0}, "has only one class, '0'"),
         ({"x_train": X, "y_train": Y, "x_val": X, "y_val": Y + 1}, "The class '2' is in the val split"),
         ({"x_train": X, "y_train": Y, "x_val": X[:0], "y_val": Y[:0]}, "The val split .* has no images"),
         ({"x_train": X[:0], "y_train": Y[:0]}, "The train split .* has no images"),

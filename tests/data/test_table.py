@@ -14,6 +14,7 @@ from PIL import Image
 import vitrail
 from vitrail.data import Data, FileSplit, open_data
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 
 ROWS = [("a.png", "cat"), ("b.png", "cat"), ("c.png", "dog"), ("d.png", "dog")]
 
@@ -128,7 +129,7 @@ def test_the_columns_that_are_given_win(folder, caplog):
     rows = [("no.png", label, file, "no", "val") for file, label in ROWS]
     table = write(folder / "pets.csv", ("image", "kind", "photo", "label", "split"), *rows)
     with caplog.at_level(logging.INFO, "vitrail"):
-        data = open_data(table, image_column="photo", label_column="kind", classes=["cat", "dog"])
+        data = open_data(table, image_column="photo", label_column="kind", model=Multiclass(("cat", "dog")))
     assert pairs(data) == {"val": ROWS}
     assert "images are in the column 'photo', labels in 'kind'" in caplog.text
 
@@ -222,7 +223,7 @@ def test_files_are_proven_as_those_of_folders_are(folder):
         ("image,label\nä.png,cat\n".encode("latin-1"), "must be UTF-8 text"),
         ("image,label\na.png,cat\n".encode("utf-16"), "must be UTF-8 text"),
         (b'image,label\na.png,"cat\nb.png,dog\n', "line 3 is not valid CSV"),
-        (b"image,label\na.png,cat\nb.png,cat\n", "has one class only, 'cat'"),
+        (b"image,label\na.png,cat\nb.png,cat\n", "has only one class, 'cat'"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(folder, content, message):

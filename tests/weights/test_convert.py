@@ -15,6 +15,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_card, open_run, save
 
@@ -32,7 +33,7 @@ def keep(model, path):
     config = model.config
     names = tuple(f"class {i}" for i in range(config.classes))
     seen = Preprocess(config.img_size, config.channels, 0.9, (0.4,), (0.2,))
-    save(path, model, Card(model="vit_w32", config=config, classes=names, preprocess=seen))
+    save(path, model, Card(model="vit_w32", config=config, task=Multiclass(names), preprocess=seen))
     return path
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import Model, build, configure, parameters
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, recognise, save
 from vitrail.weights.formats import vit
@@ -48,7 +49,7 @@ def whole(tmp_path_factory) -> Whole:
         features = model.embed(image)
         logits = model.head(features)
     path = tmp_path_factory.mktemp("whole") / "own.safetensors"
-    save(path, model, Card(model="vit_b16", config=B16, classes=tuple(map(str, range(1000))), preprocess=seen))
+    save(path, model, Card(model="vit_b16", config=B16, task=Multiclass(tuple(map(str, range(1000)))), preprocess=seen))
     return Whole(path, model, image, logits, features)
 
 

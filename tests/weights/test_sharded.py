@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import load, open_card, start_from
 
 CONFIG = ViTConfig(width=16, depth=2, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
@@ -41,7 +42,7 @@ def test_parts_are_one_model(tmp_path, state, suffix):
         loaded = load(source, CONFIG).state_dict()
         assert all(torch.equal(value, state[name]) for name, value in loaded.items())
     fresh = build(CONFIG)
-    start_from(tmp_path, fresh, ("0", "1", "2"))
+    start_from(tmp_path, fresh, Multiclass(("0", "1", "2")))
     assert torch.equal(fresh.norm.weight, state["norm.weight"])
 
 

@@ -17,6 +17,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, open_card, save
 
 CONFIG = ViTConfig(
@@ -27,7 +28,7 @@ CLASSES = ("cat", "Hündin", "猫/鳥")
 
 def card_of(config=CONFIG, preprocess=None):
     seen = preprocess or Preprocess(config.img_size, config.channels)
-    return Card(model="vit_nano2", config=config, classes=CLASSES, preprocess=seen)
+    return Card(model="vit_nano2", config=config, task=Multiclass(CLASSES), preprocess=seen)
 
 
 def write_sidecar(folder, **about):

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import load, open_card, start_from
 from vitrail.weights.formats.vit import FORMATS
 
@@ -215,7 +216,7 @@ def test_wrong_shapes(state, shape):
             load(state | {name: torch.zeros(shape)}, CONFIG, partial=True)
         with suppress(UserError):
             other = build(replace(CONFIG, img_size=(16, 16), channels=1))
-            start_from(state | {name: torch.zeros(shape)}, other, ("a", "b", "c"), partial=True)
+            start_from(state | {name: torch.zeros(shape)}, other, Multiclass(("a", "b", "c")), partial=True)
     arrays = FORMATS["npz"].write(state, CONFIG)
     for name in ("embedding/kernel", "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"):
         with pytest.raises(UserError):

@@ -23,6 +23,7 @@ from vitrail.errors import UserError
 from vitrail.files import atomic_write
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, open_card, open_run, save, start_from
 
 CONFIG = ViTConfig(
@@ -33,7 +34,9 @@ PREPROCESS = Preprocess((8, 12), 3, 0.9, mean=(0.4, 0.5, 0.6), std=(0.2,))
 
 
 def card_of(config=CONFIG, classes=CLASSES, preprocess=PREPROCESS):
-    return Card(model="vit_nano2", config=config, classes=classes, preprocess=preprocess, metrics={"top1": 0.75})
+    return Card(
+        model="vit_nano2", config=config, task=Multiclass(classes), preprocess=preprocess, metrics={"top1": 0.75}
+    )
 
 
 @pytest.fixture
@@ -248,7 +251,7 @@ def test_weights_of_another_model_beside_the_card_are_refused(path):
 
 def test_a_run_without_weights_yet_says_how_to_go_on(tmp_path):
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UserError, match=r"first epoch is not finished\. Go on with `vitrail train --resume"):
+    with pytest.raises(UserError, match=r"first epoch is not finished\. Continue it with `vitrail train --resume"):
         load(tmp_path)
 
 
@@ -267,14 +270,14 @@ def body_of(state):
 
 def test_the_same_model_starts_as_it_was(path, model):
     fresh = build(CONFIG)
-    assert start_from(path, fresh, CLASSES) == []
+    assert start_from(path, fresh, Multiclass(CLASSES)) == []
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in fresh.state_dict().items())
 
 
 @pytest.mark.parametrize("classes", [("cat", "dog"), ("猫/鳥", "Hündin", "cat"), ("x", "y", "z")])
 def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
     fresh = build(replace(CONFIG, classes=len(classes)))
-    assert start_from(path, fresh, classes) == [f"new head for {len(classes)} classes"]
+    assert start_from(path, fresh, Multiclass(classes)) == [f"new head for {len(classes)} classes"]
     old = body_of(model.state_dict())
     assert all(torch.equal(value, old[name]) for name, value in body_of(fresh.state_dict()).items())
     assert not fresh.head.weight.any()
@@ -283,7 +286,7 @@ def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
 @torch.no_grad()
 def test_a_new_head_may_read_more_than_the_old_one(path, model):
     wider = build(replace(CONFIG, classes=5, pool="cls_gap"))
-    start_from(path, wider, tuple("abcde"))
+    start_from(path, wider, Multiclass(tuple("abcde")))
     assert wider.head.weight.shape == (5, 2 * CONFIG.width)
     assert torch.equal(wider.embed(images())[:, : CONFIG.width], model.embed(images()))
 
@@ -291,7 +294,7 @@ def test_a_new_head_may_read_more_than_the_old_one(path, model):
 @torch.no_grad()
 def test_another_size_resamples_the_positions(path, model):
     fresh = build(replace(CONFIG, img_size=(16, 16)))
-    assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
+    assert start_from(path, fresh, Multiclass(CLASSES)) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
     assert torch.isfinite(fresh(images(fresh.config))).all()
     assert torch.equal(fresh.pos_embed[:, :1], model.pos_embed[:, :1])  # the class token's row
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
@@ -303,7 +306,7 @@ def test_the_way_of_resampling_can_be_chosen(path, model, method, caplog):
     assert not torch.equal(expected.pos_embed, models.resize(model, (16, 16)).pos_embed)
     fresh = build(replace(CONFIG, img_size=(16, 16)))
     note = f"positions resampled from 4x6 to 8x8 patches ({method})"
-    assert start_from(path, fresh, CLASSES, resample=method) == [note]
+    assert start_from(path, fresh, Multiclass(CLASSES), resample=method) == [note]
     assert torch.equal(fresh.pos_embed, expected.pos_embed)
     with caplog.at_level("INFO"):
         loaded = load(path, img_size=16, resample=method)
@@ -320,7 +323,7 @@ def test_other_channels_answer_alike_to_a_grey_picture(tmp_path, stem, old, new)
     before = randomise(build(replace(CONFIG, channels=old, stem=stem)))
     save(tmp_path / "m.safetensors", before, card_of(before.config, preprocess=Preprocess((8, 12), old)))
     after = build(replace(CONFIG, channels=new, stem=stem)).eval()
-    assert start_from(tmp_path / "m.safetensors", after, CLASSES) == [
+    assert start_from(tmp_path / "m.safetensors", after, Multiclass(CLASSES)) == [
         f"patch filters changed from {old} to {new} channels"
     ]
     grey = images(replace(CONFIG, channels=1))
@@ -331,7 +334,7 @@ def test_other_channels_answer_alike_to_a_grey_picture(tmp_path, stem, old, new)
 
 def test_all_that_is_adapted_is_said(path):
     fresh = build(replace(CONFIG, img_size=(8, 8), channels=1, classes=2))
-    assert len(start_from(path, fresh, ("a", "b"))) == 3
+    assert len(start_from(path, fresh, Multiclass(("a", "b")))) == 3
 
 
 @pytest.mark.parametrize("change", [{"width": 32}, {"depth": 3}, {"pool": "gap"}, {"registers": 0}, {"head": "tanh"}])
@@ -339,7 +342,7 @@ def test_another_body_is_refused_and_nothing_is_loaded(path, change):
     fresh = build(replace(CONFIG, **change))
     before = {name: value.clone() for name, value in fresh.state_dict().items()}
     with pytest.raises(UserError, match=r"belong to a vit_nano2 with other settings than the(.|\n)*--partial"):
-        start_from(path, fresh, CLASSES)
+        start_from(path, fresh, Multiclass(CLASSES))
     assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
 
 

@@ -24,6 +24,7 @@ from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_run, recognise, save
 from vitrail.weights.tensors import from_state_dict
@@ -47,7 +48,7 @@ def kept(config: ModelConfig, folder: Path) -> tuple[Path, models.Model]:
     seen = Preprocess(config.img_size, config.channels, 0.9, (0.4,), (0.2,), interpolation="bilinear")
     path = folder / "ours" / "model.safetensors"
     path.parent.mkdir()
-    save(path, model, Card(model=models.name_of(config), config=config, classes=names, preprocess=seen))
+    save(path, model, Card(model=models.name_of(config), config=config, task=Multiclass(names), preprocess=seen))
     return path, model
 
 

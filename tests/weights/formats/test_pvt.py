@@ -15,6 +15,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, recognise, save, start_from
 from vitrail.weights.formats import hf, pvt, pvt_v2
@@ -73,7 +74,7 @@ def timm(config):
 def keep(config, folder):
     """A random model of ours as a file with its card."""
     model = randomise(models.build(config))
-    card = Card(model="pvt", config=config, classes=tuple("abcde"), preprocess=Preprocess(config.img_size, 1))
+    card = Card(model="pvt", config=config, task=Multiclass(tuple("abcde")), preprocess=Preprocess(config.img_size, 1))
     save(folder / "own.safetensors", model, card)
     return model, folder / "own.safetensors"
 
@@ -259,7 +260,7 @@ def test_what_no_tensor_shows_must_be_told():
         UserError, match=r"PVT of widths \(32, 64, 96\), whose tensors do not show the number of heads.* give `model`"
     ):
         load(own)
-    assert start_from(own, model, tuple("01234"))  # the model to train tells them
+    assert start_from(own, model, Multiclass(tuple("01234")))  # the model to train tells them
     wide = models.build(replace(PVT, img_size=(32, 64))).state_dict()
     with pytest.raises(UserError, match="128 positions in its first stage, which fit no square image"):
         load(wide, model=PVT)

@@ -24,6 +24,7 @@ from vitrail.errors import UserError
 from vitrail.models.coatnet import CoAtNetConfig
 from vitrail.models.mixer import MixerConfig
 from vitrail.models.swin import SwinConfig
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_card, open_run, recognise, save, start_from
 from vitrail.weights.tensors import from_state_dict
@@ -66,7 +67,7 @@ def keep(model, path):
     """Our model as a file with its card."""
     config = model.config
     seen = Preprocess(config.img_size, config.channels, 0.9, (0.4,), (0.2,))
-    save(path, model, Card(model=models.name_of(config), config=config, classes=NAMES, preprocess=seen))
+    save(path, model, Card(model=models.name_of(config), config=config, task=Multiclass(NAMES), preprocess=seen))
     return path
 
 
@@ -298,10 +299,10 @@ def test_whether_a_coatnets_stem_shrinks_is_as_something_tells_it(tmp_path):
     small = models.create("coatnet_nano", classes=3)
     assert load(small.state_dict()).config == small.config  # a listed model
     model = models.build(replace(COATNET, shrink=False, img_size=(16, 16)))
-    start_from(model.state_dict(), models.build(model.config), NAMES)  # the model to train
+    start_from(model.state_dict(), models.build(model.config), Multiclass(NAMES))  # the model to train
     path = keep(model, tmp_path / "own.safetensors")
     with pytest.raises(UserError, match="reshaped    shrink: False, not True"):
-        start_from(path, models.build(replace(COATNET, img_size=(32, 32))), NAMES)
+        start_from(path, models.build(replace(COATNET, img_size=(32, 32))), Multiclass(NAMES))
 
 
 # Others than those that are asked for
@@ -330,7 +331,7 @@ def test_weights_without_a_head_begin_a_training(config):
     with pytest.raises(UserError, match="has no classification head"):
         open_run(body, model=config)
     model = models.build(replace(config, classes=2))
-    notes = start_from({"model": body}, model, ("a", "b"))
+    notes = start_from({"model": body}, model, Multiclass(("a", "b")))
     assert "new head for 2 classes" in notes
     first = next(name for name in theirs if name.startswith(("stem", "patch_embed")))
     assert torch.equal(model.state_dict()[first], theirs[first])

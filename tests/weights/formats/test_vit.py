@@ -29,6 +29,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import CONFIGS, build, canonical, configure
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import load, open_card, open_run, recognise, start_from
 from vitrail.weights.formats import vit
 from vitrail.weights.tensors import from_state_dict
@@ -104,7 +105,7 @@ def test_deit3_of_its_authors_keeps_its_positions_where_it_is_asked_for():
     assert model.config == config
     assert distance(model(images(config)), theirs(images(config))) < TOLERANCE
     fresh = build(config)
-    start_from({"model": files}, fresh, tuple("01234"))
+    start_from({"model": files}, fresh, Multiclass(tuple("01234")))
     assert identical(fresh.state_dict(), model.state_dict())
 
 
@@ -386,7 +387,7 @@ def test_all_that_is_adapted_is_logged(caplog):
 def test_training_starts_from_foreign_weights(tmp_path):
     np.savez(tmp_path / "ViT.npz", **jax_arrays(replace(CONFIG, head="tanh")))
     model = build(replace(CONFIG, head="tanh", classes=2))
-    notes = start_from(tmp_path / "ViT.npz", model, ("cat", "dog"))
+    notes = start_from(tmp_path / "ViT.npz", model, Multiclass(("cat", "dog")))
     assert "new head for 2 classes" in notes
     expected = load(tmp_path / "ViT.npz")
     assert torch.equal(model.blocks[1].attn.qkv.weight, expected.blocks[1].attn.qkv.weight)
