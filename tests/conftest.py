@@ -64,11 +64,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from vitrail.data.preprocess import Preprocess
     from vitrail.models import build
     from vitrail.models.vit import ViTConfig
+    from vitrail.tasks import Multiclass
     from vitrail.weights import Card, save
 
     torch.manual_seed(0)
     config = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=10, pool="gap")
-    card = Card(model="vit_nano4", config=config, classes=tuple("0123456789"), preprocess=Preprocess((8, 8), 1))
+    task = Multiclass(tuple("0123456789"))
+    card = Card(model="vit_nano4", config=config, task=task, preprocess=Preprocess((8, 8), 1))
     path = tmp_path_factory.mktemp("small") / "model.safetensors"
     save(path, build(config), card)
     settings = {"weights": str(path), "recipe": "small", "body_lr": 1.0, "val_fraction": 0.5}

@@ -119,7 +119,7 @@ def test_every_verb_is_a_function_of_vitrail_with_its_signature_and_docstring():
 def test_a_verb_shares_its_name_with_a_room_whoever_imports_it_first(first):
     code = f"""{first}
 import vitrail, vitrail.train.loop
-assert vitrail.train.loop.plan and vitrail.train is __import__("sys").modules["vitrail.train"]
+assert vitrail.train.loop.steps and vitrail.train is __import__("sys").modules["vitrail.train"]
 try:
     vitrail.train(epochz=3, data="digits")
 except vitrail.UserError as error:

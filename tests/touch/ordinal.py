@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail import tasks
 from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.tasks import Multiclass
@@ -74,7 +73,6 @@ def cumulative(outputs: Tensor) -> Tensor:
     return outputs[:, :1] - F.pad(F.softplus(outputs[:, 1:]), (1, 0)).cumsum(dim=1)
 
 
-@tasks.register
 @dataclass(frozen=True)
 class Ordinal(Multiclass):
     name: ClassVar[str] = "ordinal"
@@ -104,6 +102,9 @@ class Ordinal(Multiclass):
     def meaning(self, outputs: Tensor) -> Tensor:
         above = F.pad(cumulative(outputs).sigmoid(), (1, 0), value=1.0)
         return above - F.pad(above[:, 1:], (0, 1))
+
+    def means(self, outputs: np.ndarray) -> np.ndarray:
+        return self.meaning(torch.from_numpy(outputs.astype(np.float64))).numpy()
 
     def strength(self, outputs: Tensor) -> Tensor:
         return cumulative(outputs).sigmoid()

@@ -24,7 +24,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import CONFIGS, build
 from vitrail.models.vit import ViTConfig
-from vitrail.tasks.objective import Batch, MultiClass, MultiLabel, Regression
+from vitrail.tasks import Multiclass, Multilabel, Regression
+from vitrail.tasks.objective import Batch, BinaryCrossEntropy, CrossEntropy, SquaredError
 from vitrail.train import loop
 from vitrail.train.checkpoint import load_checkpoint
 from vitrail.train.distill import Distilled
@@ -36,13 +37,14 @@ DIGITS = tuple("0123456789")
 NARROW = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=10, pool="gap")
 
 
-def write(path, config=NARROW, classes=DIGITS, seed=0, name="vit_nano4", **card):
+def write(path, config=NARROW, classes=DIGITS, seed=0, name="vit_nano4", task=None, **card):
     """A model of random weights as a file, whose answers differ from image to image and from class to class."""
     config = replace(config, classes=len(classes))
     preprocess = card.pop("preprocess", Preprocess(config.img_size, config.channels))
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = randomise(build(config), seed)
-    save(path, whole, Card(model=name, config=config, classes=classes, preprocess=preprocess, **card))
+    task = task or Multiclass(classes)
+    save(path, whole, Card(model=name, config=config, task=task, preprocess=preprocess, **card))
     return str(path)
 
 
@@ -93,7 +95,7 @@ def test_the_loss_is_that_of_the_paper(pool, distill):
     model = randomise(build(replace(NARROW, pool=pool)))
     images, taught, targets = batch()
     targets = targets.softmax(1)
-    result = learn(MultiClass(model), images, targets, taught, distill=distill, distill_alpha=0.3, distill_tau=2.0)
+    result = learn(CrossEntropy(model), images, targets, taught, distill=distill, distill_alpha=0.3, distill_tau=2.0)
 
     with torch.no_grad():
         heads = model.heads(images) if pool == "cls_dist" else [model(images)] * 2
@@ -115,7 +117,7 @@ def test_the_loss_is_that_of_the_paper(pool, distill):
 def test_each_token_learns_from_its_own(alpha, idle, busy):
     model = randomise(build(replace(NARROW, pool="cls_dist")))
     images, taught, targets = batch()
-    learn(MultiClass(model), images, targets.softmax(1), taught, distill_alpha=alpha)["loss"].backward()
+    learn(CrossEntropy(model), images, targets.softmax(1), taught, distill_alpha=alpha)["loss"].backward()
     assert not getattr(model, idle).weight.grad.any()
     assert getattr(model, busy).weight.grad.abs().max() > 1e-3
 
@@ -128,13 +130,13 @@ def test_labels_are_taught_by_their_probabilities_and_numbers_by_their_distance(
     teacher = taught.double().numpy()
 
     soft = {"distill": "soft", "distill_alpha": 1.0}
-    result = learn(MultiLabel(model), images, (targets > 0).float(), taught, distill_tau=2.0, **soft)
+    result = learn(BinaryCrossEntropy(model), images, (targets > 0).float(), taught, distill_tau=2.0, **soft)
     p, q = 1 / (1 + np.exp(-teacher / 2)), 1 / (1 + np.exp(-outputs / 2))
     loss = -4 * (p * np.log(q) + (1 - p) * np.log(1 - q)).mean()
     assert result["loss"].item() == pytest.approx(loss, rel=1e-5)
     assert result["agree"].item() == pytest.approx(((outputs > 0) == (teacher > 0)).mean())
 
-    result = learn(Regression(model, (0.0,) * 3, (1.0,) * 3), images, targets, taught, **soft)
+    result = learn(SquaredError(model, (0.0,) * 3, (1.0,) * 3), images, targets, taught, **soft)
     assert result["loss"].item() == pytest.approx(((outputs - teacher) ** 2).mean(), rel=1e-5)
     assert set(result) == {"loss"}
 
@@ -165,7 +167,7 @@ def test_a_teacher_sees_the_students_pixels_in_its_own_way(tmp_path, case):
     )
     config = replace(NARROW, img_size=own.img_size, channels=own.channels)
     file = write(tmp_path / "teacher.safetensors", config, DIGITS[::-1], preprocess=own)
-    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=seen)
+    student = Card(model="", config=NARROW, task=Multiclass(DIGITS), preprocess=seen)
     teacher = Teacher(DistillConfig(teacher=file), student, "cpu")
     images = seen.normalise(torch.from_numpy(seen.pixels(stored)))
 
@@ -183,7 +185,7 @@ def test_weights_of_others_teach_the_classes_in_their_order(tmp_path, caplog):
     model = randomise(build(config))
     save_file(model.state_dict(), tmp_path / "timm.safetensors")
     classes = tuple(f"class {letter}" for letter in "abcdefghij")
-    student = Card(model="", config=NARROW, classes=classes, preprocess=Preprocess((8, 8), 1))
+    student = Card(model="", config=NARROW, task=Multiclass(classes), preprocess=Preprocess((8, 8), 1))
     images = batch()[0].clamp(-1, 1)
     settings = DistillConfig(teacher=str(tmp_path / "timm.safetensors"))
     taught = Teacher(settings, student, "cpu")(images, torch.arange(6))
@@ -201,7 +203,7 @@ def test_weights_of_others_teach_the_classes_in_their_order(tmp_path, caplog):
 
 def test_the_model_of_a_teacher_may_be_a_family(tmp_path):
     file = write(tmp_path / "deit.safetensors", replace(NARROW, pool="cls_dist"), name="deit_nano4")
-    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
+    student = Card(model="", config=NARROW, task=Multiclass(DIGITS), preprocess=Preprocess((8, 8), 1))
     for name in ("vit", "deit", "deit_nano4"):
         assert Teacher(DistillConfig(teacher=file, teacher_model=name), student, "cpu").card.model == "deit_nano4"
     with pytest.raises(UserError, match="are a deit_nano4, not a swin"):
@@ -237,7 +239,7 @@ def test_an_onnx_file_of_others_reads_images_with_the_mean_of_imagenet(tmp_path,
     weights = np.random.default_rng(0).normal(size=(3 * 16 * 16, 10)).astype(np.float32)
     file = onnx_file(tmp_path / "a.onnx", [batches, 3, 16, 16], 1, weights)
     classes = tuple(f"class {letter}" for letter in "abcdefghij")
-    student = Card(model="", config=NARROW, classes=classes, preprocess=Preprocess((8, 8), 1))
+    student = Card(model="", config=NARROW, task=Multiclass(classes), preprocess=Preprocess((8, 8), 1))
     images = batch()[0].clamp(-1, 1)
     with caplog.at_level("INFO", logger="vitrail"):
         taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, torch.arange(6))
@@ -255,11 +257,11 @@ def test_an_onnx_file_of_vitrail_reads_pixels_and_says_what_it_is(tmp_path):
     card = Card(
         model="vit_nano4",
         config=replace(NARROW, channels=3),
-        classes=DIGITS[::-1],
+        task=Multiclass(DIGITS[::-1]),
         preprocess=Preprocess((8, 8), 3, mean=(0.1,), std=(0.9,)),
     )
     file = onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 3], 2, weights, card)
-    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 3))
+    student = Card(model="", config=NARROW, task=Multiclass(DIGITS), preprocess=Preprocess((8, 8), 3))
     pixels = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (6, 3, 8, 8), dtype=np.uint8))
     teacher = Teacher(DistillConfig(teacher=file), student, "cpu")
     expected = pixels.permute(0, 2, 3, 1).flatten(1).float() @ torch.from_numpy(weights)
@@ -277,18 +279,18 @@ def test_an_onnx_file_of_vitrail_reads_pixels_and_says_what_it_is(tmp_path):
 def test_an_onnx_file_for_deep_images_reads_rounded_ones(tmp_path):
     seen, own = Preprocess((8, 8), 1, bits=16), Preprocess((16, 16), 1, bits=16)
     weights = np.ones((16 * 16, 10), np.float32)
-    card = Card(model="", config=replace(NARROW, img_size=(16, 16)), classes=DIGITS, preprocess=own)
+    card = Card(model="", config=replace(NARROW, img_size=(16, 16)), task=Multiclass(DIGITS), preprocess=own)
     file = onnx_file(tmp_path / "a.onnx", ["batch", 16, 16, 1], 4, weights, card)
     stored = np.random.default_rng(0).integers(0, 65536, (2, 8, 8, 1), np.uint16)
     images = seen.normalise(torch.from_numpy(seen.pixels(stored)))
-    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=seen)
+    student = Card(model="", config=NARROW, task=Multiclass(DIGITS), preprocess=seen)
     taught = Teacher(DistillConfig(teacher=file), student, "cpu")(images, torch.arange(2))
     expected = np.rint(own.pixels(stored).astype(np.float64)).sum(axis=(1, 2, 3))
     np.testing.assert_allclose(taught[:, 0], expected, atol=30)  # cut off, they would be 128 less
 
 
 def test_onnx_files_that_cannot_teach(tmp_path):
-    student = Card(model="", config=NARROW, classes=DIGITS, preprocess=Preprocess((8, 8), 1))
+    student = Card(model="", config=NARROW, task=Multiclass(DIGITS), preprocess=Preprocess((8, 8), 1))
 
     def refused(message):
         with pytest.raises(UserError, match=message):
@@ -313,10 +315,8 @@ def test_onnx_files_that_cannot_teach(tmp_path):
 
 def test_numbers_are_taught_in_the_students_units(tmp_path):
     names = ("x", "y")
-    file = write(
-        tmp_path / "a.safetensors", NARROW, names, task="regression", target_mean=(5.0, 50.0), target_std=(2.0, 20.0)
-    )
-    student = replace(open_run(file)[1], classes=("y", "x"), target_mean=(40.0, 4.0), target_std=(10.0, 1.0))
+    file = write(tmp_path / "a.safetensors", NARROW, names, task=Regression(names, (5.0, 50.0), (2.0, 20.0)))
+    student = replace(open_run(file)[1], task=Regression(("y", "x"), (40.0, 4.0), (10.0, 1.0)))
     images = batch()[0].clamp(-1, 1)
     pixels = student.preprocess.restore(images)
     with torch.no_grad():
@@ -449,11 +449,9 @@ def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
     images = rng.integers(0, 256, (40, 8, 8), dtype=np.uint8)
     labels = (images[:, :2, 0] > 127).astype(np.float32) if task == "multilabel" else images[:, :2, 0].astype(float)
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
-    card = {
-        "multilabel": {"thresholds": (0.5, 0.5)},
-        "regression": {"target_mean": (9.0, 9.0), "target_std": (9.0, 9.0)},
-    }
-    teacher = write(tmp_path / "teacher.safetensors", NARROW, ("0", "1"), task=task, **card[task])
+    names = ("0", "1")
+    taught = {"multilabel": Multilabel(names, (0.5, 0.5)), "regression": Regression(names, (9.0, 9.0), (9.0, 9.0))}
+    teacher = write(tmp_path / "teacher.safetensors", NARROW, names, task=taught[task])
     asked = settings | {"batch_size": 10, "epochs": 1, "task": task, "teacher": teacher}
     run = vitrail.train(tmp_path / "data.npz", **asked)
     assert np.isfinite(rows(run)[0]["train_loss"])
@@ -495,7 +493,7 @@ def test_a_teacher_must_know_the_classes_of_the_data(settings, tmp_path):
     refused(r"Only the teacher has: cat; only the data has: 9\.", classes=(*DIGITS[:9], "cat"))
     refused(r"Only the teacher has: ten; only the data has: none\.", classes=(*DIGITS, "ten"))
     refused("has 5 outputs, but the data has 10 classes", classes=DIGITS[:5])
-    refused("predicts labels, but the data has classes", task="multilabel", thresholds=(0.5,) * 10)
+    refused("predicts labels, but the data has classes", task=Multilabel(DIGITS, (0.5,) * 10))
     refused("reads 5 channels, and the student's 1 cannot be converted", config=replace(NARROW, channels=5))
     floats = Preprocess((8, 8), 1, bits=32)
     refused("reads floating-point images, and the student's 8-bit ones cannot be converted", preprocess=floats)

@@ -19,6 +19,7 @@ from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
 from vitrail.data.sources import cut_folds
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 from vitrail.train.checkpoint import checkpoint_path
 
 
@@ -46,13 +47,13 @@ def straight(tmp_path_factory, environment, small):
 @pytest.mark.parametrize("folds", [2, 3, 7])
 def test_folds_are_even_in_size_and_in_every_class(folds):
     targets = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [50, 8, 3]))
-    numbers = cut_folds("multiclass", targets, folds, seed=0)
+    numbers = cut_folds(Multiclass(), targets, folds, seed=0)
     assert set(numbers.tolist()) == set(range(1, folds + 1))
     assert np.ptp(np.bincount(numbers)[1:]) <= 1
     for label in range(3):
         assert np.ptp(np.bincount(numbers[targets == label], minlength=folds + 1)[1:]) <= 1
-    assert np.array_equal(numbers, cut_folds("multiclass", targets, folds, seed=0))
-    assert not np.array_equal(numbers, cut_folds("multiclass", targets, folds, seed=1))
+    assert np.array_equal(numbers, cut_folds(Multiclass(), targets, folds, seed=0))
+    assert not np.array_equal(numbers, cut_folds(Multiclass(), targets, folds, seed=1))
 
 
 def test_every_image_is_held_out_once_and_test_stays_test(tmp_path):

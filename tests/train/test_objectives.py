@@ -59,9 +59,9 @@ def rows(run: Path) -> list[dict[str, float]]:
 
 def test_a_run_on_labels_is_measured_by_them(labels_run, table):
     config, card = load_yaml(TrainConfig, labels_run / "config.yaml"), open_card(labels_run)
-    assert config.source.task == card.task == "multilabel"
+    assert config.source.task == card.task.name == "multilabel"
     assert card.classes == ("even", "loop")
-    assert len(card.thresholds) == 2
+    assert len(card.task.thresholds) == 2
     epochs = rows(labels_run)
     columns = ["epoch", "step", "lr", "train_loss", "val_loss", "val_map", "val_macro_f1", "val_micro_f1", "seconds"]
     assert list(epochs[0]) == [*columns, "wait"]
@@ -73,6 +73,7 @@ def test_a_run_on_labels_is_measured_by_them(labels_run, table):
     assert metrics.folder is not None
     assert {path.name for path in metrics.folder.iterdir()} == {
         "metrics.json",
+        "outputs.npz",
         "per_label.csv",
         "average_precision.png",
         "precision_recall.png",
@@ -83,17 +84,17 @@ def test_a_run_on_labels_is_measured_by_them(labels_run, table):
 
 def test_a_run_on_numbers_is_measured_in_their_units(numbers_run, table):
     config, card = load_yaml(TrainConfig, numbers_run / "config.yaml"), open_card(numbers_run)
-    assert config.source.task == card.task == "regression"
+    assert config.source.task == card.task.name == "regression"
     assert config.source.label_column == card.classes == ("ink", "weight")
     assert config.augment == AugmentConfig()  # whatever moves or blends an image could change the numbers
-    assert 20 < card.target_mean[0] < 200
-    assert card.target_mean[1] == pytest.approx(5 + card.target_mean[0] * 1e-4, rel=1e-4)
-    assert card.target_std[0] > 1000 * card.target_std[1]
+    assert 20 < card.task.target_mean[0] < 200
+    assert card.task.target_mean[1] == pytest.approx(5 + card.task.target_mean[0] * 1e-4, rel=1e-4)
+    assert card.task.target_std[0] > 1000 * card.task.target_std[1]
     assert list(rows(numbers_run)[0])[4:-2] == ["val_loss", "val_mae", "val_rmse", "val_r2"]
     metrics = vitrail.evaluate(numbers_run)
     assert metrics.r2 > 0.5
     assert all(score.r2 > 0.5 for score in metrics.per_value)
-    assert metrics.per_value[0].mae < card.target_std[0]
+    assert metrics.per_value[0].mae < card.task.target_std[0]
     assert metrics.r2 == pytest.approx(max(row["val_r2"] for row in rows(numbers_run)))
     assert (metrics.folder / "predicted.png").exists()
 
@@ -101,7 +102,7 @@ def test_a_run_on_numbers_is_measured_in_their_units(numbers_run, table):
         truth = list(csv.DictReader(file))
     said = list(vitrail.predict(numbers_run, [row["image"] for row in truth]))
     errors = [abs(p.values[0] - float(row["ink"])) for p, row in zip(said, truth, strict=True)]
-    assert np.mean(errors) < card.target_std[0]
+    assert np.mean(errors) < card.task.target_std[0]
 
 
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
@@ -132,7 +133,7 @@ def test_weights_of_another_task_get_a_new_head_and_that_is_said(labels_run, tab
     settings = numbers | {"weights": labels_run, "epochs": 1}
     with caplog.at_level(logging.INFO, "vitrail"):
         vitrail.train(table, out=tmp_path, **settings)
-    assert "new head for 2 numbers instead of labels" in caplog.text
+    assert "new head for 2 values instead of labels" in caplog.text
 
 
 def test_data_of_another_task_is_refused(labels_run):
@@ -180,7 +181,7 @@ def test_labels_and_numbers_are_checked_before_they_are_learnt(table, labels_run
     assert {sum(counts.values()) for counts in numbers.counts.values()} == {len(labels)}
     assert not audit.errors
     assert not numbers.errors
-    with pytest.raises(UserError, match="a run that tells classes apart"):
+    with pytest.raises(UserError, match="needs a model with one class per image"):
         vitrail.check(table, run=labels_run, out=tmp_path)
 
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from vitrail.evaluate.metrics import measure
+from measuring import measure
 
 from vitrail.train.progress import Progress
 

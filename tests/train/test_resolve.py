@@ -14,6 +14,7 @@ from vitrail.data import ArraySplit, Data, open_data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
+from vitrail.tasks import Multiclass
 from vitrail.train.prepare import model_config
 from vitrail.train.recipes import RECIPES
 from vitrail.train.resolve import resolve
@@ -27,7 +28,7 @@ def data_of(size=8, images=1000, channels=3, classes=("a", "b", "c")):
     h, w = size if isinstance(size, tuple) else (size, size)
     pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (images, h, w, channels))
     split = ArraySplit(pixels, np.zeros(images, np.int64), "made-up/train")
-    return Data("made-up", classes, {"train": split, "val": split}, (h, w), channels, ())
+    return Data("made-up", Multiclass(tuple(classes)), {"train": split, "val": split}, (h, w), channels, ())
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +41,7 @@ def _elsewhere(tmp_path, monkeypatch):
 def trained(tmp_path):
     """Weights of a small model for 12x12 grey images of two classes."""
     config = replace(canonical("vit_nano2")[1], img_size=(12, 12), channels=1, classes=2, registers=3)
-    card = Card(model="vit_nano2", config=config, classes=("x", "y"), preprocess=Preprocess((12, 12), 1))
+    card = Card(model="vit_nano2", config=config, task=Multiclass(("x", "y")), preprocess=Preprocess((12, 12), 1))
     save(tmp_path / "model.safetensors", build(config), card)
     return str(tmp_path / "model.safetensors")
 
@@ -246,7 +247,7 @@ def test_weights_keep_the_mean_they_were_trained_with(tmp_path, trained):
     save(
         tmp_path / "colour.safetensors",
         build(config),
-        Card(model="vit_nano2", config=config, classes=("x", "y"), preprocess=seen),
+        Card(model="vit_nano2", config=config, task=Multiclass(("x", "y")), preprocess=seen),
     )
     weights = {"weights": str(tmp_path / "colour.safetensors")}
     kept = resolve("made-up", data_of(), weights).input
@@ -484,7 +485,7 @@ def test_the_paper_finetunes_for_its_number_of_steps(images, epochs):
 def test_trained_weights_become_larger_for_the_papers_finetuning_and_keep_their_architecture(trained, tmp_path):
     assert resolve("made-up", data_of(), {"weights": trained, "recipe": "paper-finetune"}).input.img_size == (12, 12)
     config = replace(canonical("vit_nano16")[1], img_size=(112, 112), classes=2)
-    card = Card(model="vit_nano16", config=config, classes=("x", "y"), preprocess=Preprocess((112, 112), 3))
+    card = Card(model="vit_nano16", config=config, task=Multiclass(("x", "y")), preprocess=Preprocess((112, 112), 3))
     save(tmp_path / "photos.safetensors", build(config), card)
     asked = {"weights": str(tmp_path / "photos.safetensors")}
     assert resolve("made-up", data_of(), {**asked, "recipe": "paper-finetune"}).input.img_size == (384, 384)

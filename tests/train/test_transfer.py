@@ -21,6 +21,7 @@ from vitrail.models.ema import Ema
 from vitrail.models.lora import adapters, merged
 from vitrail.models.position import resample_state
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
 from vitrail.train.memory import recompute_activations
 from vitrail.train.optim import build_optimizers
@@ -42,7 +43,7 @@ def weights(tmp_path_factory):
     """Weights in which no parameter is zero or one, for digits of other names."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    card = Card(model="vit_nano4", config=SMALL, classes=CLASSES, preprocess=Preprocess((8, 8), 1))
+    card = Card(model="vit_nano4", config=SMALL, task=Multiclass(CLASSES), preprocess=Preprocess((8, 8), 1))
     save(path, peers.randomise(build(SMALL)), card)
     return path
 
