@@ -1,9 +1,9 @@
-"""How many JPEG files a second `vitrail check` reads, and how long 100,000 would take.
+"""Speed of `vitrail check`: JPEG files per second, and the time for 100,000 files.
 
     python benchmarks/check.py [FILES]
 
-Makes FILES (default 2,000) JPEGs of 500 × 375 from crops of scikit-learn's two photographs and checks them. Reading
-grows with the number of files and comparing with its square, so the two are timed apart.
+Checks FILES (default 2,000) JPEGs of 500 × 375, crops of scikit-learn's two photographs. Reading is linear in the
+number of files and comparing quadratic, so they are timed separately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from vitrail.data.audit import audit
-from vitrail.data.audit.near_duplicates import closest
+from vitrail.data.audit.near_duplicates import near_pairs
 
 GOAL = 100_000
 
@@ -43,14 +43,14 @@ def main() -> None:
         start = time.perf_counter()
         audit(folder)
         reading = time.perf_counter() - start
-    # As for photographs that differ, split as usual.
+    # Random signatures, as of distinct photographs.
     vectors = np.random.default_rng(0).standard_normal((GOAL, 63), np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     start = time.perf_counter()
-    for _ in closest(vectors, ["train"] * (GOAL * 4 // 5) + ["val"] * (GOAL // 5)):
+    for _ in near_pairs(vectors, ["train"] * (GOAL * 4 // 5) + ["val"] * (GOAL // 5)):
         pass
     comparing = time.perf_counter() - start
-    print(f"{count / reading:,.0f} files a second")
+    print(f"{count / reading:,.0f} files per second")
     print(f"{GOAL:,} files: {reading / count * GOAL:.0f} s to read, {comparing:.0f} s to compare")
 
 

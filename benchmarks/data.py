@@ -1,10 +1,10 @@
-"""How many images per second and core reach the model, beside a pipeline of Pillow calls as timm and torchvision have.
+"""Throughput of the data pipeline, in images per second and core, against a Pillow pipeline as in timm and torchvision.
 
     python benchmarks/data.py [--images N] [--repeats N] [--json FILE]
 
-The other pipeline is written below, because it is what is compared with: one image after the other, as the workers of
-a DataLoader do, by the calls that torchvision's transforms make of Pillow and torch. Both sides use one thread for
-everything, are timed by the CPU time that they take, which is time on one core, and take turns; figures are medians.
+The Pillow pipeline is written out below: one image at a time, as in a DataLoader worker, with the calls that
+torchvision's transforms make to Pillow and torch. Both sides use one thread and take turns; figures are medians of
+the CPU time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.train.memory import keep_freed_memory
 
 BATCH, CLASSES, SIZE = 128, 10, 224
-SCALE = 0.08  # smallest share of the area that a random crop keeps, as on ImageNet
+SCALE = 0.08  # smallest fraction of the area that a random crop keeps, as on ImageNet
 MEAN, STD = torch.full((3, 1, 1), 0.5), torch.full((3, 1, 1), 0.5)
 
 Batch = tuple[Tensor, Tensor]
 
 
-# What is compared with: timm and torchvision
+# The Pillow pipeline of timm and torchvision
 
 
 def tensor(image: Image.Image) -> Tensor:
@@ -71,7 +71,7 @@ def affine(image: Image.Image, *matrix: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
 
 
-OPERATIONS: list[Callable[[Image.Image, float], Image.Image]] = [  # of RandAugment, at a level of -1 to 1
+OPERATIONS: list[Callable[[Image.Image, float], Image.Image]] = [  # of RandAugment, with a level from -1 to 1
     lambda image, _: image,
     lambda image, level: image.rotate(30 * level, Image.Resampling.BILINEAR),
     lambda image, level: affine(image, 1, 0.3 * level, 0, 0, 1, 0),
@@ -107,7 +107,7 @@ def pillow_array(pixels: np.ndarray) -> Tensor:
 def pillow_epoch(
     read: Callable[[int], Tensor], labels: np.ndarray, mixup: float, count: int, size: int
 ) -> Iterator[Batch]:
-    """What a DataLoader's worker does, and the mixup of its batch that timm does where it is used."""
+    """An epoch as in a DataLoader worker, with timm's mixup of the batch."""
     order = np.random.default_rng(0).permutation(count)
     for at in range(0, count - size + 1, size):
         numbers = order[at : at + size].tolist()
@@ -124,7 +124,7 @@ def pillow_epoch(
 
 
 def epoch(loader: TrainBatches, preprocess: Preprocess, config: AugmentConfig) -> Iterator[Batch]:
-    """What `vitrail train` does to every batch before the model sees it."""
+    """An epoch as in `vitrail train`."""
     for number, (pixels, labels) in enumerate(loader.epoch(0)):
         generator = torch.Generator().manual_seed(number)
         yield augment(pixels, labels, config, preprocess.normalise, CLASSES, generator)
@@ -134,7 +134,7 @@ def epoch(loader: TrainBatches, preprocess: Preprocess, config: AugmentConfig) -
 
 
 def seconds(batches: Iterator[Batch]) -> float:
-    """CPU time of a whole epoch."""
+    """CPU time of an epoch."""
     start = time.process_time()
     for _ in batches:
         pass
@@ -151,7 +151,7 @@ def compare(count: int, repeats: int, sides: dict[str, Callable[[], Iterator[Bat
 
 
 def make_photos(folder: Path, count: int) -> list[Path]:
-    """JPEGs of 500 × 375 with the detail of photographs: turned and enlarged crops of scikit-learn's two."""
+    """JPEGs of 500 × 375: rotated and enlarged crops of scikit-learn's two photographs."""
     rng = np.random.default_rng(0)
     photos = [Image.fromarray(image) for image in load_sample_images().images]
     paths = []
@@ -165,7 +165,7 @@ def make_photos(folder: Path, count: int) -> list[Path]:
 
 
 def photos(count: int, repeats: int) -> dict[str, float]:
-    """JPEG files, first read and then from the cache."""
+    """JPEG files, uncached and from the cache."""
     preprocess, config = Preprocess((SIZE, SIZE), 3), AugmentConfig(crop_scale=SCALE, hflip=0.5)
     labels = np.arange(count) % CLASSES
     with tempfile.TemporaryDirectory() as folder:
@@ -205,17 +205,17 @@ def arrays(count: int, repeats: int) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=512, help="JPEG files; there are eight times as many arrays")
+    parser.add_argument("--images", type=int, default=512, help="JPEG files; eight times as many arrays are used")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--json", type=Path, help="write the results to a JSON file")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     random.seed(0)
-    keep_freed_memory()  # as `vitrail train` does; here it serves both sides
+    keep_freed_memory()  # as in `vitrail train`; it helps both sides
     files, small = photos(given.images, given.repeats), arrays(8 * given.images, given.repeats)
     rows = [
         ("JPEG 500 × 375 to 224, random crop, flip", files["Pillow"], files["vitrail"]),
-        ("the same, second epoch from the cache", files["Pillow"], files["vitrail, cached"]),
+        ("the same, from the cache", files["Pillow"], files["vitrail, cached"]),
         ("32-px arrays, flip, RandAugment, mixup", small["Pillow"], small["vitrail"]),
     ]
     print("| images per second and core | Pillow | vitrail | ratio |\n|---|---|---|---|")

@@ -1,7 +1,6 @@
-"""Memory that explaining takes beside the model and its batch: `python benchmarks/explain_memory.py`.
+"""Memory of explanations, beyond the model and its batch: `python benchmarks/explain_memory.py`.
 
-A ViT-B/16 at 224 px and 32 images, rollout and the maps of every head, in fresh processes; the peak is the kernel's
-count of resident memory (Linux).
+ViT-B/16 at 224 pixels, 32 images, each method in its own process; peak resident memory as counted by Linux.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from vitrail.explain import attention_distance, attention_maps, relevance, rollout
 from vitrail.models import create
 
-LOOKS = {
+METHODS = {
     "forward pass alone": lambda model, images: model(images),
     "rollout": rollout,
     "maps of every head": attention_maps,
@@ -25,7 +24,7 @@ LOOKS = {
 
 
 def peak() -> float:
-    """The largest resident memory of this process so far, in GiB."""
+    """The peak resident memory of this process, in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -36,12 +35,12 @@ def measure(name: str) -> None:
         model(images[:1])
     before, start = peak(), time.perf_counter()
     with torch.inference_mode():
-        LOOKS[name](model, images)
+        METHODS[name](model, images)
     print(f"{name:<20} {peak() - before:5.2f} GiB  {time.perf_counter() - start:5.1f} s", flush=True)
 
 
 if __name__ == "__main__":
-    for name in LOOKS:
+    for name in METHODS:
         process = multiprocessing.get_context("spawn").Process(target=measure, args=(name,))
         process.start()
         process.join()

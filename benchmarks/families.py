@@ -1,28 +1,28 @@
-"""What every family's small model learns of Fashion-MNIST in five minutes of two cores, from all images and from 5,000.
+"""Every family's small model on Fashion-MNIST: five minutes on two cores, with 59,000 and with 5,000 images.
 
     python benchmarks/families.py speed                      # on an otherwise idle machine
-    python benchmarks/families.py train                      # every run of the table that has not been made yet
+    python benchmarks/families.py train                      # all missing runs of the table
     python benchmarks/families.py distil                     # DeiT with and without a teacher, likewise
     python benchmarks/families.py draw                       # figures and tables of docs/models.md and docs/distill.md
 
-`speed` trains every model for a short time, in turns, with the command's own loop, and times its forward pass. `train`
-gives every model the images that it would have seen in five minutes at that speed: so the result does not depend on
-what else the machine does meanwhile, and can be had again to the bit. Everything else is what `vitrail train --model
-FAMILY` chooses, with the recipe `small`, which was made for the ViT: no family has settings of its own.
+`speed` trains the models in turn for a short time and times their forward passes. `train` trains every model for the
+number of images that it would see in five minutes at that speed, so the result does not depend on the load of the
+machine and is reproducible bit for bit. All other settings are those of `vitrail train --model FAMILY` with the recipe
+`small`, which was tuned for the ViT; no family has its own.
 
-Of the 60,000 training images 1,000 are held out to choose the best epoch, and 5,000 of the others are the small set;
-the 10,000 test images are met once, at the end. Teacher and students, whose differences are small, are measured by the
-other 54,000 training images too, which none of them has seen.
+Of the 60,000 training images 1,000 are held out to select the best epoch, and 5,000 of the rest are the small set. The
+10,000 test images are used once, at the end. Teacher and students, which differ little, are also evaluated on the other
+54,000 training images, which none of them has seen.
 
-Results go to `benchmarks/results/families.json`. Several processes may `train` at a time, with fewer `--threads` each;
-a process that was killed leaves a file `.taken` behind, to be removed before its run can be made again.
+Results are written to `benchmarks/results/families.json`. Several processes may `train` at once, with fewer
+`--threads` each; after a killed process, delete its `.taken` file to repeat the run.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the command does, before torch is loaded
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the vitrail command, before torch is imported
 
 import argparse
 import csv
@@ -62,12 +62,12 @@ TAU = 3.0  # of soft distillation, as in DeiT
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: a family's small model on one of the sets; with a teacher that was trained before on the same set."""
+    """One run: a family's small model on one of the sets, optionally with a teacher trained on the same set."""
 
     family: str
     images: int
     seed: int
-    teacher: str = ""  # the name of its run
+    teacher: str = ""  # name of the teacher's run
     distill: str = ""  # hard or soft
     budget: int = BUDGET  # in seconds
 
@@ -79,14 +79,14 @@ class Trial:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `vitrail train` is given beside data, model and length; all else is the recipe's choice."""
+        """The arguments of `vitrail train` besides data, model and length; all others are the recipe's."""
         tau = {"distill_tau": TAU} if self.distill == "soft" else {}
         return {"seed": self.seed} | ({"distill": self.distill} | tau if self.teacher else {})
 
 
-COMPARED = ("vit", "hybrid", "bit")  # by the paper, and here with three seeds
+COMPARED = ("vit", "hybrid", "bit")  # compared in the paper, and here with three seeds
 OTHERS = ("deit", "swin", "mixer", "coatnet", "pvt", "pvt_v2")
-# The most telling first: they are made in this order.
+# In order of importance.
 TRIALS = (
     *(Trial(family, images, 0) for family in (*COMPARED, *OTHERS) for images in SETS),
     *(Trial(family, images, seed) for seed in (1, 2) for images in SETS for family in COMPARED),
@@ -100,12 +100,12 @@ DISTILLED = (
 
 
 def shuffled(count: int) -> np.ndarray:
-    """The numbers of the training images: first those held out, then those of the small set, then all others."""
+    """Training image numbers: first the held-out ones, then the small set, then the rest."""
     return np.random.default_rng(0).permutation(count)
 
 
 def data(work: Path, images: int) -> Path:
-    """The file with so many of the training images, the held-out ones and the test images."""
+    """The file with `images` training images, the held-out images and the test images."""
     path = work / f"fashion-{images}.npz"
     if not path.exists():
         splits = open_data("fashion-mnist").splits
@@ -125,7 +125,7 @@ def data(work: Path, images: int) -> Path:
 
 
 def unseen(work: Path) -> Path:
-    """The file with the training images that are neither in the small set nor held out."""
+    """The file with the training images outside the small set and the hold-out."""
     path = work / "fashion-unseen.npz"
     if not path.exists():
         train = open_data("fashion-mnist").splits["train"]
@@ -140,7 +140,7 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 
 def speed(work: Path, seconds: int) -> None:
-    """Images per second in training and in inference: the median of rounds in which the families take turns."""
+    """Images per second in training and inference: medians over rounds in which the families take turns."""
     source = data(work, SETS[1])
     training: dict[str, list[float]] = {family: [] for family in (*COMPARED, *OTHERS)}
     inference: dict[str, list[float]] = {family: [] for family in (*COMPARED, *OTHERS)}
@@ -175,7 +175,7 @@ def speed(work: Path, seconds: int) -> None:
 
 @torch.inference_mode()
 def forward_rate(model: vitrail.models.Model, batch: int = 128, seconds: float = 3) -> float:
-    """Images per second of forward passes alone."""
+    """Images per second of the forward pass."""
     images = torch.rand(batch, model.config.channels, *model.config.img_size)
     for _ in range(3):
         model(images)
@@ -187,7 +187,7 @@ def forward_rate(model: vitrail.models.Model, batch: int = 128, seconds: float =
 
 
 def train(work: Path, trial: Trial) -> None:
-    """Makes a run and measures it, unless that was done or another process does it."""
+    """Trains and evaluates a run, unless it is done or claimed by another process."""
     claim = work / f"{trial.name}.taken"
     with results() as found:
         if trial.name in found["runs"] or claim.exists():
@@ -225,10 +225,10 @@ def train(work: Path, trial: Trial) -> None:
 
 
 def measure_unseen(work: Path, trial: Trial) -> None:
-    """Measures a run of the small set by the images that are in no set of it, unless that was done.
+    """Evaluates a run on the small set by images outside its splits, unless it is done.
 
-    Both the weights that are kept, those of the best epoch, and the last ones: of near epochs, 1,000 held-out images
-    choose by luck.
+    Both the saved weights, of the best epoch, and the last ones: 1,000 held-out images are too few to rank similar
+    epochs.
     """
     with results() as found:
         if "last" in found["runs"].get(trial.name, {"last": None}):
@@ -249,7 +249,7 @@ def measure_unseen(work: Path, trial: Trial) -> None:
 
 @contextmanager
 def results() -> Iterator[dict[str, Any]]:
-    """What was measured so far, to be changed by one process at a time."""
+    """The results so far, locked for update by one process at a time."""
     RESULTS.parent.mkdir(exist_ok=True)
     with (RESULTS.parent / ".families.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -259,9 +259,9 @@ def results() -> Iterator[dict[str, Any]]:
 
 
 def draw() -> None:
-    """The figures, and the tables as Markdown on the screen."""
+    """Saves the figures and prints the tables as Markdown."""
     found = json.loads(RESULTS.read_text())
-    runs = [run for run in found["runs"].values() if run["budget"] == BUDGET]  # without the teacher, which had longer
+    runs = [run for run in found["runs"].values() if run["budget"] == BUDGET]  # not the teacher
     print("| family | model | parameters | training | inference | epochs | of 5,000 | epochs | of 59,000 |")
     print("|---|---|---|---|---|---|---|---|---|")
     ends: dict[str, list[list[float]]] = {}
@@ -274,47 +274,47 @@ def draw() -> None:
         speeds = f"{facts['train']:,.0f} | {facts['inference']:,.0f}"
         print(f"| {family} | `{facts['model']}` | {facts['params']:,} | {speeds} | {' | '.join(cells)} |")
     print("\n| | best epoch, 10,000 test images | best epoch, 54,000 unseen | last epoch, unseen |\n|---|---|---|---|")
-    schools = _schools(found["runs"])
-    for name, measured in schools.items():
+    methods = _distillation(found["runs"])
+    for name, measured in methods.items():
         print(f"| {name} | {' | '.join(map(_spread, measured))} |")
     with mpl.rc_context(STYLE):
         save(_figure(found["speed"], ends), FIGURES / "families.png")
-        save(_distilled(schools), FIGURES / "distill.png")
+        save(_distilled(methods), FIGURES / "distill.png")
 
 
-def _schools(runs: dict[str, Any]) -> dict[str, list[list[float]]]:
-    """The teacher and how students learn, with what was measured of every run: its kept weights, and its last."""
+def _distillation(runs: dict[str, Any]) -> dict[str, list[list[float]]]:
+    """Top-1 of the teacher and of the students by method: test images, unseen images, unseen with the last weights."""
     found = {}
-    for name, school in (
+    for name, trials in (
         ("the teacher, BiT", [TEACHER]),
         ("without a teacher", [trial for trial in DISTILLED if trial.family == "deit" and not trial.distill]),
-        ("its choices, `hard`", [trial for trial in DISTILLED if trial.distill == "hard"]),
-        (f"its probabilities, `soft` at {TAU:g}", [trial for trial in DISTILLED if trial.distill == "soft"]),
+        ("hard labels, `hard`", [trial for trial in DISTILLED if trial.distill == "hard"]),
+        (f"soft labels, `soft` at {TAU:g}", [trial for trial in DISTILLED if trial.distill == "soft"]),
     ):
-        made = [runs[trial.name] for trial in school if "last" in runs.get(trial.name, ())]
-        found[name] = [[100 * run[measure] for run in made] for measure in ("top1", "unseen", "last")]
+        finished = [runs[trial.name] for trial in trials if "last" in runs.get(trial.name, ())]
+        found[name] = [[100 * run[measure] for run in finished] for measure in ("top1", "unseen", "last")]
     return found
 
 
-def _distilled(schools: dict[str, list[list[float]]]) -> Figure:
-    """A row for the teacher and each kind of student; every seed is a stroke."""
+def _distilled(methods: dict[str, list[list[float]]]) -> Figure:
+    """One row for the teacher and for each kind of student; every seed is a tick."""
     figure = Figure(figsize=(8, 2.6), layout="constrained")
     axes = figure.subplots()
-    shown = [(name.replace("`", ""), top1) for name, (_, _, top1) in schools.items() if top1][::-1]
+    shown = [(name.replace("`", ""), top1) for name, (_, _, top1) in methods.items() if top1][::-1]
     for row, (_, top1) in enumerate(shown):
         axes.plot(statistics.mean(top1), row, "o", color=GREY if row == len(shown) - 1 else BLUE, markersize=8)
         if len(top1) > 1:
             axes.plot(top1, [row] * len(top1), "|", color=INK, markersize=9)
     axes.set_yticks(range(len(shown)), [name for name, _ in shown])
     axes.set_ylim(-0.6, len(shown) - 0.4)
-    axes.set_xlabel("top-1 in % after the last epoch, of 54,000 images that none of them has seen")
-    axes.set_title("What a DeiT learns of 5,000 images, and of a teacher that saw no others")
+    axes.set_xlabel("top-1 in % after the last epoch, on 54,000 unseen images")
+    axes.set_title("DeiT on 5,000 images, without and with a teacher trained on the same images")
     axes.grid(axis="y", visible=False)
     return figure
 
 
 def _spread(top1: list[float]) -> str:
-    """The mean, with the lowest and the highest if there are several."""
+    """The mean, with the range if there are several seeds."""
     if not top1:
         return "not measured"
     mean = f"{statistics.mean(top1):.2f} %"
@@ -322,7 +322,7 @@ def _spread(top1: list[float]) -> str:
 
 
 def _figure(speeds: dict[str, Any], ends: dict[str, list[list[float]]]) -> Figure:
-    """A line for each family from what it learns of few images to what it learns of many; every seed is a stroke."""
+    """One line per family from its accuracy with few images to that with many; every seed is a tick."""
     order = sorted((family for family in speeds if ends[family][0]), key=lambda f: statistics.mean(ends[f][0]))
     figure = Figure(figsize=(8, 0.42 * len(order) + 1.5), layout="constrained")
     axes = figure.subplots()
@@ -345,23 +345,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["speed", "train", "distil", "draw"])
     parser.add_argument("--work", type=Path, default=Path("runs/families"), help="folder for data and runs")
-    parser.add_argument("--seconds", type=int, default=15, help="of training in each round of `speed`")
-    parser.add_argument("--threads", type=int, help="of every process; without, as many as there are cores")
-    asked = parser.parse_args()
-    asked.work.mkdir(parents=True, exist_ok=True)
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    if asked.what == "speed":
-        speed(asked.work, asked.seconds)
-    elif asked.what == "draw":
+    parser.add_argument("--seconds", type=int, default=15, help="training time per round of `speed`")
+    parser.add_argument("--threads", type=int, help="threads per process (default: all cores)")
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    if args.what == "speed":
+        speed(args.work, args.seconds)
+    elif args.what == "draw":
         draw()
-    elif asked.what == "train":
+    elif args.what == "train":
         for trial in TRIALS:
-            train(asked.work, trial)
+            train(args.work, trial)
     else:
         for trial in DISTILLED:
-            train(asked.work, trial)
-            measure_unseen(asked.work, trial)
+            train(args.work, trial)
+            measure_unseen(args.work, trial)
 
 
 if __name__ == "__main__":

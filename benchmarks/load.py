@@ -1,10 +1,9 @@
-"""How much memory loading takes beyond that of the program, as a share of the file's size.
+"""Peak memory of loading weights, as a fraction of the file size.
 
     python benchmarks/load.py [--model NAME] [--kinds KIND …] [--json FILE]
 
-Random weights are written in every format, as PyTorch's own and in several files, and each is loaded in a process of
-its own, which tells how far its memory grew at its highest while it did so. Pages of a mapped file count as the
-process's, as the system counts them.
+Random weights are written in every format, also as a PyTorch checkpoint and sharded, and each is loaded in its own
+process, which reports the growth of its peak memory. Pages of a memory-mapped file count.
 """
 
 from __future__ import annotations
@@ -26,46 +25,46 @@ from vitrail.verbs.convert import To, convert
 from vitrail.weights import WEIGHTS_FILE, Card, load, save
 from vitrail.weights.tensors import SUFFIXES
 
-KINDS = ("vitrail", "timm", "hf", "torchvision", "npz", "pth", "parts", "hf parts")
+KINDS = ("vitrail", "timm", "hf", "torchvision", "npz", "pth", "sharded", "hf sharded")
 
 
 def peak() -> int:
-    """The most memory that the process has had since its program began, in bytes. Linux tells it."""
+    """The peak resident memory of this process in bytes (Linux)."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 
 
-def grow(path: Path, answers: Any) -> None:
-    """Tells by how many bytes loading a file raises the most memory of this process."""
-    torch.zeros(8, 8) @ torch.zeros(8, 8)  # what the first use of torch takes is not the file's
+def measure_growth(path: Path, results: Any) -> None:
+    """Loads a file and reports the growth of this process's peak memory."""
+    torch.zeros(8, 8) @ torch.zeros(8, 8)  # initialises torch before the measurement
     before = peak()
     model = load(path)
-    answers.put(peak() - before)
+    results.put(peak() - before)
     del model
 
 
 def measure(path: Path) -> int:
     context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=grow, args=(path, answers))
+    results = context.Queue()
+    process = context.Process(target=measure_growth, args=(path, results))
     process.start()
-    grown: int = answers.get()
+    grown: int = results.get()
     process.join()
     return grown
 
 
 _TO: dict[str, To] = {
     "timm": "timm",
-    "parts": "timm",
+    "sharded": "timm",
     "hf": "hf",
-    "hf parts": "hf",
+    "hf sharded": "hf",
     "npz": "npz",
     "torchvision": "torchvision",
 }
 
 
 def write(kind: str, own: Path, folder: Path) -> Path:
-    """The same weights in another form, alone in a folder; returns the path to load."""
+    """Writes the same weights in another format to an empty folder; returns the path to load."""
     folder.mkdir()
     if kind == "vitrail":
         return own
@@ -74,11 +73,11 @@ def write(kind: str, own: Path, folder: Path) -> Path:
         return folder / "model.pth"
     to = _TO[kind]
     path = convert(own, folder / "model.npz" if to == "npz" else folder if to == "hf" else folder / WEIGHTS_FILE, to=to)
-    return cut(path) if "parts" in kind else path
+    return shard(path) if "sharded" in kind else path
 
 
-def cut(path: Path, count: int = 4) -> Path:
-    """Weights in several files with an index, as Hugging Face writes large ones."""
+def shard(path: Path, count: int = 4) -> Path:
+    """Splits weights into shards with an index, as Hugging Face does."""
     state = load_file(path)
     files = {name: f"model-{1 + i * count // len(state):05}-of-{count:05}.safetensors" for i, name in enumerate(state)}
     for file in set(files.values()):

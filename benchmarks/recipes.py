@@ -1,18 +1,18 @@
-"""What the recipe `small` reaches on Fashion-MNIST in a given time, beside a ViT of the same size trained with timm.
+"""Accuracy of the recipe `small` on Fashion-MNIST in a given time, against a ViT of the same size trained with timm.
 
     python benchmarks/recipes.py vitrail 3m --seeds 0 1 2
     python benchmarks/recipes.py timm 3m
     python benchmarks/recipes.py draw
 
-Each measurement is a program of its own on an otherwise idle machine; what it reaches is added to
-`benchmarks/results/recipes.json`, and `draw` makes the figure and the table of docs/recipes.md from that file. The
-figure given is the test accuracy at the end of the time, never the best on the way there.
+Run each measurement on an otherwise idle machine. Results are added to `benchmarks/results/recipes.json`, from which
+`draw` makes the figure and the table of docs/recipes.md. The result is the test accuracy at the end of the time, not
+the best one on the way.
 
-timm's side has timm's own parts with the settings that its documentation gives for a ViT: AdamW, weight decay 0.05,
-warm-up, cosine decay, RandAugment `rand-m9-mstd0.5-inc1`, random resized crops, mirror images, mixup 0.8, label
-smoothing 0.1; learning rate 1e-3 at batch 128, as for small ViTs in https://arxiv.org/abs/2112.13492. It is spared what
-would cost it the budget: its loader runs beside the training, its threads give way as vitrail's do (GOMP_SPINCOUNT),
-and its schedule too ends with the time.
+The timm side uses timm's own components with the settings that its documentation gives for a ViT: AdamW, weight decay
+0.05, warm-up, cosine decay, RandAugment `rand-m9-mstd0.5-inc1`, random resized crops, horizontal flips, mixup 0.8,
+label smoothing 0.1; learning rate 1e-3 at batch size 128, as for small ViTs in https://arxiv.org/abs/2112.13492. To be
+fair within the time budget, its loader runs in parallel with training, its threads do not spin (GOMP_SPINCOUNT), as
+vitrail's, and its schedule ends with the budget.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Record = dict[str, Any]
 
 
 def measure_vitrail(budget: str, seed: int) -> Record:
-    """The command that a user types."""
+    """Runs `vitrail train`."""
     with tempfile.TemporaryDirectory() as out:
         command = [
             "train",
@@ -58,8 +58,8 @@ def measure_vitrail(budget: str, seed: int) -> Record:
 
 
 def measure_timm(budget: str, seed: int, lr: float, batch_size: int = 128) -> Record:
-    """timm's model, loader, augmentation, mixup and optimiser in the shortest loop."""
-    os.environ["GOMP_SPINCOUNT"] = "10000"  # before torch is loaded
+    """timm's model, transforms, mixup and optimiser in a minimal loop."""
+    os.environ["GOMP_SPINCOUNT"] = "10000"  # before torch is imported
     sys.path.insert(0, str(HERE.parent / "tests"))
     import numpy as np
     import torch
@@ -73,7 +73,7 @@ def measure_timm(budget: str, seed: int, lr: float, batch_size: int = 128) -> Re
     seconds = coerce(TrainConfig, "time_budget", budget)
     splits = open_data("fashion-mnist").splits
     torch.manual_seed(seed)
-    np.random.seed(seed)  # timm's mixup draws from here  # noqa: NPY002
+    np.random.seed(seed)  # for timm's mixup  # noqa: NPY002
     model = timm("timm.models.vision_transformer").VisionTransformer(
         img_size=32, patch_size=8, in_chans=1, num_classes=10, embed_dim=128, depth=6, num_heads=4, mlp_ratio=2
     )
@@ -137,7 +137,7 @@ def measure_timm(budget: str, seed: int, lr: float, batch_size: int = 128) -> Re
 
 
 def draw() -> None:
-    """The figure, and the table as Markdown on the screen."""
+    """Saves the figure and prints the table as Markdown."""
     import matplotlib as mpl
     import numpy as np
     from matplotlib.figure import Figure
@@ -178,18 +178,18 @@ def main() -> None:
     parser.add_argument("budget", nargs="?", default="3m")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--lr", type=float, default=1e-3, help="timm's learning rate")
-    parser.add_argument("--dry", action="store_true", help="do not keep the result")
-    asked = parser.parse_args()
-    if asked.what == "draw":
+    parser.add_argument("--dry", action="store_true", help="do not save the result")
+    args = parser.parse_args()
+    if args.what == "draw":
         draw()
         return
-    for seed in asked.seeds:
-        record: Record = {"who": asked.what, "budget": asked.budget, "seed": seed}
-        if asked.what == "vitrail":
-            record |= measure_vitrail(asked.budget, seed)
+    for seed in args.seeds:
+        record: Record = {"who": args.what, "budget": args.budget, "seed": seed}
+        if args.what == "vitrail":
+            record |= measure_vitrail(args.budget, seed)
         else:
-            record |= measure_timm(asked.budget, seed, asked.lr)
-        if not asked.dry:
+            record |= measure_timm(args.budget, seed, args.lr)
+        if not args.dry:
             RESULTS.parent.mkdir(exist_ok=True)
             known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
             RESULTS.write_text(json.dumps([*known, record]) + "\n")

@@ -1,18 +1,18 @@
-"""What a ViT trained on eight classes of Fashion-MNIST is worth on the two others, of which it gets 20 images.
+"""Transfer learning: a ViT pre-trained on eight classes of Fashion-MNIST, and 20 images of the other two.
 
     python benchmarks/transfer.py confused                 # how the pairs of unseen classes were chosen
     python benchmarks/transfer.py pretrain --pair tops     # 50,000 images of the 8 other classes
-    python benchmarks/transfer.py target --pair tops       # the 2 unseen classes, by every method
+    python benchmarks/transfer.py target --pair tops       # the 2 unseen classes, with every method
     python benchmarks/transfer.py resize --pair tops       # from 28 to 42 pixels
     python benchmarks/transfer.py draw                     # the figure and the tables of docs/transfer.md
 
-Data and runs are made in the folder `--work`. `--pair shoes` leaves out another two classes. What is measured goes to
-`benchmarks/results/transfer.json`, and what stands there already is not measured again.
+Data and runs are stored in the folder `--work`. `--pair shoes` holds out another pair of classes. Results are added to
+`benchmarks/results/transfer.json`; those already there are not measured again. Run one process at a time.
 
-Nothing is chosen on the test images. Every setting is a recipe's default or stands below, fixed before; a training
-validates on its own 20 images, keeps the last of its best epochs, and meets the test images once, at its end. From
-scratch three settings are told, so that the best of them can be compared. `finetune` took 50 epochs when this was
-measured; what is seen here made it take 200 steps at least. One process at a time, for the results.
+Nothing is selected on the test images. Every setting is a recipe's default or fixed below. A run validates on its own
+20 images, keeps the last of its best epochs, and is tested once, at its end. From scratch, three settings are measured,
+and the best of them is compared. `finetune` had 50 epochs when this was measured; because of these results it now
+takes at least 200 steps.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "transfer.json"
 FIGURE = HERE.parent / "docs" / "images" / "transfer.png"
 
-# The two classes that k-NN on pixels confuses most, and the two among shoes: see `confused`.
+# The two classes that k-NN on pixels confuses most, and two kinds of shoes: see `confused`.
 PAIRS = {"tops": ("T-shirt/top", "Shirt"), "shoes": ("Sandal", "Ankle boot")}
 MODEL = "vit_nano7"  # its patches divide both 28 and 42 pixels
-IMAGES, EPOCHS = 50_000, 6  # to pre-train on; all else is the recipe's choice
+IMAGES, EPOCHS = 50_000, 6  # of pre-training; the rest is the recipe's
 PER_CLASS, SHOTS = 10, (1, 5, 10)
-K = 5  # of 20 images; the default, 20, would let all of them vote
+K = 5  # of 20 images; with the default, 20, all of them would vote
 DRAWS = 5
 
-# What `vitrail.train` is given beside the data, with --weights and from scratch; all else is the recipe's choice.
+# Arguments of `vitrail.train` besides the data, with --weights and from scratch; all others are the recipe's.
 TUNED: dict[str, dict[str, Any]] = {
     "fine-tuned": {"epochs": 50},
     "LoRA": {"epochs": 50, "lora_rank": 8},
@@ -65,7 +65,7 @@ SCRATCH: dict[str, dict[str, Any]] = {
     "scratch, 200 epochs, lr 0.0005": {"model": MODEL, "epochs": 200, "lr": 5e-4},
 }
 
-# What the positions of a 6x6 grid are made of, and how long and on how many images the model then learns with them.
+# Ways to get position embeddings for a 6x6 grid, and the images and epochs of fine-tuning with them.
 POSITIONS = ("bicubic", "linear", "repeated", "zero", "fresh")
 LARGE, LARGE_IMAGES, LARGE_EPOCHS = 42, 3_200, 4
 
@@ -77,7 +77,7 @@ Array = NDArray[Any]
 
 
 def everything() -> tuple[Array, Array, int]:
-    """All images of Fashion-MNIST, the names of their classes, and how many of them are for training."""
+    """All images of Fashion-MNIST, their class names, and the number of training images."""
     data = open_data("fashion-mnist")
     train, test = data.splits["train"], data.splits["test"]
     names = np.array(data.classes)[np.concatenate([train.targets, test.targets])]
@@ -85,7 +85,7 @@ def everything() -> tuple[Array, Array, int]:
 
 
 def eight(pair: str, folder: Path, images: int) -> Path:
-    """The data to pre-train on: of the 56,000 images of the eight other classes, 6,000 are to validate."""
+    """The data for pre-training: 56,000 images of the eight other classes, of which 6,000 are for validation."""
     pixels, names, _ = everything()
     rows = np.random.default_rng(0).permutation(np.flatnonzero(~np.isin(names, PAIRS[pair])))
     train, val = rows[:images], rows[IMAGES:]
@@ -93,7 +93,7 @@ def eight(pair: str, folder: Path, images: int) -> Path:
 
 
 def two(pair: str, folder: Path, draw: int) -> Path:
-    """The data to transfer to: 20 training images of the two unseen classes, and all 2,000 test images of them."""
+    """The target data: 20 training images of the two unseen classes, and all their 2,000 test images."""
     pixels, names, count = everything()
     rng = np.random.default_rng([1, draw])
     few = np.concatenate([rng.permutation(np.flatnonzero(names[:count] == name))[:PER_CLASS] for name in PAIRS[pair]])
@@ -115,7 +115,7 @@ def write(file: Path, **splits: tuple[Array, Array]) -> Path:
 
 
 def pretrain(pair: str, folder: Path, images: int, epochs: int) -> Iterator[Record]:
-    """The run that everything starts from. If it was stopped, it goes on."""
+    """The pre-training run; resumed if it was stopped."""
     run = folder / "pretrained"
     if (run / "config.yaml").exists():
         vitrail.train(resume=run)
@@ -125,7 +125,7 @@ def pretrain(pair: str, folder: Path, images: int, epochs: int) -> Iterator[Reco
 
 
 def target(pair: str, folder: Path, draw: int, known: set[str]) -> Iterator[Record]:
-    """Every method, with the same 20 images."""
+    """All methods, with the same 20 images."""
     data = two(pair, folder, draw)
     if "k-NN" not in known:
         yield from ({"method": method, "top1": top1} for method, top1 in probes(folder / "pretrained", data))
@@ -147,7 +147,7 @@ def probes(run: Path, data: Path) -> Iterator[tuple[str, float]]:
 
 
 def controls(data: Path, draw: int) -> Iterator[tuple[str, float]]:
-    """The same classifiers on the pixels, and on the features of a model with random weights."""
+    """The same classifiers on pixels, and on features of a randomly initialised model."""
     torch.manual_seed(draw)
     model = vitrail.create(MODEL, img_size=28, channels=1, classes=2).eval()
     with np.load(data) as arrays:
@@ -165,7 +165,7 @@ def controls(data: Path, draw: int) -> Iterator[tuple[str, float]]:
 
 
 def resize(folder: Path, positions: str) -> Record:
-    """The pre-trained model at 42 pixels, as it is and after each epoch of learning from a few images."""
+    """Accuracy of the pre-trained model at 42 pixels, before and after each epoch of fine-tuning on a few images."""
     with np.load(folder / "eight.npz") as arrays:
         splits = {split: (arrays[f"x_{split}"], arrays[f"y_{split}"]) for split in ("train", "val")}
     x, y = splits["train"]
@@ -177,7 +177,7 @@ def resize(folder: Path, positions: str) -> Record:
 
 
 def enlarge(run: Path, out: Path, positions: str) -> Path:
-    """The model of a run for larger images, with positions that are resampled or made in another way."""
+    """The model of a run for larger images, with position embeddings made in one of the ways of POSITIONS."""
     resampled = positions in ("bicubic", "linear")
     model, card = open_run(run, img_size=LARGE, **({"resample": positions} if resampled else {}))
     if not resampled:
@@ -187,7 +187,7 @@ def enlarge(run: Path, out: Path, positions: str) -> Path:
         made = {
             "repeated": grid.repeat(2, 2, 1)[:side, :side],
             "zero": torch.zeros(side, side, grid.shape[-1]),
-            "fresh": 0.02 * torch.randn(side, side, grid.shape[-1]),  # as a new model begins
+            "fresh": 0.02 * torch.randn(side, side, grid.shape[-1]),  # as initialised
         }
         model.pos_embed.data = made[positions].reshape(model.pos_embed.shape)
     out.mkdir(exist_ok=True)
@@ -196,13 +196,13 @@ def enlarge(run: Path, out: Path, positions: str) -> Path:
 
 
 def curve(run: Path) -> list[float]:
-    """The accuracy after every epoch of a run."""
+    """The validation accuracy after every epoch of a run."""
     with (run / "metrics.csv").open(newline="") as file:
         return [float(row["val_top1"]) for row in csv.DictReader(file)]
 
 
 def confused() -> None:
-    """Prints how often k-NN on pixels takes one class for another: 10,000 training images by the 50,000 others."""
+    """Prints the pairs of classes that k-NN on pixels confuses most: 10,000 training images by 50,000."""
     pixels, names, count = everything()
     classes, numbers = np.unique(names[:count], return_inverse=True)
     x = pixels[:count].reshape(count, -1) / np.float32(255)
@@ -224,10 +224,10 @@ def keep(record: Record, dry: bool) -> None:
     if dry:
         return
     lines = ",\n".join(json.dumps(one) for one in [*known(), record])
-    write_text(RESULTS, f"[\n{lines}\n]\n")  # whole or not at all
+    write_text(RESULTS, f"[\n{lines}\n]\n")
 
 
-# The figure: groups of rows, in each what they are called and the method in the results.
+# The rows of the figure, in groups: label, and method in the results.
 GROUPS = {
     (BLUE, "pre-trained on the 8 other classes"): {
         "fine-tuned, 200 epochs": "fine-tuned, 200 epochs",
@@ -246,19 +246,19 @@ GROUPS = {
         f"k-NN, k = {K}": "k-NN, pixels",
         "few-shot, 10 images a class": "few-shot 10, pixels",
     },
-    ("#999999", "a network that learnt nothing"): {
+    ("#999999", "untrained network"): {
         "linear probe": "linear, untrained",
         f"k-NN, k = {K}": "k-NN, untrained",
         "few-shot, 10 images a class": "few-shot 10, untrained",
     },
 }
 
-Found = dict[str, list[float]]  # the accuracy of every draw, by method
+Accuracies = dict[str, list[float]]  # of every draw, by method
 
 
 def draw() -> None:
-    """The figure, and the tables as Markdown on the screen."""
-    found: dict[str, Found] = {}
+    """Saves the figure and prints the tables as Markdown."""
+    found: dict[str, Accuracies] = {}
     for record in known():
         if "draw" in record:
             found.setdefault(record["pair"], {}).setdefault(record["method"], []).append(record["top1"])
@@ -273,7 +273,7 @@ def draw() -> None:
         save(figure, FIGURE)
 
 
-def table(found: dict[str, Found]) -> None:
+def table(found: dict[str, Accuracies]) -> None:
     print(f"| | {' | '.join(' or '.join(PAIRS[pair]) for pair in found)} |\n|---{'|---' * len(found)}|")
     for method in next(iter(found.values())):
         cells = [
@@ -288,13 +288,13 @@ def table(found: dict[str, Found]) -> None:
             print(f"| {record['pair']}: {record['method']} | {values} |")
 
 
-def dots(axes: Axes, found: Found, named: bool) -> None:
-    """A row for every method: each draw of 20 images as a dot, their mean and standard deviation."""
+def dots(axes: Axes, found: Accuracies, named: bool) -> None:
+    """One row per method: a dot for each draw of 20 images, with mean and standard deviation."""
     best = max((name for name in SCRATCH if name in found), key=lambda name: np.mean(found[name]))
     row, names = 0.0, {}
-    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    background = {"facecolor": "white", "edgecolor": "none", "pad": 1}
     for (color, title), methods in GROUPS.items():
-        axes.text(0.26, row, title, color=color, fontsize=8.5, fontweight="bold", va="center", bbox=paper)
+        axes.text(0.26, row, title, color=color, fontsize=8.5, fontweight="bold", va="center", bbox=background)
         for name, method in methods.items():
             row -= 1
             names[row] = name
@@ -313,13 +313,13 @@ def dots(axes: Axes, found: Found, named: bool) -> None:
 
 
 def larger(axes: Axes) -> None:
-    """Accuracy at 42 pixels over the steps of learning, for each way to make positions."""
-    looks = {
+    """Accuracy at 42 pixels over the steps of fine-tuning, for each kind of position embeddings."""
+    styles = {
         "bicubic": (BLUE, "-", "resampled, bicubic"),
         "linear": (SKY, "--", "resampled, linear"),
-        "repeated": (GREY, "-", "the old ones repeated"),
-        "zero": (INK, ":", "none: all zero"),
-        "fresh": (ORANGE, "-", "fresh"),
+        "repeated": (GREY, "-", "tiled"),
+        "zero": (INK, ":", "zero"),
+        "fresh": (ORANGE, "-", "re-initialised"),
     }
     for record in known():
         if record["method"] == "pre-training" and record["pair"] == "tops":
@@ -327,10 +327,10 @@ def larger(axes: Axes) -> None:
                 record["top1"][-1], color=INK, linewidth=1, linestyle=(0, (4, 3)), label="28 px, for comparison"
             )
         elif record["method"].startswith("positions"):
-            color, line, name = looks[record["method"].split()[1]]
+            color, line, name = styles[record["method"].split()[1]]
             steps = np.arange(len(record["top1"])) * (LARGE_IMAGES // 128)
             axes.plot(steps, record["top1"], line, color=color, marker="o", markersize=4, label=name)
-    axes.set_title(f"From 28 to {LARGE} pixels: positions")
+    axes.set_title(f"Positions from 28 to {LARGE} pixels")
     axes.set_xlabel("steps of fine-tuning at the new size")
     axes.set_ylabel("accuracy on 6,000 images of 8 classes")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -342,28 +342,28 @@ def main() -> None:
     parser.add_argument("what", choices=["confused", "pretrain", "target", "resize", "draw"])
     parser.add_argument("--pair", choices=PAIRS, default="tops")
     parser.add_argument("--work", type=Path, default=Path("transfer"))
-    parser.add_argument("--images", type=int, default=IMAGES, help="to pre-train on")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="to pre-train")
+    parser.add_argument("--images", type=int, default=IMAGES, help="images for pre-training")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="epochs of pre-training")
     parser.add_argument("--draws", type=int, default=DRAWS)
-    parser.add_argument("--dry", action="store_true", help="do not keep the results")
-    asked = parser.parse_args()
-    folder = asked.work / asked.pair
-    mine = [record for record in known() if record["pair"] == asked.pair]
-    if asked.what == "confused":
+    parser.add_argument("--dry", action="store_true", help="do not save the results")
+    args = parser.parse_args()
+    folder = args.work / args.pair
+    mine = [record for record in known() if record["pair"] == args.pair]
+    if args.what == "confused":
         confused()
-    elif asked.what == "pretrain":
-        for record in pretrain(asked.pair, folder, asked.images, asked.epochs):
-            keep({"pair": asked.pair} | record, asked.dry)
-    elif asked.what == "target":
-        for number in range(asked.draws):
+    elif args.what == "pretrain":
+        for record in pretrain(args.pair, folder, args.images, args.epochs):
+            keep({"pair": args.pair} | record, args.dry)
+    elif args.what == "target":
+        for number in range(args.draws):
             done = {record["method"] for record in mine if record.get("draw") == number}
-            for record in target(asked.pair, folder, number, done):
-                keep({"pair": asked.pair, "draw": number} | record, asked.dry)
-    elif asked.what == "resize":
+            for record in target(args.pair, folder, number, done):
+                keep({"pair": args.pair, "draw": number} | record, args.dry)
+    elif args.what == "resize":
         done = {record["method"] for record in mine}
         for positions in POSITIONS:
             if f"positions {positions}" not in done:
-                keep({"pair": asked.pair} | resize(folder, positions), asked.dry)
+                keep({"pair": args.pair} | resize(folder, positions), args.dry)
     else:
         draw()
 

@@ -1,9 +1,9 @@
-"""What a step of fine-tuning costs if all learns, a part, adapters, or the head alone: time and memory.
+"""Time and memory of a fine-tuning step: all weights, part of them, LoRA adapters, or the head only.
 
     python benchmarks/tuning.py
 
-ViT-S/16 at 96 pixels, batches of 32, AdamW, one thread. Every way runs in a process of its own: the time is that of
-the processor for the fastest of six steps, the memory the most that was used beyond the program and the weights.
+ViT-S/16 at 96 pixels, batch size 32, AdamW, one thread. Each method runs in its own process: CPU time of the fastest
+of six steps, peak memory beyond the program and the weights.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vitrail.models import create
 from vitrail.train.memory import keep_freed_memory
 from vitrail.train.transfer import set_learning, set_mode
 
-WAYS = {
-    "none: all learns": TransferConfig(),
+METHODS = {
+    "none: all weights": TransferConfig(),
     "`--lora-rank 8`": TransferConfig(lora_rank=8, lora_alpha=16.0),
     "`--freeze 6`": TransferConfig(freeze=6),
     "`--freeze all`": TransferConfig(freeze="all"),
@@ -29,7 +29,7 @@ WAYS = {
 
 
 def measure(transfer: TransferConfig) -> tuple[float, float]:
-    """Seconds of a step, and MiB beyond the weights."""
+    """Seconds per step, and MiB beyond the weights."""
     torch.set_num_threads(1)
     keep_freed_memory()
     model = create("vit_s16", img_size=96, classes=10)
@@ -50,16 +50,16 @@ def measure(transfer: TransferConfig) -> tuple[float, float]:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        print(*measure(WAYS[sys.argv[1]]))
+        print(*measure(METHODS[sys.argv[1]]))
         return
     results = {}
-    for way in WAYS:
-        said = subprocess.run([sys.executable, __file__, way], check=True, capture_output=True, text=True).stdout
-        results[way] = [float(number) for number in said.split()]
-    first = results["none: all learns"]
-    print("| flag | time of a step | memory |\n|---|---|---|")
-    for way, (seconds, memory) in results.items():
-        print(f"| {way} | {seconds:.2f} s, {seconds / first[0]:.0%} | {memory:.0f} MiB, {memory / first[1]:.0%} |")
+    for method in METHODS:
+        output = subprocess.run([sys.executable, __file__, method], check=True, capture_output=True, text=True).stdout
+        results[method] = [float(number) for number in output.split()]
+    first = results["none: all weights"]
+    print("| flag | time per step | memory |\n|---|---|---|")
+    for method, (seconds, memory) in results.items():
+        print(f"| {method} | {seconds:.2f} s, {seconds / first[0]:.0%} | {memory:.0f} MiB, {memory / first[1]:.0%} |")
 
 
 if __name__ == "__main__":

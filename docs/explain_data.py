@@ -1,4 +1,4 @@
-"""Makes the figures of docs/explain.md that tell of classes and of a whole data set, and prints the scores it states.
+"""Draws the figures of docs/explain.md about classes and the data set, and prints the faithfulness scores it quotes.
 
 vitrail train fashion-mnist --model vit_nano4 --img-size 28 --stem patch --pool cls --time-budget 40m
 python docs/explain_data.py runs/fashion-mnist-vit_nano4
@@ -23,12 +23,12 @@ from vitrail.explain.relevance import relevance
 from vitrail.explain.subject import Subject, open_subject
 
 IMAGES = Path(__file__).parent / "images"
-EVERY = 4  # of the 256 images that averages are taken over, those that are scored
+EVERY = 4  # every fourth of the 256 sampled images is scored
 
 
 def scores(subject: Subject) -> None:
-    """How faithful maps are on average, to the model's answer and to its runner-up."""
-    images = torch.cat(list(subject.sample()))[::EVERY]  # they come in the order of their classes
+    """Mean faithfulness of the maps, for the predicted class and for the runner-up."""
+    images = torch.cat(list(subject.sample()))[::EVERY]  # they are sorted by class
     with torch.inference_mode():
         answer, runner_up = subject.model(images).argsort(dim=1, descending=True)[:, :2].T.cpu().numpy()
     maps = {
@@ -38,12 +38,12 @@ def scores(subject: Subject) -> None:
         "for the runner-up over the answer": relevance(subject.model, images, runner_up, instead=answer),
     }
     for name, classes in (("answer", answer), ("runner-up", runner_up)):
-        print(f"the probability of the {name}, means over {len(images)} images")
+        print(f"probability of the {name}, mean over {len(images)} images")
         for title, each in maps.items():
-            say(title, faithfulness(subject.model, images, each, classes))
+            report(title, faithfulness(subject.model, images, each, classes))
 
 
-def say(name: str, measured: Faithfulness) -> None:
+def report(name: str, measured: Faithfulness) -> None:
     areas = {
         "deletion": (measured.deletion, measured.random_deletion),
         "insertion": (measured.insertion, measured.random_insertion),

@@ -1,10 +1,10 @@
-"""Makes the figures of docs/explain.md that show the families beside the ViT, and prints the scores that it states.
+"""Draws the figures of docs/explain.md for families other than the ViT, and prints the scores it quotes.
 
     python docs/explain_families.py RUN…
 
-Of a Mixer its token mixing is drawn; of a Swin its windows and how far its heads look; of a PVT where they look; of a
-BiT what speaks for its answers. What speaks for those of a BiT and a Swin is measured, beside the same of the stage
-before the last. The page tells with which commands the runs were made.
+Draws the token mixing of a Mixer, the windows and attention distances of a Swin, the attention maps of a PVT and the
+relevance maps of a BiT. Scores the relevance maps of BiT and Swin against maps of the second-to-last stage. The page
+has the commands that trained the runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vitrail.explain.subject import Drawing, Subject, open_subject
 from vitrail.models import Model, family
 
 IMAGES = Path(__file__).parent / "images"
-EVERY = 16  # of the 256 images that averages are taken over, those that are scored
+EVERY = 16  # every sixteenth of the 256 sampled images is scored
 
 
 def draw(subject: Subject, name: str) -> Iterator[Drawing]:
@@ -45,8 +45,8 @@ def draw(subject: Subject, name: str) -> Iterator[Drawing]:
 
 
 def scores(subject: Subject, model: Model) -> None:
-    """How faithful the map of the last stage is to the answer, and that of the stage before, on the finer grid."""
-    images = torch.cat(list(subject.sample()))[::EVERY]  # they come in the order of their classes
+    """Faithfulness of relevance maps of the last stage, also on the finer grid, and of the stage before."""
+    images = torch.cat(list(subject.sample()))[::EVERY]  # they are sorted by class
     with torch.inference_mode():
         answer = model(images).argmax(dim=1).numpy()
     last, before = relevance(model, images, answer), stage_before(model, images, answer)
@@ -58,7 +58,7 @@ def scores(subject: Subject, model: Model) -> None:
 
 
 def stage_before(model: Model, images: Tensor, classes: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The map of the last stage but one, times its gradient: (B, h, w)."""
+    """Gradient times activation of the second-to-last stage: (B, h, w)."""
     found: list[Tensor] = []
 
     def keep(_: object, __: object, output: Tensor) -> None:

@@ -1,6 +1,6 @@
-"""Makes the README's picture from a run on photographs: `python docs/readme.py runs/PHOTOS-vit_nano8`.
+"""Draws the README's figure from a run on photographs: `python docs/readme.py runs/PHOTOS-vit_nano8`.
 
-The photographs that it shows are scikit-learn's two, whose licence is free.
+It shows scikit-learn's two freely licensed sample photographs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from vitrail.explain.figures.tiles import HEAT, LIKE
 from vitrail.weights import open_run
 
 Picture = NDArray[np.uint8]  # h w 3
-_LEAD = 0.08  # width of the lead between two panes, as a share of a pane
+_LEAD = 0.08  # width of the lead between two panes, as a fraction of a pane
 _COLOUR = (34, 37, 43)
 
 
 def window(picture: Picture, grid: tuple[int, int]) -> Picture:
-    """A picture as a stained-glass window: its patches are panes with lead between them."""
+    """An image as a stained-glass window: patches as panes, with lead between them."""
     side = 24  # pixels of a pane
     h, w = grid[0] * side, grid[1] * side
     large = picture[np.arange(h) * picture.shape[0] // h][:, np.arange(w) * picture.shape[1] // w]
@@ -45,7 +45,7 @@ def show(axes: Axes, picture: Picture, title: str) -> None:
 
 
 def draw(run: Path) -> Figure:
-    """Two photographs as the model gets them, where it looks, and what it has learnt about the places of patches."""
+    """Two photographs as patches, their attention rollout, and the similarity of position embeddings."""
     model, card = open_run(run)
     grid = model.config.grid
     photographs = load_sample_images().images

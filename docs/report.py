@@ -1,4 +1,4 @@
-"""Makes the picture of docs/report.md: `python docs/report.py runs/demo` opens its report in Chromium, twice."""
+"""Takes the screenshots of docs/report.md, light and dark, in Chromium: `python docs/report.py runs/demo`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ WIDTH, HEIGHT, SCALE = 1180, 1500, 0.62
 
 
 def screenshots(page: Path) -> list[Image.Image]:
-    """The top of a page in light and in dark."""
-    found = []
+    """The top of a page in light and dark mode."""
+    images = []
     with sync_playwright() as starter:
         flags = ["--disable-gpu"] + ["--no-sandbox"] * (os.geteuid() == 0)
         browser = starter.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
         for scheme in ("light", "dark"):
             view = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme)
             view.goto(page.resolve().as_uri())
-            found.append(Image.open(io.BytesIO(view.screenshot())).convert("RGB"))
+            images.append(Image.open(io.BytesIO(view.screenshot())).convert("RGB"))
         browser.close()
-    return found
+    return images
 
 
 def main(run: Path) -> None:

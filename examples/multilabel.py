@@ -1,6 +1,7 @@
-"""Several labels per picture: which shapes are in it?
+"""Multi-label classification: which shapes are in an image?
 
-Draws pictures with none to four kinds of shapes, lists them in a CSV as `circle|cross`, trains, measures and predicts:
+Draws images with up to four kinds of shapes, lists them in a CSV with labels such as `circle|cross`, then trains,
+evaluates and predicts:
 
     python examples/multilabel.py --images 2000 --epochs 30
 """
@@ -20,7 +21,7 @@ SHAPES = ("bar", "circle", "cross", "square")
 
 
 def draw(shapes: list[str], rng: random.Random) -> Image.Image:
-    """The shapes on a dark ground, each in a quarter of its own, in any colour."""
+    """The shapes on a dark background, each in its own quarter and colour."""
     image = Image.new("RGB", (32, 32), tuple(rng.randrange(60) for _ in range(3)))
     pen = ImageDraw.Draw(image)
     quarters = rng.sample([(0, 0), (16, 0), (0, 16), (16, 16)], len(shapes))
@@ -41,7 +42,7 @@ def draw(shapes: list[str], rng: random.Random) -> Image.Image:
 
 
 def make(folder: Path, images: int) -> Path:
-    """Draws pictures into a folder and lists them, with their labels, in a table beside it."""
+    """Draws images into a folder and lists them with their labels in a CSV."""
     rng = random.Random(0)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     table = folder / "shapes.csv"
@@ -68,9 +69,9 @@ def main() -> None:
     metrics = vitrail.evaluate(run)
     print(f"mAP {metrics.map:.1%}, macro F1 {metrics.macro_f1:.1%}")
     for score in metrics.per_label:
-        print(f"{score.name:<8} average precision {score.ap:.1%}, from a probability of {score.threshold:.2f} on")
+        print(f"{score.name:<8} average precision {score.ap:.1%}, threshold {score.threshold:.2f}")
     for p in vitrail.predict(run, [args.out / "images" / f"{i}.png" for i in range(5)]):
-        print(p.file, ", ".join(p.labels) or "nothing")
+        print(p.file, ", ".join(p.labels) or "no label")
 
 
 if __name__ == "__main__":

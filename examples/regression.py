@@ -1,6 +1,6 @@
-"""Numbers from a picture: where is the disc, and how large is it?
+"""Regression: where is the disc in an image, and how large is it?
 
-Draws a disc in every picture, lists its place and size in a CSV, trains, measures and predicts:
+Draws a disc in every image, lists its position and size in a CSV, then trains, evaluates and predicts:
 
     python examples/regression.py --images 2000 --epochs 30
 """
@@ -20,7 +20,7 @@ SIDE = 32
 
 
 def make(folder: Path, images: int) -> Path:
-    """Draws pictures into a folder and lists them, with what is to be measured in them, in a table beside it."""
+    """Draws images into a folder and lists them with their target values in a CSV."""
     rng = random.Random(0)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     table = folder / "discs.csv"
@@ -59,7 +59,7 @@ def main() -> None:
     metrics = vitrail.evaluate(run)
     print(f"mean R2 {metrics.r2:.3f}")
     for score in metrics.per_value:
-        print(f"{score.name:<9} off by {score.mae:.2f} pixels on average, R2 {score.r2:.3f}")
+        print(f"{score.name:<9} MAE {score.mae:.2f} pixels, R2 {score.r2:.3f}")
     for p in vitrail.predict(run, [args.out / "images" / f"{i}.png" for i in range(5)]):
         print(p.file, ", ".join(f"{name} {value:.1f}" for name, value in zip(p.labels, p.values, strict=True)))
 

@@ -1,11 +1,11 @@
-"""What every test shares: the cores of the machine, and small things that are dear to make."""
+"""Shared fixtures: an isolated cache, tiny training settings, a trained run, image folders."""
 
 from __future__ import annotations
 
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # There is a worker per core already. Set before torch is imported; child processes inherit it.
+    # One thread per worker. Set before torch is imported; child processes inherit it.
     os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-# The least that trains: 4 tokens an image.
+# The smallest model that trains: 4 tokens per image.
 TINY: dict[str, Any] = {"model": "vit_nano4", "img_size": 8, "stem": "patch", "epochs": 1, "batch_size": 64}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing of the user's cache is read or changed, by this process or its children."""
+def _isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps tests and their child processes away from the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRAIL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -29,13 +29,13 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(scope="session")
 def tiny() -> dict[str, Any]:
-    """Settings with which training on digits takes a second."""
+    """Settings that train on digits in about a second."""
     return dict(TINY)
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on digits that can tell some of them apart. For reading only."""
+    """A run trained on digits, better than chance. Read-only."""
     import vitrail
 
     return vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), name="trained", **(TINY | {"epochs": 2}))
@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 240 digits as PNG files, `<class>/<number>.png`, twelve of each class and more. For reading only."""
+    """A folder of 240 digits as PNG files, `<class>/<number>.png`, at least twelve per class. Read-only."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -58,7 +58,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Settings that begin from a model of one narrow block, for which there is no name: it trains at once."""
+    """Settings that start from an unnamed model of one narrow block, which trains almost instantly."""
     import torch
 
     from vitrail.data.preprocess import Preprocess

@@ -1,6 +1,6 @@
-"""The libraries that vitrail is compared with, and the random weights that it is compared on.
+"""Reference implementations for parity tests, with random weights: timm, transformers, torchvision, JAX.
 
-torchvision's ViT and the JAX one of the paper's authors are written down here: neither package can be relied upon.
+torchvision's ViT and the authors' JAX model are re-implemented here, because the packages may be missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 
 
 def timm(module: str = "timm") -> ModuleType:
-    """timm, or a module of it."""
+    """timm, or one of its modules."""
     _torchvision()
     return importlib.import_module(module)
 
@@ -36,7 +36,7 @@ def transformers() -> ModuleType:
 
 
 def randomise(model: M, seed: int = 0) -> M:
-    """Adds noise to every parameter, so that none is zero or one: a part that is left out changes the output."""
+    """Adds noise to every parameter, so that none is zero or one and every omitted part changes the output."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -45,18 +45,18 @@ def randomise(model: M, seed: int = 0) -> M:
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, relative to the largest value."""
+    """The maximum absolute difference, relative to the maximum absolute value."""
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
 def images(config: ViTConfig) -> Tensor:
-    """Two images of noise for a model."""
+    """Two random images for a model."""
     return torch.randn(2, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
 
 
 def identical(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
-    """Whether two state dicts hold the same tensors, bit for bit."""
+    """Whether two state dicts are bit-identical."""
     return old.keys() == new.keys() and all(
         torch.equal(old[name].contiguous().view(torch.int32), new[name].contiguous().view(torch.int32)) for name in old
     )
@@ -73,7 +73,7 @@ _TIMM_POOL: dict[str, dict[str, Any]] = {
 
 
 def timm_vit(config: ViTConfig, **options: Any) -> nn.Module:
-    """timm's model of the same shape with random weights; a distilled one with `pool="cls_dist"`."""
+    """timm's model of the same configuration with random weights; the distilled class for `pool="cls_dist"`."""
     gated = config.act == "swiglu"
     kind = "deit.VisionTransformerDistilled" if config.pool == "cls_dist" else "vision_transformer.VisionTransformer"
     module, _, name = kind.partition(".")
@@ -95,7 +95,7 @@ def timm_vit(config: ViTConfig, **options: Any) -> nn.Module:
 
 
 def timm_features(model: Any, x: Tensor) -> Tensor:
-    """What the head of timm's model reads."""
+    """The features that timm's head reads."""
     features: Tensor = model.forward_head(model.forward_features(x), pre_logits=True)
     return features
 
@@ -104,7 +104,7 @@ def timm_features(model: Any, x: Tensor) -> Tensor:
 
 
 def hf_vit(name: str, config: ViTConfig, **options: Any) -> nn.Module:
-    """One of transformers' classes of the same shape with random weights."""
+    """One of transformers' models of the same configuration with random weights."""
     kind = re.sub("(Model|ForImageClassification.*)$", "", name)
     plain = {"intermediate_size": config.mlp} if kind in ("ViT", "DeiT", "ViTMAE") else {"mlp_ratio": 4}
     plain |= {"use_swiglu_ffn": True} if config.act == "swiglu" else {}
@@ -136,7 +136,7 @@ _HF_MODULES = {
 
 
 def hf_modules(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of one of transformers' files under the names that its modules have since transformers 5."""
+    """The tensors of a transformers file under the module names of transformers 5."""
     found = {}
     for name, value in state.items():
         for old, new in _HF_MODULES.items():
@@ -170,7 +170,7 @@ _PVT = {
 
 
 def pvt_by_authors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """transformers' PVT as its authors name it: keys and values are one matrix, and stages are counted from 1."""
+    """transformers' PVT under the authors' names: keys and values fused, stages counted from 1."""
     found = {}
     for name, value in state.items():
         if ".self.key." in name:
@@ -185,14 +185,14 @@ def pvt_by_authors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def set_authors_epsilon(pvt: nn.Module) -> None:
-    """Gives one of transformers' PVTs 1e-5 in the norms of patches and keys, as the authors have it: it has 1e-6."""
+    """Sets the epsilon in the norms of patches and keys of transformers' PVT from 1e-6 to the authors' 1e-5."""
     for name, module in pvt.named_modules():
         if re.search(r"(patch_embeddings\.\d|patch_embedding|self|attention)\.layer_norm$", name):
             assert isinstance(module, nn.LayerNorm)
             module.eps = 1e-5
 
 
-# torchvision: its VisionTransformer with the names and the operations of its own file
+# torchvision: its VisionTransformer, with its own names and operations
 
 
 class TorchvisionViT(nn.Module):
@@ -236,7 +236,7 @@ def _torchvision_block(config: ViTConfig) -> nn.ModuleDict:
     return nn.ModuleDict(parts)
 
 
-# The paper's authors: names and shapes of their files, and their model on them
+# The paper's authors: names and shapes of their files, and their forward pass
 
 
 def jax_arrays(config: ViTConfig, scale: float = 0.2) -> dict[str, NDArray[np.float32]]:
@@ -269,7 +269,7 @@ def jax_arrays(config: ViTConfig, scale: float = 0.2) -> dict[str, NDArray[np.fl
 
 
 def jax_forward(arrays: Mapping[str, NDArray[np.float32]], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The authors' model, written with their names: (logits, features) of images (B, C, H, W)."""
+    """The authors' model on their arrays: (logits, features) of images (B, C, H, W)."""
     a = {name: torch.from_numpy(value) for name, value in arrays.items()}
     depth = len([name for name in a if name.endswith("LayerNorm_0/scale")])
 
@@ -303,9 +303,9 @@ def jax_forward(arrays: Mapping[str, NDArray[np.float32]], x: Tensor) -> tuple[T
 
 
 def _torchvision() -> None:
-    """Both peers import torchvision, whose compiled operators may not load beside a CPU build of torch.
+    """Makes torchvision importable, which both peers import, where its compiled operators do not match torch.
 
-    Neither uses them: a declaration of the two that the import itself asks for is enough.
+    Neither peer uses the operators, so declaring the two that the import looks up is enough.
     """
     try:
         importlib.import_module("torchvision")

@@ -27,5 +27,5 @@ def test_multilabel(tmp_path):
 def test_regression(tmp_path):
     said = run("regression.py", tmp_path, "--images", 240, "--epochs", 4)
     assert float(re.search(r"^mean R2 ([-\d.]+)", said).group(1)) > 0.5  # the mean alone reaches 0
-    assert len(re.findall(r"off by", said)) == 3
+    assert len(re.findall(r"MAE", said)) == 3
     assert len(re.findall(r"\.png x [\d.-]+, y [\d.-]+, diameter [\d.-]+", said)) == 5

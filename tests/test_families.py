@@ -91,11 +91,11 @@ def test_it_is_converted_to_what_has_a_place_for_it(finished, tmp_path):
     model, card = open_run(run)
     images = torch.randn(2, card.config.channels, *card.config.img_size, generator=torch.Generator().manual_seed(1))
     names = {"vitrail": "model.safetensors", "timm": "model.safetensors", "npz": "model.npz", "hf": ""}
-    layouts = recognise.layouts(models.family(card.config))
+    layouts = recognise.formats_of(models.family(card.config))
     for format in ["vitrail", *(format for format, layout in layouts.items() if layout.write)]:
         path = tmp_path / format / names.get(format, "model.safetensors")
-        if format != "vitrail" and layouts[format].cannot(card.config):
-            with pytest.raises(UserError, match=f"for which {format} has no place"):
+        if format != "vitrail" and layouts[format].unsupported(card.config):
+            with pytest.raises(UserError, match=f"which {format} does not support"):
                 vitrail.convert(run, path, to=format)
         else:
             again = load(vitrail.convert(run, path, to=format))

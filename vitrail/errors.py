@@ -1,4 +1,4 @@
-"""The one error that is the user's to fix, and the nearest-name hint that goes into it."""
+"""`UserError`, the error that a user can fix, and helpers for its message."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from difflib import get_close_matches
 
 
 class UserError(Exception):
-    """Something the user can change: what, the rule, what was got, the way out. The command line exits 2."""
+    """A mistake the user can fix: what, the rule, what was got, the way out. The command line exits with 2."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the known spelling closest to `name`, or nothing."""
+    """The hint " Did you mean 'X'?" for the known name closest to `name`, or an empty string."""
     by_lower = {k.lower(): k for k in known}
     match = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean '{by_lower[match[0]]}'?" if match else ""
 
 
-def some(names: Sequence[str], most: int) -> str:
-    """The first names of a list, and how many more there are."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def shortlist(names: Sequence[str], limit: int) -> str:
+    """At most `limit` names, comma-separated: "a, b, c and 4 more"."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, flushed, then renamed into it."""
+"""Atomic file writes: to a temporary file in the same folder, flushed, then renamed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from vitrail.errors import UserError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to; `path` gets the new content at the end, or keeps the old one."""
-    temporary = path.with_name(f".{path.name}.tmp")  # one name, so that what a kill leaves is replaced next time
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yields a temporary path to write to, and renames it to `path` on success; on failure `path` is unchanged."""
+    temporary = path.with_name(f".{path.name}.tmp")  # a fixed name: the next write replaces what a killed one left
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -21,14 +21,14 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except OSError as error:
         raise UserError(
-            f"Could not write {path}: {error.strerror or error}. Whatever was there before is untouched. "
-            "Make room or choose another place."
+            f"Could not write {path}: {error.strerror or error}. An existing file is unchanged. "
+            "Free some space or choose another folder."
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a text file as a whole."""
-    with replacing(path) as temporary:
+    """Writes a UTF-8 text file atomically."""
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a person sees while work goes on: progress bars on a terminal, log lines anywhere."""
+"""Progress bars (on a terminal only) and log lines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger("vitrail")
 
 
 class _Console(logging.Handler):
-    """Prints log lines to the standard error without tearing a progress bar."""
+    """Writes log lines to stderr without breaking a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
 
 
-def speak() -> None:
-    """Sends vitrail's log lines to the console, unless the program has its own logging."""
+def log_to_console() -> None:
+    """Shows vitrail's log on stderr, unless the program has configured logging itself."""
     if not log.handlers and not logging.getLogger().handlers:
         log.addHandler(_Console())
     if log.level == logging.NOTSET:
@@ -30,7 +30,7 @@ def speak() -> None:
 
 
 def track(items: Iterable[T], title: str, total: int | None = None, unit: str = "it", done: int = 0) -> tqdm[T]:
-    """Iterates with a progress bar on a terminal and silently elsewhere."""
+    """Iterates over `items` with a progress bar, which is disabled if stderr is not a terminal."""
     return tqdm(
         items,
         desc=title,

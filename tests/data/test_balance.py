@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from vitrail.data import ArraySplit
-from vitrail.data.balance import balanced_order, class_counts, class_weights, imbalance
+from vitrail.data.balance import balanced_order, imbalance
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
+from vitrail.models import create
+from vitrail.tasks import Multiclass, Multilabel
+from vitrail.tasks.multiclass import class_weights
+from vitrail.train.recipe_rules import RecipeInputs
+from vitrail.train.recipes import small
 
 TARGETS = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [50, 8, 3]))
 
@@ -19,11 +26,11 @@ def test_only_uneven_classes_are_worth_a_word():
     assert imbalance({"frog": 30, "toad": 0}) is None
     assert imbalance({}) is None
     found = imbalance({"frog": 500, "toad": 0, "newt": 10})
-    assert str(found) == "'frog' has 50 times the images of 'newt' (500 and 10)"
+    assert str(found) == "'frog' has 50 times as many images as 'newt' (500 and 10)"
 
 
 def test_with_their_weights_all_classes_sum_to_the_same_and_the_mean_is_1():
-    weights = class_weights(TARGETS, 4)  # the last class has no image
+    weights = class_weights(Multiclass(tuple("abcd")).counts(TARGETS))  # the last class has no image
     sums = [weights[label] * np.count_nonzero(label == TARGETS) for label in range(3)]
     assert sums == pytest.approx([len(TARGETS) / 3] * 3)
     assert weights[TARGETS].mean() == pytest.approx(1)
@@ -32,8 +39,12 @@ def test_with_their_weights_all_classes_sum_to_the_same_and_the_mean_is_1():
 
 def test_of_labels_the_images_with_and_without_weigh_the_same():
     labels = np.array([[1, 0], [0, 0], [0, 0], [0, 1], [0, 1]], np.float32)
-    assert class_counts(labels, 2).tolist() == [1, 2]
-    assert class_weights(labels, 2).tolist() == [4, 1.5]
+    task = Multilabel(("a", "b"))
+    assert task.counts(labels).tolist() == [1, 2]
+    model = create("vit_nano2", classes=2, img_size=8, channels=1)
+    config = small(RecipeInputs("", "", len(labels), "vit_nano2", model.config, "cpu", 1, None))
+    config = replace(config, source=replace(config.source, class_weights=True))
+    assert task.objective(model, config, labels).weights.tolist() == [4, 1.5]
 
 
 def test_a_balanced_epoch_has_its_length_and_every_class_equally_often():

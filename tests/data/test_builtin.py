@@ -111,7 +111,7 @@ def test_a_cut_idx_archive_is_a_user_error_that_names_it(tmp_path):
     put_idx(tmp_path, zipped=True)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz is not a whole idx file"):
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz is not a complete idx file"):
         open_data("mnist", data_dir=str(tmp_path))
 
 
@@ -179,7 +179,7 @@ def test_the_pickled_version_of_cifar_is_refused(tmp_path, name):
     archive = KINDS[name][0]
     pickled = tmp_path / archive.replace("binary", "python")
     pickled.write_bytes(b"anything")
-    with pytest.raises(UserError, match=f"could run code. Take the binary version, {archive}") as error:
+    with pytest.raises(UserError, match=f"could run code. Download the binary version, {archive}") as error:
         open_data(name, data_dir=str(tmp_path))
     assert str(pickled) in str(error.value)
     put_cifar(tmp_path, name, cifar(name)[0], packed=True)
@@ -203,11 +203,11 @@ def test_a_broken_cifar_is_a_user_error(tmp_path):
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 2], b"", b"words"):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"cifar-10-binary\.tar\.gz is not whole"):
+        with pytest.raises(UserError, match=r"cifar-10-binary\.tar\.gz is incomplete"):
             open_data("cifar10", data_dir=str(tmp_path))
     path.unlink()
     put_cifar(tmp_path, "cifar10", files | {"test_batch.bin": files["test_batch.bin"][:-1]}, packed=False)
-    with pytest.raises(UserError, match="cifar-10-batches-bin is not whole"):
+    with pytest.raises(UserError, match="cifar-10-batches-bin is incomplete"):
         open_data("cifar10", data_dir=str(tmp_path))
 
 
@@ -224,7 +224,7 @@ def test_a_broken_cifar_is_a_user_error(tmp_path):
     ],
 )
 def test_a_missing_set_says_what_it_needs_and_where_it_was_looked_for(tmp_path, monkeypatch, name, file, source):
-    with pytest.raises(UserError, match="data_dir or \\$VITRAIL_DATA") as error:
+    with pytest.raises(UserError, match="--data-dir or \\$VITRAIL_DATA") as error:
         open_data(name)
     assert f"{tmp_path / 'env'}" not in str(error.value)
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "env"))
@@ -316,8 +316,8 @@ def test_a_set_is_downloaded_to_the_folder_that_is_given(tmp_path, monkeypatch, 
     ("file", "reason"),
     [
         ("cifar-10-binary.tar.gz", f"its MD5 sum must be {'0' * 32}, but it is "),
-        ("broken-cifar.tar.gz", "broke off after 10 of 1,000 bytes"),
-        ("absent.tar.gz", "the server answers 404"),
+        ("broken-cifar.tar.gz", "was cut off after 10 of 1,000 bytes"),
+        ("absent.tar.gz", "the server returned 404"),
     ],
 )
 def test_what_is_not_whole_or_not_as_published_never_gets_its_name(tmp_path, server, file, reason):
@@ -326,7 +326,7 @@ def test_what_is_not_whole_or_not_as_published_never_gets_its_name(tmp_path, ser
     publish("cifar10", {file: "0" * 32})
     with pytest.raises(UserError, match=reason) as error:
         open_data("cifar10", data_dir=str(tmp_path / "given"))
-    assert "Give its folder as data_dir" in str(error.value)
+    assert "Set --data-dir" in str(error.value)
     assert list((tmp_path / "given").rglob("*.gz*")) == []
 
 

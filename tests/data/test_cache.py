@@ -233,7 +233,7 @@ def test_images_of_shards_are_kept_too_until_a_shard_changes(tmp_path, place, cr
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
     assert same(epoch(once(split, SMALL, crop_scale < 1, 1), crop_scale=crop_scale), expected)
     path.touch()
-    with pytest.raises(UserError, match="cannot be read now"):
+    with pytest.raises(UserError, match="is no longer"):
         once(split, SMALL, crop_scale < 1, 1)
 
 

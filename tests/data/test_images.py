@@ -352,11 +352,11 @@ def turned(orientation: int) -> Image.Exif:
 def test_both_decoders_give_the_same_pixels(tmp_path, monkeypatch, mode, options, channels):
     pytest.importorskip("simplejpeg")
     path = saved(photo().convert(mode), tmp_path / "photo.jpg", **options)
-    for least in (None, 30, 60):
+    for min_side in (None, 30, 60):
         with monkeypatch.context() as patch:
-            fast = read_image(path, channels, least=least)
+            fast = read_image(path, channels, min_side=min_side)
             patch.setattr("vitrail.data.images.simplejpeg", None)
-            slow = read_image(path, channels, least=least)
+            slow = read_image(path, channels, min_side=min_side)
         assert fast.shape == slow.shape
         # The same library decodes for both; another build of it may round otherwise.
         assert np.abs(fast.astype(int) - slow).max() <= 2
@@ -370,11 +370,11 @@ def test_a_jpeg_cut_anywhere_is_as_unreadable_for_one_decoder_as_for_the_other(t
         assert reason(path) in ("truncated", "not an image", "damaged (broken JPEG file)"), (decoder, end)
 
 
-@pytest.mark.parametrize(("least", "factor"), [(None, 1), (200, 1), (76, 1), (75, 2), (38, 2), (37, 4), (1, 8)])
+@pytest.mark.parametrize(("min_side", "factor"), [(None, 1), (200, 1), (76, 1), (75, 2), (38, 2), (37, 4), (1, 8)])
 @pytest.mark.parametrize("name", ["photo.jpg", "photo.png", "cmyk.jpg"])
-def test_an_image_is_read_in_small_as_long_as_its_shorter_side_suffices(tmp_path, decoder, name, least, factor):
+def test_an_image_is_read_in_small_as_long_as_its_shorter_side_suffices(tmp_path, decoder, name, min_side, factor):
     path = saved(photo().convert("CMYK" if name == "cmyk.jpg" else "RGB"), tmp_path / name)
-    assert read_image(path, least=least).shape == (-(-150 // factor), -(-201 // factor), 3), decoder
+    assert read_image(path, min_side=min_side).shape == (-(-150 // factor), -(-201 // factor), 3), decoder
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "photo.png"])
@@ -385,7 +385,7 @@ def test_an_image_in_small_of_twice_the_size_needed_gives_nearly_the_same(tmp_pa
     full = Image.fromarray(read_image(path))
     for side in (106, 53):
         size = side * 640 // 427, side
-        small = Image.fromarray(read_image(path, least=2 * side))
+        small = Image.fromarray(read_image(path, min_side=2 * side))
         assert small.height < full.height, decoder
         images = [np.asarray(image.resize(size, Image.Resampling.BICUBIC)).astype(int) for image in (small, full)]
         assert np.abs(images[0] - images[1]).mean() < 2
@@ -393,4 +393,4 @@ def test_an_image_in_small_of_twice_the_size_needed_gives_nearly_the_same(tmp_pa
 
 def test_a_turned_image_is_turned_in_small_too(tmp_path, decoder):
     path = saved(photo(), tmp_path / "turned.jpg", exif=turned(6))
-    assert read_image(path, least=75).shape == (101, 75, 3), decoder
+    assert read_image(path, min_side=75).shape == (101, 75, 3), decoder

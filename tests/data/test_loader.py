@@ -363,7 +363,7 @@ def readers() -> list[threading.Thread]:
 def test_a_file_that_became_unreadable_is_named(tmp_path):
     split = file_split(tmp_path)
     Path(split.paths[13]).write_bytes(b"")
-    with pytest.raises(UserError, match=r"13\.png was checked before but cannot be read now: empty file"):
+    with pytest.raises(UserError, match=r"13\.png was readable before but is no longer: empty file"):
         list(batches(split, Preprocess((8, 8), 3), 4))
     assert readers() == []
 

@@ -20,10 +20,10 @@ import vitrail
 from vitrail.cli import main
 from vitrail.config import AugmentConfig
 from vitrail.data import ArraySplit, open_data
-from vitrail.data.augment import ANY, OPERATIONS, augment, randaugment
+from vitrail.data.augment import ANY_DEPTH, OPERATIONS, augment, randaugment
 from vitrail.data.images import UnreadableImage, inspect_image, read_image, survey_image
 from vitrail.data.loader import TrainBatches, batches
-from vitrail.data.pixels import picture
+from vitrail.data.pixels import to_pil
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.statistics import mean_and_std
 from vitrail.errors import UserError
@@ -175,9 +175,11 @@ def test_other_channels_and_bits_are_made_where_they_can_be(tmp_path):
     assert (read_image(colour, 4)[:, :, 3] == 65535).all()
     assert np.array_equal(read_image(read_to(tmp_path, read_image(eight, bits=16)), bits=8), read_image(eight))
     bands = npy(tmp_path / "b.npy", DEEP)
-    assert reason(bands, 3) == "an image of 5 channels, of which 3 cannot be made"
-    assert reason(colour, 3, 32) == "16-bit values, of which floating-point ones cannot be made"
-    assert reason(npy(tmp_path / "f.npy", np.zeros((2, 2))), 1, 16).startswith("floating-point values, of which 16-bit")
+    assert reason(bands, 3) == "5 channels, which cannot be converted to 3"
+    assert reason(colour, 3, 32) == "16-bit values, which cannot be converted to floating-point"
+    assert reason(npy(tmp_path / "f.npy", np.zeros((2, 2))), 1, 16).startswith(
+        "floating-point values, which cannot be converted to 16-bit"
+    )
 
 
 def read_to(folder: Path, image: np.ndarray) -> Path:
@@ -218,7 +220,7 @@ def test_overshoot_of_the_resize_is_cut_off():
 
 
 def test_an_image_of_other_channels_is_refused_by_the_model():
-    with pytest.raises(UserError, match="reads 3 channels of 16 bits, but it got an image of 5 channels"):
+    with pytest.raises(UserError, match="reads 3 channels of 16 bits, but it got 5 channels"):
         Preprocess((4, 4), 3, bits=16).pixels(DEEP)
 
 
@@ -260,7 +262,7 @@ def test_randaugment_leaves_out_what_needs_a_white_point():
     found = randaugment(pixels.clone(), 1, 9, torch.Generator().manual_seed(0))
     assert not torch.equal(found, pixels)
     assert 0.2e-3 < found.mean() < 0.8e-3
-    assert set(OPERATIONS) - set(ANY) == {"autocontrast", "equalize", "solarize", "posterize", "saturation"}
+    assert set(OPERATIONS) - set(ANY_DEPTH) == {"autocontrast", "equalize", "solarize", "posterize", "saturation"}
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32])
@@ -322,15 +324,15 @@ def test_an_npz_may_hold_bands_of_sixteen_bits(tmp_path):
     data = open_data(tmp_path / "a.npz")
     assert (data.channels, data.bits) == (7, 16)
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_val=x[..., :4], y_val=y)
-    with pytest.raises(UserError, match="all splits must have the same channels"):
+    with pytest.raises(UserError, match="all splits must have the same number of channels"):
         open_data(tmp_path / "a.npz")
 
 
 def test_a_model_of_other_channels_or_bits_is_refused(tmp_path):
     data = open_data(folder_of(tmp_path / "deep"))
-    with pytest.raises(UserError, match="have 5 channels, of which 3 cannot be made: 'channels' must be 5"):
+    with pytest.raises(UserError, match="have 5 channels and cannot be converted to 3: 'channels' must be 5"):
         data.read_as(3, 16)
-    with pytest.raises(UserError, match="16-bit values, of which floating-point ones cannot be made"):
+    with pytest.raises(UserError, match="16-bit and cannot be converted to floating-point"):
         data.read_as(5, 32)
     assert data.read_as(5, 8).splits["val"].image(0).dtype == np.uint8
 
@@ -377,7 +379,7 @@ def test_a_run_on_bands_predicts_files_and_says_which_do_not_fit(deep_run, tmp_p
     found = list(vitrail.predict(run, [data / "dark", data / "bright" / "3.npy", tmp_path / "photo.png"], top=1))
     assert [p.labels for p in found[:20]].count(("dark",)) > 15
     assert found[20].labels == ("bright",)
-    assert found[21].error == "an image of 3 channels, of which 5 cannot be made"
+    assert found[21].error == "3 channels, which cannot be converted to 5"
 
 
 def test_a_run_on_bands_resumes_with_the_numbers_it_measured(deep_run):
@@ -404,10 +406,10 @@ def test_bands_are_checked_and_drawn(deep_run, tmp_path):
 
 
 def test_a_picture_of_bands_shows_the_first_three():
-    shown = np.asarray(picture((DEEP // 16).astype(np.uint16)))
+    shown = np.asarray(to_pil((DEEP // 16).astype(np.uint16)))
     assert (shown.shape, shown.min(), shown.max()) == ((12, 16, 3), 0, 255)
-    assert picture(DEEP[:, :, :2]).mode == "L"
-    assert np.asarray(picture(np.full((2, 2, 1), 5.0, np.float32))).tolist() == [[0, 0], [0, 0]]
+    assert to_pil(DEEP[:, :, :2]).mode == "L"
+    assert np.asarray(to_pil(np.full((2, 2, 1), 5.0, np.float32))).tolist() == [[0, 0], [0, 0]]
 
 
 def test_a_survey_names_the_format_and_the_bands(tmp_path):

@@ -15,6 +15,7 @@ from PIL import Image
 from vitrail.data import ArraySplit, Data, FileSplit, open_data
 from vitrail.data.sources import stratify
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 
 
 def put(path: Path, colour: str | int = "red", size: tuple[int, int] = (6, 4)) -> Path:
@@ -68,7 +69,7 @@ def test_the_test_split_serves_for_validation_where_there_is_no_other_and_that_i
         data = open_data(tmp_path)
     assert data.splits["val"] is data.splits["test"]
     assert len(data.splits["train"]) == 4
-    assert "test split serves for validation" in caplog.text
+    assert "using its test split for validation" in caplog.text
 
 
 def test_three_splits_stay_three(tmp_path):
@@ -198,7 +199,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     complains("holds images but no class folders: every class needs its own folder")
     image.unlink()
     put_many(tmp_path / "train", cat=2)
-    complains("has one class only, 'cat'")
+    complains("has only one class, 'cat'")
     put_many(tmp_path / "train", dog=2)
     (tmp_path / "val").mkdir()
     complains(f"{tmp_path / 'val'} has no images")
@@ -220,12 +221,12 @@ def test_splits_without_train_cannot_be_trained_on_but_evaluated(tmp_path):
     put_many(tmp_path / "test", cat=1, dog=1)
     with pytest.raises(UserError, match="has no train split, only test"):
         open_data(tmp_path)
-    data = open_data(tmp_path, classes=["ant", "cat", "dog"])
+    data = open_data(tmp_path, model=Multiclass(("ant", "cat", "dog")))
     assert data.splits["test"].targets.tolist() == [1, 2]
 
 
 def test_one_image_per_class_leaves_nothing_to_hold_out(tmp_path):
-    with pytest.raises(UserError, match="none can be held out"):
+    with pytest.raises(UserError, match="too few to hold out"):
         open_data(put_many(tmp_path, cat=1, dog=1))
 
 
@@ -247,12 +248,12 @@ def test_a_forbidden_folder_is_a_user_error(tmp_path):
 def test_the_classes_of_a_model_fix_the_order(tmp_path):
     put_many(tmp_path / "train", cat=2, dog=1)
     put_many(tmp_path / "val", dog=1)
-    data = open_data(tmp_path, classes=("dog", "elk", "cat"))
+    data = open_data(tmp_path, model=Multiclass(("dog", "elk", "cat")))
     assert data.classes == ("dog", "elk", "cat")
     assert data.splits["train"].targets.tolist() == [2, 2, 0]
     assert data.splits["train"].targets.dtype == np.int64
     with pytest.raises(UserError, match=r"a class 'dog' that the model does not know\. Did you mean 'dogs'\?"):
-        open_data(tmp_path, classes=("cat", "dogs"))
+        open_data(tmp_path, model=Multiclass(("cat", "dogs")))
 
 
 # Paths and settings
@@ -269,13 +270,13 @@ def test_a_missing_source_is_a_user_error_with_the_nearest_name(tmp_path):
 def test_another_kind_of_file_is_a_user_error(tmp_path):
     path = tmp_path / "data.txt"
     path.write_text("a,b")
-    with pytest.raises(UserError, match=r"data\.txt is no data that can be read\. It must be a folder"):
+    with pytest.raises(UserError, match=r"data\.txt is not a data set\. It must be a folder"):
         open_data(path)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 20, float("nan")])
 def test_a_val_fraction_outside_0_to_1_is_a_user_error(fraction):
-    with pytest.raises(UserError, match="'val_fraction' must lie between 0 and 1"):
+    with pytest.raises(UserError, match="'val_fraction' must be between 0 and 1"):
         open_data("digits", val_fraction=fraction)
 
 
@@ -384,7 +385,7 @@ def test_an_unusual_range_is_scaled_by_the_training_images_and_said(tmp_path, ca
     with caplog.at_level(logging.INFO, "vitrail"):
         data = open_data(npz(tmp_path, x_train=x_train, y_train=y, x_val=x_val, y_val=y))
     assert data.splits["val"].pixels.ravel().tolist() == [128, 255]
-    assert "pixel values 0 to 16 are scaled to 0 to 255" in caplog.text
+    assert "pixel values are scaled from 0..16 to 0..255" in caplog.text
 
 
 X, Y = pixels(4, 3, 3), np.array([0, 1, 0, 1])
@@ -393,24 +394,24 @@ X, Y = pixels(4, 3, 3), np.array([0, 1, 0, 1])
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x_train": X, "y_train": Y[:3]}, "one label for every image"),
-        ({"x_train": X, "y_train": Y[:, None]}, "one label for every image"),
+        ({"x_train": X, "y_train": Y[:3]}, "one label per image"),
+        ({"x_train": X, "y_train": Y[:, None]}, "must have the shape"),
         ({"x_train": X[0], "y_train": Y}, "must have the shape"),
-        ({"x_train": pixels(4, 3, 8, 8), "y_train": Y}, r"must have the shape .* it is \(4, 3, 8, 8\)"),
+        ({"x_train": pixels(4, 3, 8, 8), "y_train": Y}, r"must have the shape .* they have \(4, 3, 8, 8\)"),
         ({"x_train": X, "y_train": Y - 1}, "labels must be 0 or more, but one is -1"),
-        ({"x_train": X, "y_train": Y * 1j}, "labels must be whole numbers from 0 or text, but they are complex128"),
-        ({"x_train": np.where(X > 9, np.nan, 0.5), "y_train": Y}, "negative or not a number"),
-        ({"x_train": X / 255 - 0.5, "y_train": Y}, "negative or not a number"),
-        ({"x_train": X, "y_train": Y, "x_val": X / 255, "y_val": Y}, "numbers of one type"),
-        ({"x_train": X.astype(str), "y_train": Y}, "numbers of one type"),
-        ({"x_train": X}, "must hold both x_train and y_train"),
-        ({"x_train": X, "y_train": Y, "y_test": Y}, "must hold both x_test and y_test"),
-        ({"pictures": X, "y": Y}, "it holds pictures, y"),
-        ({"x_train": X, "y_train": Y, "classes": np.array(["one"])}, "there are 1 class names only"),
-        ({"x_train": X, "y_train": Y, "classes": np.array(["a", "a"])}, "must differ"),
+        ({"x_train": X, "y_train": Y * 1j}, "labels must be integers from 0 or text, but they are complex128"),
+        ({"x_train": np.where(X > 9, np.nan, 0.5), "y_train": Y}, "negative or NaN"),
+        ({"x_train": X / 255 - 0.5, "y_train": Y}, "negative or NaN"),
+        ({"x_train": X, "y_train": Y, "x_val": X / 255, "y_val": Y}, "one numeric type"),
+        ({"x_train": X.astype(str), "y_train": Y}, "one numeric type"),
+        ({"x_train": X}, "must contain both x_train and y_train"),
+        ({"x_train": X, "y_train": Y, "y_test": Y}, "must contain both x_test and y_test"),
+        ({"pictures": X, "y": Y}, "it contains pictures, y"),
+        ({"x_train": X, "y_train": Y, "classes": np.array(["one"])}, "there are only 1 class names"),
+        ({"x_train": X, "y_train": Y, "classes": np.array(["a", "a"])}, "must be unique"),
         ({"x_train": X, "y_train": Y, "classes": np.array([3, 4])}, "classes must be text, but they are int64"),
         ({"x_train": X, "y_train": np.array(list("abca")), "classes": np.array(["a", "b"])}, "the label 'c'"),
-        ({"x_train": X, "y_train": Y * 0}, "has one class only, '0'"),
+        ({"x_train": X, "y_train": Y * 0}, "has only one class, '0'"),
         ({"x_train": X, "y_train": Y, "x_val": X, "y_val": Y + 1}, "The class '2' is in the val split"),
         ({"x_train": X, "y_train": Y, "x_val": X[:0], "y_val": Y[:0]}, "The val split .* has no images"),
         ({"x_train": X[:0], "y_train": Y[:0]}, "The train split .* has no images"),
@@ -444,5 +445,5 @@ def test_a_built_in_name_comes_before_a_folder_of_that_name(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.INFO, "vitrail"):
         assert len(open_data("digits").classes) == 10
-    assert "write ./digits for the folder" in caplog.text
+    assert "Write ./digits for the folder" in caplog.text
     assert open_data("./digits").classes == ("cat", "dog")

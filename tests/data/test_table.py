@@ -14,6 +14,7 @@ from PIL import Image
 import vitrail
 from vitrail.data import Data, FileSplit, open_data
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 
 ROWS = [("a.png", "cat"), ("b.png", "cat"), ("c.png", "dog"), ("d.png", "dog")]
 
@@ -128,7 +129,7 @@ def test_the_columns_that_are_given_win(folder, caplog):
     rows = [("no.png", label, file, "no", "val") for file, label in ROWS]
     table = write(folder / "pets.csv", ("image", "kind", "photo", "label", "split"), *rows)
     with caplog.at_level(logging.INFO, "vitrail"):
-        data = open_data(table, image_column="photo", label_column="kind", classes=["cat", "dog"])
+        data = open_data(table, image_column="photo", label_column="kind", model=Multiclass(("cat", "dog")))
     assert pairs(data) == {"val": ROWS}
     assert "images are in the column 'photo', labels in 'kind'" in caplog.text
 
@@ -141,13 +142,13 @@ def test_a_column_called_split_may_be_the_label(folder):
 @pytest.mark.parametrize(
     ("header", "given", "message"),
     [
-        (("image", "a", "b"), {}, "which of its columns image, a, b has the labels? Say --label-column."),
-        (("id", "label", "b"), {}, "which of its columns id, label, b has the images? Say --image-column."),
-        (("image", "split", ""), {}, "which of its columns image, split has the labels?"),
+        (("image", "a", "b"), {}, "which of the columns image, a, b has the labels? Set --label-column."),
+        (("id", "label", "b"), {}, "which of the columns id, label, b has the paths? Set --image-column."),
+        (("image", "split", ""), {}, "which of the columns image, split has the labels?"),
         (("image", "label", "b"), {"image_column": "imag"}, "has no column 'imag'. Did you mean 'image'?"),
         (("image", "label", "b"), {"label_column": "x"}, "has no column 'x'. It has image, label, b."),
         (("image", "label", "b"), {"label_column": "image", "image_column": "image"}, "'image' cannot be both"),
-        (("image", "label", "label"), {}, "has two columns called 'label'"),
+        (("image", "label", "label"), {}, "has two columns named 'label'"),
     ],
 )
 def test_columns_that_cannot_be_told_are_a_user_error(folder, header, given, message):
@@ -160,7 +161,7 @@ def test_columns_that_cannot_be_told_are_a_user_error(folder, header, given, mes
 
 def test_columns_are_of_tables_only():
     for given in ({"image_column": "x"}, {"label_column": "x"}):
-        with pytest.raises(UserError, match=r"columns are those of a table .* but digits is none"):
+        with pytest.raises(UserError, match=r"apply to tables .* but digits is neither"):
             open_data("digits", **given)
 
 
@@ -175,8 +176,8 @@ def test_columns_are_of_tables_only():
         ([(), ("a.png", "", "train")], "row 7 has no label"),
         ([("a.png", "cat", "dev")], "the split in row 6 must be train, val or test, but it is 'dev'"),
         ([("a.png", "cat", "")], "the split in row 6 must be train, val or test, but it is ''"),
-        ([("a.png", "cat")], "row 6 has 2 cells, but there are 3 columns"),
-        ([("a.png", "cat", "train", "x")], "row 6 has 4 cells, but there are 3 columns"),
+        ([("a.png", "cat")], "row 6 has 2 cells, but the header has 3"),
+        ([("a.png", "cat", "train", "x")], "row 6 has 4 cells, but the header has 3"),
         ([("./a.png", "dog", "train")], "a.png has two labels, 'cat' and, in row 6, 'dog'"),
         ([("a.png", "cat", "val")], "a.png is in two splits, train and, in row 6, val"),
     ],
@@ -193,7 +194,7 @@ def test_what_is_wrong_with_a_row_is_said_with_its_number(folder, rows, message)
 def test_a_file_that_is_listed_twice_is_one_image_and_that_is_said(folder, caplog):
     data = open_data(write(folder / "pets.csv", ("image", "label"), *ROWS, ROWS[0], ("./b.png", "cat")))
     assert every(data) == ROWS
-    assert "pets.csv: 2 rows repeat another and are left out." in caplog.text
+    assert "pets.csv: skipping 2 duplicate rows." in caplog.text
 
 
 def test_files_are_proven_as_those_of_folders_are(folder):
@@ -215,14 +216,14 @@ def test_files_are_proven_as_those_of_folders_are(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty: its first row must name the columns"),
+        (b"", "is empty. It must have a header row"),
         (b"\n,\n", "is empty"),
         (b"image,label\n", "has no rows"),
-        (b"a.png,cat\nb.png,dog\n", "must name its columns in the first row, but that has a.png, cat"),
-        ("image,label\nä.png,cat\n".encode("latin-1"), "must be text in UTF-8"),
-        ("image,label\na.png,cat\n".encode("utf-16"), "must be text in UTF-8"),
-        (b'image,label\na.png,"cat\nb.png,dog\n', "line 3 is not that of a table"),
-        (b"image,label\na.png,cat\nb.png,cat\n", "has one class only, 'cat'"),
+        (b"a.png,cat\nb.png,dog\n", "must have a header row with column names, but its first row is a.png, cat"),
+        ("image,label\nä.png,cat\n".encode("latin-1"), "must be UTF-8 text"),
+        ("image,label\na.png,cat\n".encode("utf-16"), "must be UTF-8 text"),
+        (b'image,label\na.png,"cat\nb.png,dog\n', "line 3 is not valid CSV"),
+        (b"image,label\na.png,cat\nb.png,cat\n", "has only one class, 'cat'"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(folder, content, message):
@@ -280,5 +281,5 @@ def test_a_run_on_a_table_is_evaluated_and_resumed_on_its_own_split(tmp_path, di
     assert vitrail.train(resume=run) == run
     other = write(tmp_path / "other.csv", ("photo", "kind", "who"), *rows[:30])
     assert vitrail.evaluate(run, other, **columns).per_class[0].support > 0
-    with pytest.raises(UserError, match="Say --label-column"):
+    with pytest.raises(UserError, match="Set --label-column"):
         vitrail.evaluate(run, other)

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 import vitrail
 from vitrail.config import AugmentConfig, DistillConfig
-from vitrail.data.augment import still
+from vitrail.data.augment import is_deterministic
 from vitrail.data.dataset import ArraySplit
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
@@ -347,12 +347,12 @@ def test_the_numbers_of_a_batch_are_those_of_its_images():
 
 
 def test_images_that_are_augmented_in_any_way_are_not_still():
-    assert still(AugmentConfig(smoothing=0.1, magnitude=3.0))
-    assert still(AugmentConfig(mixup=1.0, mix_prob=0.0))
+    assert is_deterministic(AugmentConfig(smoothing=0.1, magnitude=3.0))
+    assert is_deterministic(AugmentConfig(mixup=1.0, mix_prob=0.0))
     for field in fields(AugmentConfig):
         if field.name not in ("magnitude", "mix_prob", "smoothing"):
             value = 0.5 if field.name == "crop_scale" else 1
-            assert not still(replace(AugmentConfig(), **{field.name: value})), field.name
+            assert not is_deterministic(replace(AugmentConfig(), **{field.name: value})), field.name
 
 
 # Runs -----------------------------------------------------------------------------------------------------

@@ -74,15 +74,15 @@ def test_every_image_is_held_out_once_and_test_stays_test(tmp_path):
 
 def test_folds_that_cannot_be(tmp_path):
     for settings, words in (
-        ({"folds": 1}, "2 folds or more"),
-        ({"folds": 3, "fold": 4}, "'fold' one of them"),
+        ({"folds": 1}, "'folds' must be 2 or more"),
+        ({"folds": 3, "fold": 4}, "'fold' from 1 to 'folds'"),
         ({"fold": 2}, "'fold' must be between 0 and the number of folds"),
         ({"folds": 2000}, "too few for 2000 folds"),
     ):
         with pytest.raises(UserError, match=words):
             vitrail.train("digits", out=tmp_path, **settings)
     np.savez(tmp_path / "one.npz", images=np.zeros((5, 4, 4), np.uint8), labels=np.array([0, 0, 0, 0, 1]))
-    with pytest.raises(UserError, match=r"'1' has one image only in .*"):
+    with pytest.raises(UserError, match=r"'1' has only one image in .*"):
         vitrail.train(tmp_path / "one.npz", out=tmp_path, folds=2)
     assert [path.name for path in tmp_path.iterdir()] == ["one.npz"]
 

@@ -137,7 +137,7 @@ def test_weights_of_another_task_get_a_new_head_and_that_is_said(labels_run, tab
 
 
 def test_data_of_another_task_is_refused(labels_run):
-    with pytest.raises(UserError, match="is multi-class, so the task cannot be multi-label"):
+    with pytest.raises(UserError, match="is multi-class data, so the task cannot be multi-label"):
         vitrail.evaluate(labels_run, "digits")
 
 

@@ -13,9 +13,8 @@ from PIL import Image, ImageEnhance
 
 import vitrail
 from vitrail import cli
-from vitrail.charts.tiles import wrap
 from vitrail.data.audit.findings import Audit
-from vitrail.data.audit.near_duplicates import closest, signatures
+from vitrail.data.audit.near_duplicates import near_pairs, signatures
 from vitrail.data.images import survey_image
 from vitrail.errors import UserError
 from vitrail.verbs.check import check
@@ -84,7 +83,7 @@ def test_a_clean_folder_has_no_findings_and_nothing_is_written(folder):
     assert audit.counts == {"cat": {"train": 8, "val": 3}, "dog": {"train": 8, "val": 3}}
     assert audit.sizes == dict.fromkeys(("smallest", "median", "largest"), (96, 120))
     assert audit.modes == {"colour": 22}
-    assert "Nothing is wrong" in audit.table()
+    assert "No problems found" in audit.table()
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
@@ -158,17 +157,7 @@ def test_a_copy_that_was_turned_upright_is_found_by_what_a_person_sees(folder):
 
 def test_different_pictures_are_far_from_near():
     thumbnails = np.stack([np.asarray(scene(i, (16, 16)).convert("L")) for i in range(400)])
-    assert list(closest(signatures(thumbnails), ["train"] * 200 + ["val"] * 200)) == []
-
-
-def test_the_search_finds_what_a_full_comparison_finds_across_blocks():
-    rng = np.random.default_rng(0)
-    thumbnails = rng.integers(0, 256, (5000, 16, 16), np.uint8)
-    thumbnails[4900] = thumbnails[7]  # in val and train, blocks apart
-    thumbnails[4501] = thumbnails[4500]
-    thumbnails[1300] = thumbnails[1299]
-    pairs = closest(signatures(thumbnails), ["train"] * 4400 + ["val"] * 600)
-    assert sorted((a, b) for a, b, _ in pairs) == [(7, 4900), (1299, 1300), (4500, 4501)]
+    assert list(near_pairs(signatures(thumbnails), ["train"] * 200 + ["val"] * 200)) == []
 
 
 def test_many_pictures_of_nothing_and_many_alike_do_not_multiply(folder):
@@ -197,7 +186,7 @@ def test_classes_that_train_lacks_and_odd_sizes(folder):
     put(folder / "train/cat/tiny.png", scene(201, (10, 12)))
     put(folder / "train/cat/long.png", scene(202, (96, 900)))
     audit = check(folder)
-    assert [f.detail for f in audit.findings if f.kind == "class"] == ["'horse' is in val, but not in train"]
+    assert [f.detail for f in audit.findings if f.kind == "class"] == ["'horse' is in val but not in train"]
     assert found(audit, "size") == [("train/cat/tiny.png",), ("train/cat/long.png",)]
     assert kinds(audit) == {"class": "error", "size": "note"}
 
@@ -257,19 +246,7 @@ def test_a_table_is_checked_as_a_folder_is(folder, vitrail_says):
     assert "train/dog/lost.jpg: no such file or directory" in out
     code, _, err = vitrail_says("check", folder, "--image-column", "shot")
     assert code == 2
-    assert "columns are those of a table" in err
-
-
-def test_captions_are_broken_between_words_and_are_no_wider_than_a_picture():
-    path = "val/cat/a rather long name of a picture, from_the_summer-holidays.jpg"
-    lines = wrap(path, 4, keep_end=True)
-    assert len(lines) == 3
-    assert " ".join(lines).replace("/ ", "/").replace("_ ", "_").replace("- ", "-") == path
-    assert wrap(path, 2, keep_end=True)[-1] == lines[-1]
-    assert wrap(path, 2, keep_end=True)[0].startswith("…")
-    assert wrap("one two three four five six seven eight nine ten", 1)[0].endswith("…")
-    (line,) = wrap("W" * 50, 2)
-    assert 8 < len(line) < 30
+    assert "apply to tables" in err
 
 
 def test_nothing_to_check(tmp_path):
@@ -329,16 +306,16 @@ def test_a_run_for_other_classes(folder, judge):
 def test_exit_codes_and_what_is_printed(vitrail_says, folder):
     code, out, _ = vitrail_says("check", folder)
     assert code == 0
-    assert "Nothing is wrong" in out
+    assert "No problems found" in out
 
     for i in range(7):
         shutil.copy(folder / f"train/cat/{i}.jpg", folder / f"val/cat/copy{i}.jpg")
     code, out, _ = vitrail_says("check", folder, "--out", "there")
     assert code == 1
-    assert "ERROR the same picture in two splits: 7" in out
+    assert "ERROR the same image in two splits: 7" in out
     assert "train/cat/0.jpg = val/cat/copy0.jpg" in out
     assert "and 2 more" in out
-    assert "7 findings would hurt a training run" in out
+    assert "7 findings would harm a training run" in out
     with Image.open("there/check.png") as sheet:
         assert sheet.width > 500
 

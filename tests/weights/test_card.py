@@ -12,6 +12,7 @@ import pytest
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import create
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, open_card, save
 from vitrail.weights.card import read_card
 
@@ -19,7 +20,7 @@ from vitrail.weights.card import read_card
 @pytest.fixture
 def path(tmp_path):
     model = create("vit_nano2", classes=2, img_size=8, channels=1)
-    card = Card(model="vit_nano2", config=model.config, classes=("a", "b"), preprocess=Preprocess((8, 8), 1))
+    card = Card(model="vit_nano2", config=model.config, task=Multiclass(("a", "b")), preprocess=Preprocess((8, 8), 1))
     save(tmp_path / "model.safetensors", model, card)
     return tmp_path / "model.json"
 
@@ -50,7 +51,7 @@ def test_a_card_that_was_read_is_the_one_that_was_written(path):
 
 def test_a_card_needs_an_architecture():
     with pytest.raises(TypeError, match="config"):
-        Card(model="", classes=(), preprocess=Preprocess((8, 8), 1))
+        Card(model="", task=Multiclass(()), preprocess=Preprocess((8, 8), 1))
 
 
 @pytest.mark.parametrize(
@@ -68,4 +69,4 @@ def test_the_architecture_is_checked_when_the_weights_are_opened(path, changes, 
 def test_classes_without_names(path):
     card = read_card(path)
     assert not card.numbered
-    assert Card(**{**vars(card), "classes": ("0", "1")}).numbered
+    assert Card(**{**vars(card), "task": Multiclass(("0", "1"))}).numbered

@@ -13,6 +13,7 @@ from peers import distance, randomise
 from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, open_card, open_run, save, start_from
 
 FAMILIES = [name for name in models.FAMILIES if name != "vit"]
@@ -24,7 +25,10 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, models.
     config = models.configure(f"{request.param}_nano", classes=4)
     model = randomise(models.build(config))
     card = Card(
-        model=f"{request.param}_nano", config=config, classes=tuple("abcd"), preprocess=Preprocess(config.img_size, 3)
+        model=f"{request.param}_nano",
+        config=config,
+        task=Multiclass(tuple("abcd")),
+        preprocess=Preprocess(config.img_size, 3),
     )
     save(tmp_path / "model.safetensors", model, card)
     return tmp_path / "model.safetensors", model
@@ -59,7 +63,7 @@ def test_a_card_without_a_family_is_a_vits(tmp_path):
     save(
         path,
         models.build(config),
-        Card(model="vit_nano8", config=config, classes=("a",), preprocess=Preprocess((8, 8), 3)),
+        Card(model="vit_nano8", config=config, task=Multiclass(("a",)), preprocess=Preprocess((8, 8), 3)),
     )
     document = json.loads(path.with_suffix(".json").read_text())
     assert document.pop("family") == "vit"
@@ -74,11 +78,11 @@ def test_weights_of_another_family_are_refused(saved):
     path, _ = saved
     model = models.create("vit_nano8", classes=4, img_size=32)
     with pytest.raises(UserError, match=r"are a \w+_nano, but the model to train is a vit_nano8"):
-        start_from(path, model, tuple("abcd"))
+        start_from(path, model, Multiclass(tuple("abcd")))
 
 
 def test_weights_of_a_deit_are_opened_by_its_kind(tmp_path):
     config = models.configure("deit_nano8", classes=1, img_size=8)
-    card = Card(model="deit_nano8", config=config, classes=("a",), preprocess=Preprocess((8, 8), 3))
+    card = Card(model="deit_nano8", config=config, task=Multiclass(("a",)), preprocess=Preprocess((8, 8), 3))
     save(tmp_path / "model.safetensors", models.build(config), card)
     assert open_card(tmp_path, "deit").model == "deit_nano8"

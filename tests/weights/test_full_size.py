@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import Model, build, configure, parameters
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, recognise, save
 from vitrail.weights.formats import vit
-from vitrail.weights.tensors import from_memory
+from vitrail.weights.tensors import from_state_dict
 
 B16 = configure("vit_b16")
 
@@ -48,7 +49,7 @@ def whole(tmp_path_factory) -> Whole:
         features = model.embed(image)
         logits = model.head(features)
     path = tmp_path_factory.mktemp("whole") / "own.safetensors"
-    save(path, model, Card(model="vit_b16", config=B16, classes=tuple(map(str, range(1000))), preprocess=seen))
+    save(path, model, Card(model="vit_b16", config=B16, task=Multiclass(tuple(map(str, range(1000)))), preprocess=seen))
     return Whole(path, model, image, logits, features)
 
 
@@ -101,7 +102,7 @@ def agree(whole: Whole, logits: Tensor, features: Tensor, path: Path) -> None:
 def test_the_jax_file_has_the_names_and_shapes_of_the_release():
     with torch.device("meta"):
         state = build(configure("vit_b16", head="tanh")).state_dict()
-    written = vit.LAYOUTS["npz"].write(state, configure("vit_b16", head="tanh"))
+    written = vit.FORMATS["npz"].write(state, configure("vit_b16", head="tanh"))
     small = configure("vit_b16", head="tanh", width=24, mlp=8, img_size=16, classes=2)
     assert written.keys() == jax_arrays(small).keys()
     assert written["Transformer/encoderblock_11/MultiHeadDotProductAttention_1/out/kernel"].shape == (12, 64, 768)
@@ -126,5 +127,5 @@ def test_dinov2s_giant():
             use_mask_token=False,
         )
         theirs = peers.transformers().Dinov2Model(about)
-    weights = recognise.recognise(from_memory(theirs.state_dict(), "it"), "it")
-    assert recognise.architecture(weights, recognise.Beside(), None) == config
+    weights = recognise.recognise(from_state_dict(theirs.state_dict(), "it"), "it")
+    assert recognise.architecture(weights, recognise.Sidecar(), None) == config

@@ -14,6 +14,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, save, start_from
 
 CONFIG = ViTConfig(
@@ -24,7 +25,7 @@ CLASSES = ("cat", "Hündin", "猫/鳥")
 
 def card_of(config=CONFIG, preprocess=None):
     seen = preprocess or Preprocess(config.img_size, config.channels)
-    return Card(model="vit_nano2", config=config, classes=CLASSES, preprocess=seen)
+    return Card(model="vit_nano2", config=config, task=Multiclass(CLASSES), preprocess=seen)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_what_fits_is_taken_if_that_is_asked_for(tmp_path, own, caplog):
 
     fresh = build(config)
     before = {name: value.clone() for name, value in fresh.state_dict().items()}
-    assert start_from(path, fresh, CLASSES if own else ("0", "1", "2"), partial=True)[-1] == TABLE
+    assert start_from(path, fresh, Multiclass(CLASSES if own else ("0", "1", "2")), partial=True)[-1] == TABLE
     assert same_but(fresh.state_dict(), old, "blocks.1.norm2.weight", "blocks.0.mlp.fc2.weight")
     assert torch.equal(fresh.blocks[0].mlp.fc2.weight, before["blocks.0.mlp.fc2.weight"])
 
@@ -94,7 +95,7 @@ def test_whole_weights_are_not_called_a_part(path, caplog):
     with caplog.at_level("INFO"):
         load(path, partial=True)
     assert not caplog.text
-    assert start_from(path, build(CONFIG), CLASSES, partial=True) == []
+    assert start_from(path, build(CONFIG), Multiclass(CLASSES), partial=True) == []
 
 
 @pytest.mark.parametrize(
@@ -113,20 +114,20 @@ def test_whole_weights_are_not_called_a_part(path, caplog):
 def test_another_body_takes_what_fits_if_that_is_asked_for(path, model, change, line):
     fresh = build(replace(CONFIG, **change))
     with pytest.raises(UserError, match="other settings than the model to train"):
-        start_from(path, fresh, CLASSES)
-    assert line in start_from(path, fresh, CLASSES, partial=True)[-1].splitlines()
+        start_from(path, fresh, Multiclass(CLASSES))
+    assert line in start_from(path, fresh, Multiclass(CLASSES), partial=True)[-1].splitlines()
     assert torch.equal(fresh.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)
     assert torch.isfinite(fresh(images(fresh.config))).all()
 
 
 def test_weights_of_which_nothing_fits_are_refused_all_the_same(path):
     with pytest.raises(UserError, match=r"Nothing in .*model\.safetensors fits the model:(.|\n)*reshaped"):
-        start_from(path, build(replace(CONFIG, width=32, patch=4, mlp=64)), CLASSES, partial=True)
+        start_from(path, build(replace(CONFIG, width=32, patch=4, mlp=64)), Multiclass(CLASSES), partial=True)
 
 
 def test_a_model_tells_the_heads_that_its_weights_do_not_show(tmp_path):
     model = randomise(build(replace(CONFIG, img_size=(8, 8))))
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     fresh = build(replace(CONFIG, img_size=(16, 8)))
-    assert "timm weights of a vit_w16d2p2" in start_from(tmp_path / "model.safetensors", fresh, CLASSES)[0]
+    assert "timm weights of a vit_w16d2p2" in start_from(tmp_path / "model.safetensors", fresh, Multiclass(CLASSES))[0]
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)

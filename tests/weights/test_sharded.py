@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import load, open_card, start_from
 
 CONFIG = ViTConfig(width=16, depth=2, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
@@ -41,17 +42,17 @@ def test_parts_are_one_model(tmp_path, state, suffix):
         loaded = load(source, CONFIG).state_dict()
         assert all(torch.equal(value, state[name]) for name, value in loaded.items())
     fresh = build(CONFIG)
-    start_from(tmp_path, fresh, ("0", "1", "2"))
+    start_from(tmp_path, fresh, Multiclass(("0", "1", "2")))
     assert torch.equal(fresh.norm.weight, state["norm.weight"])
 
 
 def test_a_missing_part_is_named(tmp_path, state):
     first, *_ = cut(state, tmp_path)
     (tmp_path / first).unlink()
-    with pytest.raises(UserError, match=rf"files that are not beside it, 1 of 3 parts: {first}"):
+    with pytest.raises(UserError, match=rf"1 of 3 shards are missing: {first}"):
         load(tmp_path, CONFIG)
     (tmp_path / first).mkdir()
-    with pytest.raises(UserError, match=rf"files that are not beside it, 1 of 3 parts: {first}"):
+    with pytest.raises(UserError, match=rf"1 of 3 shards are missing: {first}"):
         load(tmp_path, CONFIG)
 
 
@@ -66,7 +67,7 @@ def test_a_damaged_part_is_named(tmp_path, state, suffix):
 def test_a_part_of_another_model_is_named(tmp_path, state):
     *_, last = cut(state, tmp_path)
     save_file({"x": torch.zeros(1)}, tmp_path / last)
-    with pytest.raises(UserError, match=rf"{last} does not hold what model\.safetensors\.index\.json says of it"):
+    with pytest.raises(UserError, match=rf"{last} does not match model\.safetensors\.index\.json"):
         load(tmp_path, CONFIG)
 
 
@@ -79,7 +80,7 @@ def test_an_index_that_points_elsewhere_is_refused(tmp_path, state, file):
     folder.mkdir()
     save_file(state, tmp_path / "m.safetensors")
     (folder / INDEX[".safetensors"]).write_text(json.dumps({"weight_map": dict.fromkeys(state, file)}))
-    with pytest.raises(UserError, match="its parts must be weights files in its own folder"):
+    with pytest.raises(UserError, match="shards must be weights files in the folder of the index"):
         load(folder, CONFIG)
 
 

@@ -1,4 +1,4 @@
-"""What the files beside weights say of them is taken over, and what nothing says is told."""
+"""Sidecar files of weights: what they specify is used, and what is assumed without them is logged."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, open_card, save
 
 CONFIG = ViTConfig(
@@ -27,10 +28,10 @@ CLASSES = ("cat", "Hündin", "猫/鳥")
 
 def card_of(config=CONFIG, preprocess=None):
     seen = preprocess or Preprocess(config.img_size, config.channels)
-    return Card(model="vit_nano2", config=config, classes=CLASSES, preprocess=seen)
+    return Card(model="vit_nano2", config=config, task=Multiclass(CLASSES), preprocess=seen)
 
 
-def beside(folder, **about):
+def write_sidecar(folder, **about):
     """A model with a `config.json` as timm writes it."""
     save_file(build(CONFIG).state_dict(), folder / "model.safetensors")
     document = {"model_args": {"num_heads": 2}, "pretrained_cfg": {"input_size": [3, 8, 8]} | about}
@@ -47,7 +48,7 @@ def test_a_photograph_is_prepared_as_timm_does(tmp_path, interpolation, crop):
     from sklearn.datasets import load_sample_image
 
     about = {"mean": MEAN, "std": STD, "crop_pct": crop, "interpolation": interpolation}
-    seen = replace(open_card(beside(tmp_path, **about)).preprocess, img_size=(96, 96))
+    seen = replace(open_card(write_sidecar(tmp_path, **about)).preprocess, img_size=(96, 96))
     create = peers.timm("timm.data").create_transform
     settings = {"interpolation": interpolation, "mean": MEAN, "std": STD, "crop_pct": crop}
     photograph = load_sample_image("china.jpg")
@@ -59,11 +60,11 @@ def test_a_photograph_is_prepared_as_timm_does(tmp_path, interpolation, crop):
 
 def test_what_the_configuration_does_not_say_is_assumed_and_said(tmp_path, caplog):
     with caplog.at_level("INFO"):
-        load(beside(tmp_path, mean=MEAN, std=STD, crop_pct=0.8, interpolation="bilinear"))
+        load(write_sidecar(tmp_path, mean=MEAN, std=STD, crop_pct=0.8, interpolation="bilinear"))
     assert "as usual for such weights" not in caplog.text
     with caplog.at_level("INFO"):
-        load(beside(tmp_path, mean=MEAN, std=STD, crop_pct=0.8))
-    assert "bicubic resizing: as usual for such weights, nothing beside them says it" in caplog.text
+        load(write_sidecar(tmp_path, mean=MEAN, std=STD, crop_pct=0.8))
+    assert "bicubic resizing: assumed as usual for such weights, without a sidecar file" in caplog.text
 
 
 @pytest.mark.parametrize(("number", "name"), [(1, "lanczos"), (2, "bilinear"), (3, "bicubic")])
@@ -79,8 +80,8 @@ def test_hugging_faces_number_of_a_resampling(tmp_path, number, name):
 
 
 def test_class_names_of_timm(tmp_path):
-    assert open_card(beside(tmp_path, label_names=CLASSES)).classes == CLASSES
-    assert open_card(beside(tmp_path, label_names=["one too", "few"])).classes == ("0", "1", "2")
+    assert open_card(write_sidecar(tmp_path, label_names=CLASSES)).classes == CLASSES
+    assert open_card(write_sidecar(tmp_path, label_names=["one too", "few"])).classes == ("0", "1", "2")
 
 
 def test_training_begins_from_weights_that_neither_show_heads_nor_have_one(tmp_path, caplog):
@@ -89,7 +90,7 @@ def test_training_begins_from_weights_that_neither_show_heads_nor_have_one(tmp_p
     body = {name: value for name, value in body.items() if "head" not in name}
     torch.save({"teacher": body, "student": {}}, tmp_path / "dino.pth")
     settings = {"out": tmp_path / "runs", "epochs": 1, "batch_size": 256, "weights": str(tmp_path / "dino.pth")}
-    with pytest.raises(UserError, match="number of heads its tensors do not show"):
+    with pytest.raises(UserError, match="tensors do not show the number of heads"):
         vitrail.train("digits", **settings)
     with caplog.at_level("INFO"):
         run = vitrail.train("digits", model="vit_nano4", interpolation="bilinear", **settings)

@@ -20,9 +20,10 @@ import vitrail
 from vitrail import models
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, open_card, open_run, save, start_from
 
 CONFIG = ViTConfig(
@@ -33,7 +34,9 @@ PREPROCESS = Preprocess((8, 12), 3, 0.9, mean=(0.4, 0.5, 0.6), std=(0.2,))
 
 
 def card_of(config=CONFIG, classes=CLASSES, preprocess=PREPROCESS):
-    return Card(model="vit_nano2", config=config, classes=classes, preprocess=preprocess, metrics={"top1": 0.75})
+    return Card(
+        model="vit_nano2", config=config, task=Multiclass(classes), preprocess=preprocess, metrics={"top1": 0.75}
+    )
 
 
 @pytest.fixture
@@ -129,10 +132,10 @@ def test_whoever_may_read_the_card_may_read_the_weights(path):
 def test_a_file_is_whole_or_as_before(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
-    with pytest.raises(UnicodeEncodeError), replacing(path) as temporary:
+    with pytest.raises(UnicodeEncodeError), atomic_write(path) as temporary:
         temporary.write_text("half" * 10_000 + "\udcff", encoding="utf-8")
     assert path.read_text() == "before"
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("after")
         assert path.read_text() == "before"
     assert path.read_text() == "after"
@@ -142,7 +145,7 @@ def test_a_file_is_whole_or_as_before(tmp_path):
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     with (
         pytest.raises(UserError, match=r"Could not write .*nowhere.*file: No such file or directory"),
-        replacing(tmp_path / "nowhere" / "file") as temporary,
+        atomic_write(tmp_path / "nowhere" / "file") as temporary,
     ):
         temporary.write_text("text")
 
@@ -153,13 +156,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1])
 def test_truncated_weights_are_refused_by_name(path, keep):
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"model\.safetensors is corrupt or truncated: .*\. Copy it again"):
+    with pytest.raises(UserError, match=r"model\.safetensors is corrupt or truncated: .*\. Copy or train it again"):
         load(path)
 
 
 def test_without_its_card_a_file_shows_all_but_the_heads(path):
     path.with_suffix(".json").unlink()
-    with pytest.raises(UserError, match=r"width 16, whose number of heads its tensors do not show: it may be 1, 2\."):
+    with pytest.raises(UserError, match=r"width 16, whose tensors do not show the number of heads: it may be 1, 2\."):
         load(path, model=None)
     assert load(path, model=CONFIG).config == CONFIG
 
@@ -236,7 +239,7 @@ def test_foreign_files_are_refused_by_name(tmp_path):
     with pytest.raises(UserError, match="neither a run folder nor a weights file"):
         load(tmp_path)
     save_file({"a": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match=r"other\.safetensors is no ViT, and none of its relatives, of .*: it"):
+    with pytest.raises(UserError, match=r"other\.safetensors is not a model known from .*: it"):
         load(tmp_path / "other.safetensors")
 
 
@@ -267,14 +270,14 @@ def body_of(state):
 
 def test_the_same_model_starts_as_it_was(path, model):
     fresh = build(CONFIG)
-    assert start_from(path, fresh, CLASSES) == []
+    assert start_from(path, fresh, Multiclass(CLASSES)) == []
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in fresh.state_dict().items())
 
 
 @pytest.mark.parametrize("classes", [("cat", "dog"), ("猫/鳥", "Hündin", "cat"), ("x", "y", "z")])
 def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
     fresh = build(replace(CONFIG, classes=len(classes)))
-    assert start_from(path, fresh, classes) == [f"new head for {len(classes)} classes"]
+    assert start_from(path, fresh, Multiclass(classes)) == [f"new head for {len(classes)} classes"]
     old = body_of(model.state_dict())
     assert all(torch.equal(value, old[name]) for name, value in body_of(fresh.state_dict()).items())
     assert not fresh.head.weight.any()
@@ -283,7 +286,7 @@ def test_other_classes_get_a_new_head_and_keep_the_body(path, model, classes):
 @torch.no_grad()
 def test_a_new_head_may_read_more_than_the_old_one(path, model):
     wider = build(replace(CONFIG, classes=5, pool="cls_gap"))
-    start_from(path, wider, tuple("abcde"))
+    start_from(path, wider, Multiclass(tuple("abcde")))
     assert wider.head.weight.shape == (5, 2 * CONFIG.width)
     assert torch.equal(wider.embed(images())[:, : CONFIG.width], model.embed(images()))
 
@@ -291,7 +294,7 @@ def test_a_new_head_may_read_more_than_the_old_one(path, model):
 @torch.no_grad()
 def test_another_size_resamples_the_positions(path, model):
     fresh = build(replace(CONFIG, img_size=(16, 16)))
-    assert start_from(path, fresh, CLASSES) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
+    assert start_from(path, fresh, Multiclass(CLASSES)) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
     assert torch.isfinite(fresh(images(fresh.config))).all()
     assert torch.equal(fresh.pos_embed[:, :1], model.pos_embed[:, :1])  # the class token's row
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
@@ -303,7 +306,7 @@ def test_the_way_of_resampling_can_be_chosen(path, model, method, caplog):
     assert not torch.equal(expected.pos_embed, models.resize(model, (16, 16)).pos_embed)
     fresh = build(replace(CONFIG, img_size=(16, 16)))
     note = f"positions resampled from 4x6 to 8x8 patches ({method})"
-    assert start_from(path, fresh, CLASSES, resample=method) == [note]
+    assert start_from(path, fresh, Multiclass(CLASSES), resample=method) == [note]
     assert torch.equal(fresh.pos_embed, expected.pos_embed)
     with caplog.at_level("INFO"):
         loaded = load(path, img_size=16, resample=method)
@@ -320,7 +323,7 @@ def test_other_channels_answer_alike_to_a_grey_picture(tmp_path, stem, old, new)
     before = randomise(build(replace(CONFIG, channels=old, stem=stem)))
     save(tmp_path / "m.safetensors", before, card_of(before.config, preprocess=Preprocess((8, 12), old)))
     after = build(replace(CONFIG, channels=new, stem=stem)).eval()
-    assert start_from(tmp_path / "m.safetensors", after, CLASSES) == [
+    assert start_from(tmp_path / "m.safetensors", after, Multiclass(CLASSES)) == [
         f"patch filters changed from {old} to {new} channels"
     ]
     grey = images(replace(CONFIG, channels=1))
@@ -331,7 +334,7 @@ def test_other_channels_answer_alike_to_a_grey_picture(tmp_path, stem, old, new)
 
 def test_all_that_is_adapted_is_said(path):
     fresh = build(replace(CONFIG, img_size=(8, 8), channels=1, classes=2))
-    assert len(start_from(path, fresh, ("a", "b"))) == 3
+    assert len(start_from(path, fresh, Multiclass(("a", "b")))) == 3
 
 
 @pytest.mark.parametrize("change", [{"width": 32}, {"depth": 3}, {"pool": "gap"}, {"registers": 0}, {"head": "tanh"}])
@@ -339,7 +342,7 @@ def test_another_body_is_refused_and_nothing_is_loaded(path, change):
     fresh = build(replace(CONFIG, **change))
     before = {name: value.clone() for name, value in fresh.state_dict().items()}
     with pytest.raises(UserError, match=r"belong to a vit_nano2 with other settings than the(.|\n)*--partial"):
-        start_from(path, fresh, CLASSES)
+        start_from(path, fresh, Multiclass(CLASSES))
     assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
 
 

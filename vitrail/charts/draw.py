@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from vitrail.charts.kinds import Bars, Chart, ErrorBars, Heads, Line, Lines, Matrix, Reliability, Scatter, Tone
 from vitrail.charts.style import BLUE, GREY, INK, ORANGE, RUNS, SHADES, SKY, heading, save, short, styled
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 
 COUNTED = 20  # classes up to which the cells of a matrix hold their counts
 NAMED = 100  # names on an axis, at most
@@ -40,7 +40,7 @@ def save_charts(charts: Iterable[Chart], folder: Path) -> None:
     for chart in charts:
         files.setdefault(chart.name, []).append(chart)
     for name, group in files.items():
-        with replacing(folder / f"{name}.png") as path:
+        with atomic_write(folder / f"{name}.png") as path:
             save(draw(*group), path)
 
 

@@ -130,16 +130,16 @@ def wrap(text: str, lines: int, keep_end: bool = False) -> list[str]:
     for word in re.findall(r"[^\s/_-]+[\s/_-]*|[\s/_-]+", text):
         if filled[-1] and _width(filled[-1] + word.rstrip()) > _CELL:
             filled.append("")
-        filled[-1] += word if _width(word) <= _CELL else _without_middle(word)
+        filled[-1] += word if _width(word) <= _CELL else _elide(word)
     filled = [line.rstrip() for line in filled]
     if len(filled) <= lines:
         return filled
     if keep_end:
-        return [_without_middle(f"…{filled[-lines]}"), *filled[len(filled) - lines + 1 :]]
-    return [*filled[: lines - 1], _without_middle(f"{filled[lines - 1]} …")]
+        return [_elide(f"…{filled[-lines]}"), *filled[len(filled) - lines + 1 :]]
+    return [*filled[: lines - 1], _elide(f"{filled[lines - 1]} …")]
 
 
-def _without_middle(line: str) -> str:
+def _elide(line: str) -> str:
     """A line that fits the width of a picture, with as much of its middle left out as it takes."""
     fitting, half = line, len(line) // 2
     while _width(fitting) > _CELL and half > 1:

@@ -1,4 +1,4 @@
-"""Data sets, opened and read without torch; the modules `preprocess` and `loader` make tensors of them."""
+"""Data sets: sources, splits and image reading, without torch. `preprocess` and `loader` produce tensors."""
 
 from vitrail.data.dataset import ArraySplit, Data, FileSplit, Split
 from vitrail.data.images import UnreadableImage, read_image

@@ -1,4 +1,4 @@
-"""Images and labels in arrays, from an `.npz` file, from pairs of `.npy` files or from memory."""
+"""Images and labels in NumPy arrays: an `.npz` file, pairs of `.npy` files, or in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Parts, Targets
+from vitrail.data.dataset import Array, ArraySplit, Found, GlobalRows, MappedSplit, Numbers, Targets
 from vitrail.data.folder import SPLITS
 from vitrail.data.pixels import Pixels, bits_of
 from vitrail.errors import UserError
@@ -20,6 +20,7 @@ from vitrail.tasks.infer import infer_from_arrays
 
 
 def open_npz(path: Path, task: type[Task] | None = None) -> Found:
+    """An archive with x_train and y_train (and _val, _test), images and labels, or X and y; optionally classes."""
     arrays = _read_npz(path)
     parts = {}
     for split in ("train", "val", "test"):
@@ -27,14 +28,14 @@ def open_npz(path: Path, task: type[Task] | None = None) -> Found:
         if x in arrays and y in arrays:
             parts[split] = arrays[x], arrays[y]
         elif x in arrays or y in arrays:
-            raise UserError(f"{path} must hold both {x} and {y}, but it holds one of them only.")
+            raise UserError(f"{path} must contain both {x} and {y}, but it contains only one of them.")
     for x, y in (("images", "labels"), ("x", "y")):
         if not parts and x in arrays and y in arrays:
             parts["train"] = arrays[x], arrays[y]
     if not parts:
         raise UserError(
-            f"{path} must hold the arrays x_train and y_train (and _val, _test), or images and labels, or X "
-            f"and y, but it holds {', '.join(arrays) or 'none'}."
+            f"{path} must contain the arrays x_train and y_train (and _val, _test), or images and labels, or X "
+            f"and y, but it contains {', '.join(arrays) or 'none'}."
         )
     names = None
     if "classes" in arrays:
@@ -43,70 +44,70 @@ def open_npz(path: Path, task: type[Task] | None = None) -> Found:
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
-    """Every array of the file by its name in lower case."""
+    """All arrays of the file by lower-case name."""
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
-                raise UserError(f"{path} holds a single array, not an .npz archive: save it with np.savez.")
+                raise UserError(f"{path} is a single array, not an .npz archive. Save it with np.savez.")
             return {name.lower(): file[name] for name in file.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
         if "allow_pickle" in str(error):
             raise UserError(
-                f"{path} holds an array of Python objects, which is never loaded because it could run code. "
-                "Save images as one uint8 array and names as text (dtype str)."
+                f"{path} contains an array of Python objects, which is never loaded because it could run code. "
+                "Save images as one uint8 array and class names as text (dtype str)."
             ) from error
         raise UserError(f"{path} is not a readable .npz file: {error}.") from error
 
 
-# The word in the name of a file of images, and the one in its place in the name of their labels.
+# A word in the file name of images, and the word that replaces it in the file name of their labels.
 _PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"))
 
 
 def open_npy(path: Path, task: type[Task] | None = None) -> Found:
-    """One file of images with its labels; a part of them is held out, whatever lies beside."""
-    labels = _labels_of(path)
+    """One file of images with its file of labels; a validation split is held out, even if the folder has others."""
+    labels = _labels_path(path)
     if labels is None or not labels.exists():
-        rule = "its name with 'x' turned into 'y' or 'images' into 'labels', as x_train.npy and y_train.npy"
-        wanted = f"There is no {labels}." if labels else "It has neither word in its name: rename it."
-        raise UserError(f"The labels of {path} must lie beside it, in {rule}. {wanted}")
+        rule = "with 'y' for 'x' or 'labels' for 'images' in the name, as in x_train.npy and y_train.npy"
+        reason = f"There is no {labels}." if labels else "Its name contains neither word: rename it."
+        raise UserError(f"The labels of {path} must be in the same folder, {rule}. {reason}")
     others = [other.name for other in npy_images(path.parent) if other.name != path.name]
     if others:
-        log.info("%s is beside %s: give the folder, and its splits are used.", path.name, ", ".join(others))
+        log.info("The folder of %s also has %s: give the folder to use its splits.", path.name, ", ".join(others))
     return _from_npy(path.stem, {"train": (path, labels)}, path, task)
 
 
 def open_npy_folder(folder: Path, task: type[Task] | None = None) -> Found:
-    """A folder of such pairs, one for every split that their names tell: x_train and y_train, x_val and y_val, …."""
+    """A folder of such pairs, one per split: x_train.npy and y_train.npy, x_val.npy and y_val.npy."""
     pairs: dict[str, tuple[Path, Path]] = {}
     for path in npy_images(folder):
         split = next((SPLITS[word] for word in _words(path) if word in SPLITS), "train")
         if split in pairs:
-            raise UserError(f"{folder} has two files of {split} images, {pairs[split][0].name} and {path.name}.")
-        labels = _labels_of(path)
-        assert labels is not None  # or it would not be one of images
+            raise UserError(f"{folder} has two files of {split} images: {pairs[split][0].name} and {path.name}.")
+        labels = _labels_path(path)
+        assert labels is not None  # else `npy_images` would not list it
         if not labels.exists():
-            raise UserError(f"{path} has no labels: they must lie in {labels.name} beside it.")
+            raise UserError(f"{path} has no labels: {labels.name} must be in the same folder.")
         pairs[split] = path, labels
     return _from_npy(folder.resolve().name, pairs, folder, task)
 
 
 def npy_images(folder: Path) -> list[Path]:
-    """The `.npy` files in a folder that are called as arrays of images are."""
-    return sorted(path for path in folder.glob("*.npy") if _labels_of(path) is not None)
+    """The `.npy` files of images in a folder, recognised by name."""
+    return sorted(path for path in folder.glob("*.npy") if _labels_path(path) is not None)
 
 
 def _words(path: Path) -> list[str]:
     return re.split(r"[-_. ]", path.stem.lower())
 
 
-def _labels_of(path: Path) -> Path | None:
-    """Where the labels of an array of images lie, in any case of the letters; None if its name tells of none."""
+def _labels_path(path: Path) -> Path | None:
+    """The file with the labels of a file of images, case-insensitive; None if the name is not one of images."""
     for x, y in _PAIRS:
         if x in _words(path):
             name = re.sub(rf"(?i)(?<![^-_. ]){x}(?![^-_. ])", y, path.name, count=1)
-            beside = (other for other in path.parent.glob("*.npy") if other.name.lower() == name.lower())
-            return next(beside, path.with_name(name))
+            matches = (other for other in path.parent.glob("*.npy") if other.name.lower() == name.lower())
+            return next(matches, path.with_name(name))
     return None
 
 
@@ -118,23 +119,23 @@ def _from_npy(name: str, pairs: Mapping[str, tuple[Path, Path]], where: Path, ta
 
 
 def _read_npy(path: Path) -> Array:
-    """The array of a file, mapped into memory: what is not asked for is not read."""
+    """The array of a file, memory-mapped."""
     try:
         array: Array = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]
     except ValueError as error:
         if "Python objects" in str(error):
             raise UserError(
-                f"{path} holds Python objects, which are never loaded because they could run code. "
-                "Save images as one uint8 array and names as text (dtype str)."
+                f"{path} contains Python objects, which are never loaded because they could run code. "
+                "Save images as one uint8 array and class names as text (dtype str)."
             ) from error
-        raise UserError(f"{path} is not a whole .npy file: {error}.") from error
+        raise UserError(f"{path} is not a complete .npy file: {error}.") from error
     return array
 
 
 def _class_names(array: Array, where: Path) -> tuple[str, ...]:
     names = tuple(_text(array.ravel(), f"{where}: classes must be text").tolist())
     if len(set(names)) < len(names):
-        raise UserError(f"{where}: the names in classes must differ from each other.")
+        raise UserError(f"{where}: the names in classes must be unique.")
     return names
 
 
@@ -145,28 +146,28 @@ def from_arrays(
     where: str,
     task: type[Task] | None = None,
 ) -> Found:
-    """Checks images and labels of any accepted kind and makes them uint8 or uint16 N H W C and targets.
+    """Validates images and labels and converts them to uint8 or uint16 (N, H, W, C) and targets.
 
-    Labels (N, K) of 0 and 1 are multi-label, other numbers with fractions a regression, unless the task is given.
+    Unless the task is given, it is inferred: labels (N, K) of 0 and 1 are multi-label, floats are regression.
     """
     for split, (x, y) in parts.items():
         first = x.ndim == 4 and x.shape[1] < min(x.shape[2:])  # channels first, as in torch
         if x.ndim not in (3, 4) or first or 0 in x.shape[1:]:
             raise UserError(
-                f"{where}: the {split} images must have the shape (N, height, width), or (N, height, width, "
-                f"channels), but it is {x.shape}."
+                f"{where}: the {split} images must have the shape (N, height, width) or (N, height, width, "
+                f"channels), but they have {x.shape}."
             )
         if len(y) != len(x):
             raise UserError(
-                f"{where}: the {split} split must have one label for every image, but it has labels of shape "
-                f"{y.shape} for {len(x)} images."
+                f"{where}: the {split} split must have one label per image, but it has labels of shape {y.shape} for "
+                f"{len(x)} images."
             )
     labels = [y for _, y in parts.values()]
     kind = task or task_type(infer_from_arrays(labels))
     pixels = dict(zip(parts, _pixels([x for x, _ in parts.values()], where), strict=True))
     channels = {x.shape[3] for x in pixels.values()}
     if len(channels) > 1 and not channels <= {1, 3}:
-        raise UserError(f"{where}: the images of all splits must have the same channels, but they have {channels}.")
+        raise UserError(f"{where}: all splits must have the same number of channels, but they have {channels}.")
     read: Task
     if kind.single:
         classes, targets = class_numbers(labels, names, where)
@@ -175,13 +176,13 @@ def from_arrays(
         read, targets = kind.from_array(labels, names, where)
         if task is None:
             others = " or ".join(other for other in TASKS if other != read.name)
-            log.info("task: %s, inferred from the labels; to change it, give --task %s.", read, others)
+            log.info("task: %s, inferred from the labels; override it with --task %s.", read, others)
     h, w = next(iter(pixels.values())).shape[1:3]
-    if any(isinstance(x, np.memmap) for x in pixels.values()):  # rows are chosen, not copied
-        mapped = Parts([((x, f"{name}/{split}"), len(x)) for split, x in pixels.items()])
+    if any(isinstance(x, np.memmap) for x in pixels.values()):  # select rows instead of copying pixels
+        mapped = GlobalRows([((x, f"{name}/{split}"), len(x)) for split, x in pixels.items()])
 
         def make(_: str, rows: Numbers, y: Targets) -> MappedSplit:
-            (x, title), rows = mapped.find(rows)
+            (x, title), rows = mapped.locate(rows)
             return MappedSplit(x, rows, y, title)
 
         return Found(
@@ -205,20 +206,20 @@ def from_arrays(
 
 
 def _pixels(images: Sequence[Array], where: str) -> list[Pixels]:
-    """Images N H W (C) of any number type as uint8 N H W C; the first array, train, tells how to scale.
+    """Images N H W (C) of any numeric type as uint8 N H W C, scaled by the range of the first array, train.
 
-    16-bit images stay as they are.
+    16-bit images are left unscaled.
     """
     kind = images[0].dtype
     if kind.kind not in "buif" or any(x.dtype != kind for x in images):
         kinds = ", ".join(str(x.dtype) for x in images)
-        raise UserError(f"{where}: all images must be numbers of one type, best uint8, but they are {kinds}.")
+        raise UserError(f"{where}: all images must have one numeric type, preferably uint8, but they are {kinds}.")
     if kind.kind == "u" and kind.itemsize == 2 and images[0].size and images[0].max() > 255:
-        images = [x.astype(np.uint16, copy=False) for x in images]  # in this machine's order of bytes
+        images = [x.astype(np.uint16, copy=False) for x in images]  # to native byte order
     elif kind != np.uint8 and images[0].size:
         for x in images:
             if not np.isfinite(x).all() or (x < 0).any():
-                raise UserError(f"{where}: pixel values must be 0 or more, but some are negative or not a number.")
+                raise UserError(f"{where}: pixel values must be finite and 0 or more, but some are negative or NaN.")
         top = float(images[0].max())
         if kind.kind in "bf" and top <= 1:
             scale = 255.0
@@ -226,7 +227,7 @@ def _pixels(images: Sequence[Array], where: str) -> list[Pixels]:
             scale = 1.0
         else:
             scale = 255 / top
-            log.info("%s: pixel values 0 to %g are scaled to 0 to 255.", where, top)
+            log.info("%s: pixel values are scaled from 0..%g to 0..255.", where, top)
         images = [np.clip(np.rint(x * scale), 0, 255).astype(np.uint8) for x in images]
     return [x if x.ndim == 4 else x[..., None] for x in images]
 
@@ -234,12 +235,12 @@ def _pixels(images: Sequence[Array], where: str) -> list[Pixels]:
 def class_numbers(
     labels: Sequence[Array], names: tuple[str, ...] | None, where: str
 ) -> tuple[tuple[str, ...], list[Numbers]]:
-    """The class names, and the labels of every split as numbers of these."""
+    """The class names, and the labels of every split as class indices."""
     for y in labels:
         if y.ndim != 1:
             raise UserError(
-                f"{where}: a class is one label for every image, (N,), but the labels are {y.shape}. Labels (N, K) are "
-                "0 and 1 for each of K labels, or numbers with --task regression."
+                f"{where}: class labels must have the shape (N,), but they have {y.shape}. Labels (N, K) must be 0 or "
+                "1 for each of K labels, or numbers with --task regression."
             )
     ends = np.cumsum([len(y) for y in labels])[:-1]
     if all(y.dtype.kind in "iu" for y in labels):
@@ -248,15 +249,15 @@ def class_numbers(
             raise UserError(f"{where}: labels must be 0 or more, but one is {every.min()}.")
         if names is not None:
             if len(every) and every.max() >= len(names):
-                raise UserError(f"{where}: a label is {every.max()}, but there are {len(names)} class names only.")
+                raise UserError(f"{where}: a label is {every.max()}, but there are only {len(names)} class names.")
             return names, np.split(every, ends)
     else:
-        every = np.concatenate([_text(y, f"{where}: labels must be whole numbers from 0 or text") for y in labels])
+        every = np.concatenate([_text(y, f"{where}: labels must be integers from 0 or text") for y in labels])
         if names is not None:
             known = {name: number for number, name in enumerate(names)}
-            strange = sorted(set(every.tolist()) - set(known))
-            if strange:
-                raise UserError(f"{where}: the label '{strange[0]}' is not among the names in classes.")
+            unknown = sorted(set(every.tolist()) - set(known))
+            if unknown:
+                raise UserError(f"{where}: the label '{unknown[0]}' is not one of the names in classes.")
             return names, np.split(np.array([known[y] for y in every.tolist()], dtype=np.int64), ends)
     found, numbers = np.unique(every, return_inverse=True)
     return tuple(str(label) for label in found.tolist()), np.split(numbers.astype(np.int64), ends)

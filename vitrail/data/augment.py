@@ -1,12 +1,11 @@
-"""Everything random that happens to a batch of images between the loader's pixels and the model.
+"""Batch augmentation, between the loader's pixels and the model.
 
-All of it is tensor arithmetic on the whole batch, on the device that the batch is on, with parameters drawn
-for each image. The numbers are drawn on the CPU from one generator, so CPU and GPU draw the same ones, and
-the generator's state is all that a resumed run has to restore.
+Every transform runs on the whole batch, on the batch's device, with its own parameters for each image. Random numbers
+are drawn on the CPU from one generator: CPU and GPU runs draw the same ones, and a resumed run restores only the
+generator's state.
 
-Where an image is moved away from an edge, its mirror image fills the gap. Black would make a strong edge that
-no real image has, and blot out whole patches of a small one; where the background is plain, as around a
-digit, so is its mirror image.
+Geometric transforms pad by reflection. Black borders would add strong edges that no real image has, and blank whole
+patches of a small image; a plain background, as around a digit, stays plain.
 
 RandAugment: https://arxiv.org/abs/1909.13719. 3-Augment: https://arxiv.org/abs/2204.07118.
 Random erasing: https://arxiv.org/abs/1708.04896.
@@ -27,22 +26,22 @@ from torch import Tensor
 
 from vitrail.config import AugmentConfig
 
-ERASED = (0.02, 1 / 3)  # smallest and largest share of the area
-ASPECT = (0.3, 3.3)  # of an erased rectangle, with the image as 1
+ERASED = (0.02, 1 / 3)  # range of the erased fraction of the area
+ASPECT = (0.3, 3.3)  # range of the erased rectangle's aspect ratio, relative to the image's
 
 
 def augment(
     pixels: Tensor,
     labels: Tensor,
     config: AugmentConfig,
-    preprocess_normalise: Callable[[Tensor], Tensor],
+    normalise: Callable[[Tensor], Tensor],
     classes: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Pixels B C H W and class numbers (B,) → normalised float images and target distributions (B, K).
+    """Pixels B C H W and class indices (B,) → normalised float images and target distributions (B, K).
 
-    Labels (B, K), of 0 and 1 or of numbers, are targets already. Pixels stay uint8, or float32 for deep
-    ones, up to `preprocess_normalise`, so it sees here what it sees in evaluation.
+    Multi-label and regression targets (B, K) are used as they are. Pixels stay uint8 (float32 for higher bit depths)
+    until `normalise`, so it gets the same input as in evaluation.
     """
     assert pixels.dtype in (torch.uint8, torch.float32), pixels.dtype
     if config.shift or config.hflip:
@@ -53,31 +52,31 @@ def augment(
         pixels = three_augment(pixels, config.three_augment, generator)
     if config.color_jitter:
         pixels = jitter(pixels, config.color_jitter, generator)
-    images = preprocess_normalise(pixels)
+    images = normalise(pixels)
     if config.reprob:
         images = erase(images, config.reprob, generator)
     targets = (F.one_hot(labels, classes) if labels.ndim == 1 else labels).to(images.dtype)
     if (config.mixup or config.cutmix) and torch.rand((), generator=generator) < config.mix_prob:
         images, targets = mix(images, targets, config.mixup, config.cutmix, generator)
-    choices = classes if labels.ndim == 1 else 2  # a label of several is there or not
+    choices = classes if labels.ndim == 1 else 2  # each label of a multi-label target is binary
     return images, targets * (1 - config.smoothing) + config.smoothing / choices
 
 
-def still(config: AugmentConfig) -> bool:
-    """Whether all of this, and the loader, show an image in every epoch alike."""
+def is_deterministic(config: AugmentConfig) -> bool:
+    """Whether loader and augmentation produce the same image in every epoch."""
     mixes = (config.mixup or config.cutmix) and config.mix_prob
     moves = (config.shift, config.hflip, config.randaug, config.three_augment, config.color_jitter, config.reprob)
     return config.crop_scale == 1 and not mixes and not any(moves)
 
 
 def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Generator) -> Tensor:
-    """Moves each image by up to `shift` whole pixels and mirrors some: every value is one that was there."""
+    """Random translation by up to `shift` whole pixels and horizontal flip, without interpolation."""
     b, c, h, w = pixels.shape
     down, right = torch.randint(-shift, shift + 1, (2, b, 1), generator=generator)
     flips = torch.rand(b, generator=generator) < hflip
     if shift:
-        rows = _mirror(torch.arange(h) - down, h).to(pixels.device)
-        cols = _mirror(torch.arange(w) - right, w).to(pixels.device)
+        rows = _reflect(torch.arange(h) - down, h).to(pixels.device)
+        cols = _reflect(torch.arange(w) - right, w).to(pixels.device)
         source = rows[:, :, None] * w + cols[:, None, :]  # B H W
         pixels = pixels.flatten(2).gather(2, source.view(b, 1, h * w).expand(-1, c, -1)).view_as(pixels)
     if hflip:
@@ -86,30 +85,30 @@ def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Ge
     return pixels
 
 
-def _mirror(places: Tensor, side: int) -> Tensor:
-    """Places outside 0 … side - 1, reflected about the edges of the image until they are inside."""
-    places = places % (2 * side)
-    return torch.minimum(places, 2 * side - 1 - places)
+def _reflect(indices: Tensor, side: int) -> Tensor:
+    """Reflects indices outside 0 … side - 1 at the edges of the image."""
+    indices = indices % (2 * side)
+    return torch.minimum(indices, 2 * side - 1 - indices)
 
 
 # RandAugment ----------------------------------------------------------------------------------------------
 #
-# An operation has a level: 0 is the weakest, 1 the strongest, the sign is the direction where there are two.
-# The colour operations take floats of 0 … 255 and levels (B, 1, 1, 1); `recolour` rounds and clips. Those in `ANY`
-# need no white point: they alone serve deep images, whose sensors seldom use the whole range of their numbers.
+# An operation has a level from 0 to 1; its sign is the direction of operations that have one.
+# Colour operations take floats 0 … 255 and levels (B, 1, 1, 1); `recolour` rounds and clips. Images of more than
+# 8 bits, whose sensors seldom use the full range, get only `ANY_DEPTH`, the operations that need no white point.
 
 
-def _autocontrast(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no strength
+def _autocontrast(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no level
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
     flat = high == low
     return (images - low.masked_fill(flat, 0)) * (255 / (high - low)).masked_fill(flat, 1)
 
 
-def _equalize(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no strength
-    """A pixel's new value is the share of the image that is darker.
+def _equalize(images: Tensor, level: Tensor) -> Tensor:  # noqa: ARG001  # has no level
+    """Histogram equalisation: a pixel's new value is the fraction of darker pixels.
 
-    Pillow divides by a whole number of pixels per grey level, which turns a third of a 20×20 image white and
-    leaves smaller than 16×16 as it is; this divides exactly.
+    Pillow rounds the pixels per gray level to an integer, which turns a third of a 20×20 image white and leaves
+    images below 16×16 unchanged; this divides exactly.
     """
     values = images.flatten(2).long()
     counts = torch.zeros(*values.shape[:2], 256, device=images.device)
@@ -134,24 +133,24 @@ def _brightness(images: Tensor, level: Tensor) -> Tensor:
 
 
 def _contrast(images: Tensor, level: Tensor) -> Tensor:
-    return _away(images, _grey(images.mean((2, 3), keepdim=True)), level)
+    return _extrapolate(images, _grayscale(images.mean((2, 3), keepdim=True)), level)
 
 
 def _saturation(images: Tensor, level: Tensor) -> Tensor:
-    return _away(images, _grey(images), level) if images.shape[1] == 3 else images
+    return _extrapolate(images, _grayscale(images), level) if images.shape[1] == 3 else images
 
 
 def _sharpness(images: Tensor, level: Tensor) -> Tensor:
-    # Pillow's smoothing kernel: 5 in the middle and 1 around it, of 13. The average of the 3 × 3 around a pixel is
-    # of those that there are; sums over rows and then columns take a third of the time of `avg_pool2d`.
+    # Pillow's smoothing kernel is 5 at the centre and 1 around it, over 13. At the border the 3 × 3 sum is rescaled to
+    # 9 pixels. Separable sums take a third of the time of `avg_pool2d`.
     around, count = images, torch.ones_like(images[:1, :1])
     for dim in (2, 3):
-        around, count = _three(around, dim), _three(count, dim)
-    return _away(images, (around * (9 / count) + 4 * images) / 13, level)
+        around, count = _sum3(around, dim), _sum3(count, dim)
+    return _extrapolate(images, (around * (9 / count) + 4 * images) / 13, level)
 
 
-def _three(values: Tensor, dim: int) -> Tensor:
-    """The sum of each value and its two neighbours."""
+def _sum3(values: Tensor, dim: int) -> Tensor:
+    """The sum of each value and its two neighbours along a dimension."""
     side = values.shape[dim]
     sums = values.clone()
     sums.narrow(dim, 1, side - 1).add_(values.narrow(dim, 0, side - 1))
@@ -159,12 +158,12 @@ def _three(values: Tensor, dim: int) -> Tensor:
     return sums
 
 
-def _away(images: Tensor, dull: Tensor, level: Tensor) -> Tensor:
-    """From `dull` through the image and beyond: Pillow's "enhance" by a factor of 0.1 to 1.9."""
-    return dull + (images - dull) * (1 + 0.9 * level)
+def _extrapolate(images: Tensor, degenerate: Tensor, level: Tensor) -> Tensor:
+    """From `degenerate` through the image and beyond: Pillow's `enhance` with a factor of 0.1 to 1.9."""
+    return degenerate + (images - degenerate) * (1 + 0.9 * level)
 
 
-def _grey(images: Tensor) -> Tensor:
+def _grayscale(images: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     return (images * images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)).sum(1, keepdim=True)
@@ -182,21 +181,21 @@ COLOUR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 GEOMETRIC = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 OPERATIONS = ("identity", *GEOMETRIC, *COLOUR)
-ANY = ("identity", *GEOMETRIC, "brightness", "contrast", "sharpness")
+ANY_DEPTH = ("identity", *GEOMETRIC, "brightness", "contrast", "sharpness")
 
 
 def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.Generator) -> Tensor:
-    """`count` operations on each image, drawn with equal chances from `OPERATIONS`, of deep images from `ANY`.
+    """Applies `count` operations to each image, drawn uniformly from `OPERATIONS` or, above 8 bits, from `ANY_DEPTH`.
 
-    The geometric ones come first, as one warp, so that an image is interpolated only once.
+    The geometric ones come first, composed into one warp, so that an image is interpolated only once.
     """
     shape = count, len(pixels)
-    allowed = torch.tensor([OPERATIONS.index(name) for name in (OPERATIONS if _shallow(pixels) else ANY)])
+    allowed = torch.tensor([OPERATIONS.index(name) for name in (OPERATIONS if _is_8bit(pixels) else ANY_DEPTH)])
     kinds = allowed[torch.randint(len(allowed), shape, generator=generator)]
     levels = magnitude / 10 * (torch.randint(2, shape, generator=generator) * 2 - 1)
     places = torch.arange(len(pixels))
 
-    def arrange(order: Tensor) -> None:  # images that an operation is for are brought together, and all are copied once
+    def arrange(order: Tensor) -> None:  # groups the images by operation, in a single copy
         nonlocal pixels, kinds, levels, places
         pixels = pixels.index_select(0, order.to(pixels.device))
         kinds, levels, places = kinds[:, order], levels[:, order], places[order]
@@ -213,7 +212,7 @@ def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.G
 
 
 def recolour(pixels: Tensor, kinds: Tensor, levels: Tensor) -> Tensor:
-    """The operations of `COLOUR` on images in ascending order of their `kinds`; the other kinds do nothing."""
+    """Applies the operations of `COLOUR` to images sorted by `kinds`; other kinds do nothing."""
     counts = kinds.bincount(minlength=len(OPERATIONS)).tolist()
     others, counts = sum(counts[: -len(COLOUR)]), counts[-len(COLOUR) :]
     images, levels = pixels[others:].float(), levels[others:].to(pixels.device).view(-1, 1, 1, 1)
@@ -221,32 +220,32 @@ def recolour(pixels: Tensor, kinds: Tensor, levels: Tensor) -> Tensor:
     for operation, group, level in groups:
         if len(group):
             group.copy_(operation(group, level))
-    return torch.cat([pixels[:others], _like(images, pixels)])
+    return torch.cat([pixels[:others], _to_dtype(images, pixels)])
 
 
 def _recolour_all(pixels: Tensor, name: str, levels: Tensor) -> Tensor:
     return recolour(pixels, torch.full((len(pixels),), OPERATIONS.index(name)), levels)
 
 
-def _like(images: Tensor, pixels: Tensor) -> Tensor:
-    """Floats, no longer needed, as bytes again if the pixels are; deep ones stay floats."""
-    return _bytes(images.clamp_(0, 255)) if _shallow(pixels) else images
+def _to_dtype(images: Tensor, pixels: Tensor) -> Tensor:
+    """Float images in the dtype of `pixels`: rounded and clipped to uint8, or unchanged. Overwrites `images`."""
+    return _to_uint8(images.clamp_(0, 255)) if _is_8bit(pixels) else images
 
 
-def _bytes(images: Tensor) -> Tensor:
-    """Rounded, by way of whole numbers: torch is three times as fast at that."""
+def _to_uint8(images: Tensor) -> Tensor:
+    """Rounds in place and converts by way of int32, which is three times as fast in torch."""
     return images.round_().int().to(torch.uint8)
 
 
-def _shallow(pixels: Tensor) -> bool:
-    """Whether pixels have 8 bits; deep ones are floats of a range that the images do not say."""
+def _is_8bit(pixels: Tensor) -> bool:
+    """Whether pixels are 8-bit; higher bit depths are floats of unknown range."""
     return pixels.dtype == torch.uint8
 
 
 def matrices(kinds: Tensor, levels: Tensor, size: tuple[int, int]) -> Tensor:
-    """The affine maps (B, 2, 3) of the geometric operations among `kinds` (S, B), one after the other.
+    """The composed affine maps (B, 2, 3) of the geometric operations among `kinds` (S, B).
 
-    A map leads from a place in the new image to its source in the old, as x and y in pixels from the centre.
+    A map takes output coordinates to input coordinates: x and y in pixels from the centre.
     """
 
     def amount(name: str, largest: float) -> Tensor:
@@ -254,11 +253,11 @@ def matrices(kinds: Tensor, levels: Tensor, size: tuple[int, int]) -> Tensor:
 
     h, w = size
     angle = amount("rotate", math.radians(30))
-    steps = torch.zeros(*kinds.shape, 3, 3, dtype=torch.float64)  # an image has one of the kinds in each slot
+    steps = torch.zeros(*kinds.shape, 3, 3, dtype=torch.float64)  # one operation per slot and image
     steps[..., 0, 0] = steps[..., 1, 1] = angle.cos()
     steps[..., 0, 1] = amount("shear_x", 0.3) - angle.sin()
     steps[..., 1, 0] = amount("shear_y", 0.3) + angle.sin()
-    steps[..., 0, 2] = amount("translate_x", 150 / 331 * w)  # AutoAugment's 150 pixels, of images of 331
+    steps[..., 0, 2] = amount("translate_x", 150 / 331 * w)  # AutoAugment: 150 pixels at a size of 331
     steps[..., 1, 2] = amount("translate_y", 150 / 331 * h)
     steps[..., 2, 2] = 1
     total = steps[0]
@@ -268,7 +267,7 @@ def matrices(kinds: Tensor, levels: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def warp(pixels: Tensor, maps: Tensor) -> Tensor:
-    """The images under maps (B, 2, 3) like those of `matrices`, bilinear, mirrored at the edges."""
+    """Warps images by maps (B, 2, 3) as from `matrices`: bilinear, with reflection padding."""
     h, w = pixels.shape[2:]
     y = (torch.arange(h) - (h - 1) / 2)[:, None]
     x = torch.arange(w) - (w - 1) / 2
@@ -276,26 +275,27 @@ def warp(pixels: Tensor, maps: Tensor) -> Tensor:
     rows, columns = (down * y + offset).to(pixels.device), (across * x).to(pixels.device)
     grid = (rows + columns).permute(0, 2, 3, 1)  # B H W 2
     images = F.grid_sample(pixels.float(), grid, padding_mode="reflection", align_corners=False)
-    return _bytes(images) if _shallow(pixels) else images
+    return _to_uint8(images) if _is_8bit(pixels) else images
 
 
 # 3-Augment and colour jitter ------------------------------------------------------------------------------
 
-BLUR = (0.1 / 224, 2 / 224)  # smallest and largest standard deviation, in shares of the shorter side
+BLUR = (0.1 / 224, 2 / 224)  # range of the standard deviation, as a fraction of the shorter side
 
 
 def three_augment(pixels: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Makes some images grey, solarized or blurred, with equal chances, as DeiT III does to every one.
+    """Grayscale, solarization or Gaussian blur, one of the three with equal probability, as in DeiT III.
 
-    Deep images become grey or blurred only: to solarize them one would have to know their white point.
+    `probability` is that of changing an image; DeiT III uses 1. Images of more than 8 bits are not solarized, which
+    needs a white point, but blurred.
     """
     b = len(pixels)
     kinds = torch.randint(3, (b,), generator=generator)
-    if not _shallow(pixels):
+    if not _is_8bit(pixels):
         kinds[kinds == 1] = 2
-    left, strength = torch.rand(2, b, generator=generator)
+    draw, strength = torch.rand(2, b, generator=generator)
     deviations = (BLUR[0] + strength * (BLUR[1] - BLUR[0])) * min(pixels.shape[2:])
-    kinds[left >= probability] = 3
+    kinds[draw >= probability] = 3
     pixels = pixels.clone()
     for kind in range(3):
         chosen = (kinds == kind).nonzero().flatten()
@@ -303,7 +303,7 @@ def three_augment(pixels: Tensor, probability: float, generator: torch.Generator
             index = chosen.to(pixels.device)
             images = pixels[index]
             if kind == 0:
-                pixels[index] = _like(_grey(images.float()), pixels).expand_as(images)
+                pixels[index] = _to_dtype(_grayscale(images.float()), pixels).expand_as(images)
             elif kind == 1:
                 pixels[index] = _recolour_all(images, "solarize", torch.full((len(chosen),), 0.5))
             else:
@@ -312,22 +312,22 @@ def three_augment(pixels: Tensor, probability: float, generator: torch.Generator
 
 
 def blur(pixels: Tensor, deviations: Tensor) -> Tensor:
-    """A Gaussian blur of images, each by its own standard deviation; the edge is continued outwards."""
+    """Gaussian blur with a standard deviation per image and replicate padding."""
     b, c, h, w = pixels.shape
-    reach = max(math.ceil(3 * BLUR[1] * min(h, w)), 1)
-    places = torch.arange(-reach, reach + 1)
-    kernels = (-0.5 * (places / deviations[:, None]) ** 2).softmax(1).to(pixels.device).repeat_interleave(c, 0)
-    images = F.pad(pixels.float().view(1, b * c, h, w), (reach, reach, reach, reach), mode="replicate")
+    radius = max(math.ceil(3 * BLUR[1] * min(h, w)), 1)
+    offsets = torch.arange(-radius, radius + 1)
+    kernels = (-0.5 * (offsets / deviations[:, None]) ** 2).softmax(1).to(pixels.device).repeat_interleave(c, 0)
+    images = F.pad(pixels.float().view(1, b * c, h, w), (radius, radius, radius, radius), mode="replicate")
     images = F.conv2d(images, kernels[:, None, :, None], groups=b * c)
     images = F.conv2d(images, kernels[:, None, None, :], groups=b * c)
-    return _like(images.view(b, c, h, w), pixels)
+    return _to_dtype(images.view(b, c, h, w), pixels)
 
 
 def jitter(pixels: Tensor, largest: float, generator: torch.Generator) -> Tensor:
-    """Changes brightness, then contrast, then saturation of each image by a factor of its own around 1."""
+    """Colour jitter: scales brightness, contrast and saturation of each image by random factors around 1."""
     for name in ("brightness", "contrast", "saturation"):
         change = largest * (2 * torch.rand(len(pixels), generator=generator) - 1)
-        pixels = _recolour_all(pixels, name, change / 0.9)  # of which a level is 0.9
+        pixels = _recolour_all(pixels, name, change / 0.9)  # level 1 is a change of 0.9
     return pixels
 
 
@@ -335,14 +335,14 @@ def jitter(pixels: Tensor, largest: float, generator: torch.Generator) -> Tensor
 
 
 def erase(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Fills a rectangle in some images with 0, which is the mean colour."""
+    """Random erasing: fills a rectangle in some images with 0, the mean colour."""
     b, _, h, w = images.shape
-    erased, share, aspect, y, x = torch.rand(5, b, generator=generator)
-    share = ERASED[0] + share * (ERASED[1] - ERASED[0])
+    draw, area, aspect, y, x = torch.rand(5, b, generator=generator)
+    area = ERASED[0] + area * (ERASED[1] - ERASED[0])
     aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** aspect
-    tall = (h * (share * aspect).sqrt()).round().clamp(1, h)
-    wide = (w * (share / aspect).sqrt()).round().clamp(1, w)
-    rows = _span((y * (h - tall + 1)).floor(), tall * (erased < probability), h)
+    tall = (h * (area * aspect).sqrt()).round().clamp(1, h)
+    wide = (w * (area / aspect).sqrt()).round().clamp(1, w)
+    rows = _span((y * (h - tall + 1)).floor(), tall * (draw < probability), h)
     cols = _span((x * (w - wide + 1)).floor(), wide, w)
     return images.masked_fill(_box(rows, cols, images.device), 0.0)
 
@@ -350,12 +350,12 @@ def erase(images: Tensor, probability: float, generator: torch.Generator) -> Ten
 def mix(
     images: Tensor, targets: Tensor, mixup: float, cutmix: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Mixes each image and target with another of the batch: by mixup or CutMix, or by lot if both are on."""
+    """Mixes each image and target with another of the batch, by mixup or CutMix; one at random if both are on."""
     b, _, h, w = images.shape
     both = mixup > 0 and cutmix > 0
     cut = bool(torch.rand((), generator=generator) < 0.5) if both else cutmix > 0
     alpha = cutmix if cut else mixup
-    # torch draws no Beta from a generator of one's own; numpy does, and the generator gives it its seed.
+    # torch cannot sample Beta from a given generator; numpy can, seeded from it.
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
     keep = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, b)).float()
     partner = torch.randperm(b, generator=generator).to(images.device)
@@ -365,18 +365,18 @@ def mix(
         rows = _span((y * h - tall / 2).round(), tall, h)
         cols = _span((x * w - wide / 2).round(), wide, w)
         images = torch.where(_box(rows, cols, images.device), images.index_select(0, partner), images)
-        keep = 1 - rows.sum(1) * cols.sum(1) / (h * w)  # the box is rounded, and cut off at the edges
+        keep = 1 - rows.sum(1) * cols.sum(1) / (h * w)  # the actual area: the box is rounded and clipped
     else:
         images = images.index_select(0, partner).lerp_(images, keep.to(images).view(b, 1, 1, 1))
     return images, torch.lerp(targets[partner], targets, keep.to(images).view(b, 1))
 
 
 def _span(start: Tensor, length: Tensor, side: int) -> Tensor:
-    """Which of 0 … side - 1 lie in `length` places from `start` on: B side."""
-    places = torch.arange(side)
-    return (places >= start[:, None]) & (places < (start + length)[:, None])
+    """A mask of the `length` positions from `start` on, of `side`: B side."""
+    positions = torch.arange(side)
+    return (positions >= start[:, None]) & (positions < (start + length)[:, None])
 
 
 def _box(rows: Tensor, cols: Tensor, device: torch.device) -> Tensor:
-    """The pixels that are in a span of rows and in a span of columns: B 1 H W."""
+    """A mask of the pixels in a span of rows and a span of columns: B 1 H W."""
     return rows.to(device)[:, None, :, None] & cols.to(device)[:, None, None, :]

@@ -1,7 +1,6 @@
-"""Classes of which there are many images and few: how uneven they are, and what makes up for it.
+"""Class imbalance: measuring it, and the two remedies, class weights and balanced sampling.
 
-Both ways have one aim, that every class counts alike: weights make the loss of a rare class larger, balanced
-sampling shows its images more often.
+Both make every class count equally: weights scale the loss of a rare class, balanced sampling repeats its images.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import numpy as np
 
 from vitrail.data.dataset import Numbers
 
-UNEVEN, LOPSIDED = 3, 20  # largest class over smallest: worth a word, and harmful
+UNEVEN_RATIO, SEVERE_RATIO = 3, 20  # largest class over smallest: worth a note, and an error
 
 
 @dataclass(frozen=True)
 class Imbalance:
-    """The class with the most images and the one with the fewest."""
+    """The largest and the smallest class."""
 
-    most: str
-    least: str
+    largest: str
+    smallest: str
     counts: tuple[int, int]
 
     @property
@@ -30,29 +29,29 @@ class Imbalance:
 
     def __str__(self) -> str:
         many, few = self.counts
-        return f"'{self.most}' has {self.ratio:.0f} times the images of '{self.least}' ({many:,} and {few:,})"
+        return f"'{self.largest}' has {self.ratio:.0f} times as many images as '{self.smallest}' ({many:,} and {few:,})"
 
 
 def imbalance(counts: Mapping[str, int]) -> Imbalance | None:
-    """How uneven classes are, from their numbers of images, if it is worth a word. A class without any is left out."""
-    there = {label: count for label, count in counts.items() if count}
-    if not there:
+    """The imbalance of the classes, by their numbers of images, or None below UNEVEN_RATIO. Ignores empty classes."""
+    present = {label: count for label, count in counts.items() if count}
+    if not present:
         return None
-    most, least = max(there, key=there.__getitem__), min(there, key=there.__getitem__)
-    found = Imbalance(most, least, (there[most], there[least]))
-    return found if found.ratio > UNEVEN else None
+    largest, smallest = max(present, key=present.__getitem__), min(present, key=present.__getitem__)
+    found = Imbalance(largest, smallest, (present[largest], present[smallest]))
+    return found if found.ratio > UNEVEN_RATIO else None
 
 
 def balanced_order(targets: Numbers, seed: int, epoch: int) -> Numbers:
-    """As many draws as there are images, every class equally often; draw `i + r * N` is image `i` for the r-th time.
+    """N draws with equal class frequencies; draw `i + r * N` is the r-th repetition of image `i`.
 
-    An epoch shows every image of a class as often as its share allows, and deals the rest of the share from shuffled
-    decks of the class that go on from epoch to epoch: none of its images comes back before all have been seen. What
-    an epoch is dealt follows from its number alone.
+    Every class gets an equal share of the epoch. Each of its images is shown as often as the share allows; the
+    remainder is dealt from shuffled decks that continue from epoch to epoch, so no image repeats before all have been
+    shown. The draws of an epoch depend on its number and the seed only.
     """
     labels, sizes = np.unique(targets, return_counts=True)
     members = np.split(np.argsort(targets, kind="stable"), np.cumsum(sizes)[:-1])
-    share = -(-len(targets) // len(labels))  # rounded up: what is too much is left out of the shuffled whole
+    share = -(-len(targets) // len(labels))  # rounded up; the surplus is cut after the shuffle
     drawn = []
     for label, images in zip(labels.tolist(), members, strict=True):
         rounds, rest = divmod(share, len(images))

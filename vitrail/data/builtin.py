@@ -1,4 +1,4 @@
-"""Data sets that have a name: part of a library, found on this machine, or downloaded from their authors."""
+"""Built-in data sets by name: digits, MNIST, Fashion-MNIST and CIFAR, found locally or downloaded."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _digits(_data_dir: str | None) -> Found:
     return from_arrays("digits", {"train": (pixels, labels)}, None, "digits")
 
 
-# Where the files of a set lie, or come from
+# Finding and downloading files
 
 
 class _Release(NamedTuple):
-    """Files as their authors publish them, with the MD5 sums that are published for them."""
+    """The published files of a data set and their MD5 checksums."""
 
     address: str
     files: dict[str, str]
@@ -67,23 +67,23 @@ _RELEASES = {
 }
 
 
-def _places(name: str, data_dir: str | None) -> list[Path]:
-    """Folders to look into. One of the set's own name comes first: MNIST and Fashion-MNIST call their files alike."""
+def _search_path(name: str, data_dir: str | None) -> list[Path]:
+    """Folders to search. The data set's own come first: MNIST and Fashion-MNIST share their file names."""
     given = [Path(folder).expanduser() for folder in (data_dir, os.environ.get("VITRAIL_DATA")) if folder]
     return [place for folder in [*given, cache_folder() / "datasets"] for place in (folder / name, folder)]
 
 
-def _pick(places: Sequence[Path], needs: Sequence[Sequence[str]]) -> list[Path]:
-    """Every file that is needed, in the first of its spellings, from the first place that has them all; or none."""
+def _locate(places: Sequence[Path], needed: Sequence[Sequence[str]]) -> list[Path]:
+    """The needed files, each under its first existing spelling, from the first folder that has them all, or none."""
     for place in places:
-        files = [[place / name for name in spellings if (place / name).exists()] for spellings in needs]
+        files = [[place / name for name in spellings if (place / name).exists()] for spellings in needed]
         if all(files):
             return [found[0] for found in files]
     return []
 
 
-def _fetch(name: str, needs: str, places: Sequence[Path], source: str = "") -> list[Path]:
-    """The files of a set's release, downloaded to the first place; a UserError with the way out if that fails."""
+def _fetch(name: str, needed: str, places: Sequence[Path], hint: str = "") -> list[Path]:
+    """Downloads the files of a release to the first folder of the search path."""
     release, folder = _RELEASES[name], places[0]
     try:
         for file, md5 in release.files.items():
@@ -92,8 +92,8 @@ def _fetch(name: str, needs: str, places: Sequence[Path], source: str = "") -> l
     except UserError as error:
         searched = ", ".join(str(place) for place in places)
         raise UserError(
-            f"{name} needs {needs} (not found in {searched}). {error} Give its folder as data_dir or "
-            f"$VITRAIL_DATA.{source}"
+            f"{name} needs {needed} (not found in {searched}). {error} Set --data-dir or $VITRAIL_DATA to its "
+            f"folder.{hint}"
         ) from error
     return [folder / file for file in release.files]
 
@@ -118,55 +118,55 @@ _FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-_DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")  # of its package dataset-fashion-mnist
+_DEBIAN_FASHION = Path("/usr/share/datasets/fashion-mnist")  # from the package dataset-fashion-mnist
 
 
 def _mnist(data_dir: str | None) -> Found:
     """LeCun, Cortes and Burges' 70,000 handwritten digits, 28 × 28."""
-    return _from_idx("mnist", tuple("0123456789"), _places("mnist", data_dir))
+    return _from_idx("mnist", tuple("0123456789"), _search_path("mnist", data_dir))
 
 
 def _fashion_mnist(data_dir: str | None) -> Found:
-    """Zalando's 70,000 grey images of clothes, 28 × 28."""
-    places = [*_places("fashion-mnist", data_dir), _DEBIAN_FASHION]
-    return _from_idx("fashion-mnist", _FASHION_CLASSES, places, " `apt install dataset-fashion-mnist` brings it.")
+    """Zalando's 70,000 grayscale images of clothes, 28 × 28."""
+    places = [*_search_path("fashion-mnist", data_dir), _DEBIAN_FASHION]
+    return _from_idx("fashion-mnist", _FASHION_CLASSES, places, " `apt install dataset-fashion-mnist` installs it.")
 
 
-def _from_idx(name: str, classes: tuple[str, ...], places: Sequence[Path], source: str = "") -> Found:
-    spellings = [(file, file.replace("-idx", ".idx")) for file in _IDX_FILES]  # some mirrors write a dot
-    files = _pick(places, [[spelling + end for end in (".gz", "") for spelling in both] for both in spellings])
+def _from_idx(name: str, classes: tuple[str, ...], places: Sequence[Path], hint: str = "") -> Found:
+    spellings = [(file, file.replace("-idx", ".idx")) for file in _IDX_FILES]  # some mirrors use a dot
+    files = _locate(places, [[spelling + end for end in (".gz", "") for spelling in both] for both in spellings])
     if not files:
-        files = _fetch(name, f"the four files {', '.join(_IDX_FILES)} (or with .gz)", places, source)
+        files = _fetch(name, f"the four files {', '.join(_IDX_FILES)} (or with .gz)", places, hint)
     x, y, x_test, y_test = (_read_idx(file) for file in files)
     return from_arrays(name, {"train": (x, y), "test": (x_test, y_test)}, classes, str(files[0].parent))
 
 
 def _read_idx(path: Path) -> Pixels:
-    """An array of bytes in MNIST's idx format: two zeros, the type, the number of dimensions, each length."""
+    """The uint8 array of a file in MNIST's idx format: magic number, type, dimensions, lengths, values."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if raw[:3] != b"\0\0\x08":
-            raise ValueError("it does not begin as one")
+            raise ValueError("wrong magic number")
         dimensions = raw[3]
         shape = np.frombuffer(raw, ">u4", dimensions, offset=4)
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()  # writable
     except (gzip.BadGzipFile, zlib.error, EOFError, IndexError, ValueError) as error:
-        raise UserError(f"{path} is not a whole idx file: {error}. Fetch it again.") from error
+        raise UserError(f"{path} is not a complete idx file: {error}. Download it again.") from error
 
 
-# CIFAR: the binary version of its authors' archives
+# CIFAR: the binary version of the authors' archives
 
 
 class _Cifar(NamedTuple):
-    """What the release of a CIFAR set holds."""
+    """The files of a CIFAR release."""
 
     name: str
-    binary: tuple[str, str]  # the archive, and the folder in it
+    binary: tuple[str, str]  # the archive, and its top-level folder
     pickled: tuple[str, str]
     names: str
     train: tuple[str, ...]
     test: str
-    labels: int  # bytes before the pixels of an image; the last is its class
+    labels: int  # label bytes before the pixels; the last one is the class
 
 
 _CIFAR10 = _Cifar(
@@ -192,13 +192,13 @@ _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 
 def _cifar(kind: _Cifar, data_dir: str | None) -> Found:
     """Krizhevsky's 60,000 photographs, 32 × 32, of 10 classes or 100."""
-    places, (archive, folder) = _places(kind.name, data_dir), kind.binary
-    found = _pick(places, [kind.binary])
+    places, (archive, folder) = _search_path(kind.name, data_dir), kind.binary
+    found = _locate(places, [kind.binary])
     if not found:
-        if pickled := _pick(places, [kind.pickled]):
+        if pickled := _locate(places, [kind.pickled]):
             raise UserError(
                 f"{pickled[0]} is the pickled version of {kind.name}, which is never loaded because it could run code. "
-                f"Take the binary version, {archive}, from {_CIFAR_PAGE}."
+                f"Download the binary version, {archive}, from {_CIFAR_PAGE}."
             )
         found = _fetch(kind.name, f"{archive} or the folder {folder}", places, f" {_CIFAR_PAGE} has the archive.")
     path = found[0]
@@ -209,27 +209,27 @@ def _cifar(kind: _Cifar, data_dir: str | None) -> Found:
             "test": _read_records(content[kind.test], kind.labels),
         }
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
-        raise UserError(f"{path} is not whole: {error}. Fetch it again.") from error
+        raise UserError(f"{path} is incomplete: {error}. Download it again.") from error
     return from_arrays(kind.name, parts, tuple(content[kind.names].decode("ascii", "replace").split()), str(path))
 
 
 def _read_folder(path: Path, names: set[str]) -> dict[str, bytes]:
-    """The content of files in a folder, or in an archive of one."""
+    """The content of the named files in a folder or a tar archive."""
     if path.is_dir():
         return {name: (path / name).read_bytes() for name in names}
     content = {}
     with tarfile.open(path) as archive:
-        for member in archive:  # in their order: to go back is to unpack it all again
+        for member in archive:  # in order: seeking back would decompress the archive again
             name = Path(member.name).name
             if name in names and (file := archive.extractfile(member)):
                 content[name] = file.read()
     if absent := sorted(names - set(content)):
-        raise ValueError(f"it has no {', '.join(absent)}")
+        raise ValueError(f"{', '.join(absent)} missing")
     return content
 
 
 def _read_records(raw: bytes, labels: int) -> tuple[Pixels, Pixels]:
-    """Images and labels from records of `labels` bytes and the red, the green and the blue plane."""
+    """Images and labels from records of `labels` label bytes and the red, green and blue planes."""
     records = np.frombuffer(raw, np.uint8).reshape(-1, labels + 3 * 32 * 32)
     planes = records[:, labels:].reshape(-1, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, labels - 1]

@@ -73,7 +73,7 @@ def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, wo
     if not isinstance(split, FileSplit | PackedSplit) or preprocess.bits > 8:
         return split
     if crops:
-        split = replace(split, least=2 * max(preprocess.img_size))
+        split = replace(split, min_side=2 * max(preprocess.img_size))
     if gigabytes == 0:
         return split
     try:
@@ -167,7 +167,7 @@ def _kept(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> It
 
 def _key(split: Files, version: str, preprocess: Preprocess, crops: bool) -> str:
     """Changes with everything that the pixels depend on."""
-    what: tuple[object, ...] = split.least, split.channels
+    what: tuple[object, ...] = split.min_side, split.channels
     if not crops:
         what = preprocess.img_size, preprocess.channels, preprocess.crop, preprocess.interpolation
     return hashlib.blake2b(repr((_VERSION, crops, what, version)).encode(), digest_size=16).hexdigest()

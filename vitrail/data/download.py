@@ -1,4 +1,4 @@
-"""Files from the network, whole and as their authors published them, or not at all."""
+"""Downloads with a checksum; a file appears under its name only when complete and verified."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from pathlib import Path
 from vitrail.errors import UserError
 from vitrail.progress import log, track
 
-_SECONDS = 30  # without a byte, after which a connection is given up
-_PIECE = 1 << 18  # bytes
+_TIMEOUT = 30  # seconds
+_CHUNK = 1 << 18  # bytes
 
 
 def cache_folder() -> Path:
-    """Where vitrail keeps what it can fetch or compute again: $VITRAIL_CACHE, or a folder in the user's cache."""
+    """The folder for downloads and cached results: $VITRAIL_CACHE, or `vitrail` in the user's cache folder."""
     given = os.environ.get("VITRAIL_CACHE")
     return Path(given or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitrail").expanduser()
 
 
 def download(address: str, path: Path, md5: str) -> None:
-    """Fetches a file; it gets its name when it is whole and has the published checksum."""
+    """Downloads a file and verifies its MD5 checksum before giving it its name."""
     log.info("Downloading %s to %s.", address, path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    digest = hashlib.md5(usedforsecurity=False)  # what the authors publish
+    digest = hashlib.md5(usedforsecurity=False)  # the checksum that authors publish
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(address, timeout=_SECONDS) as reply, temporary.open("wb") as file:
+        with urllib.request.urlopen(address, timeout=_TIMEOUT) as reply, temporary.open("wb") as file:
             size = int(reply.headers.get("Content-Length") or 0) or None
-            pieces = iter(lambda: reply.read(_PIECE), b"")
-            for piece in track(pieces, path.name, total=size and math.ceil(size / _PIECE), unit="piece"):
-                file.write(piece)
-                digest.update(piece)
+            chunks = iter(lambda: reply.read(_CHUNK), b"")
+            for chunk in track(chunks, path.name, total=size and math.ceil(size / _CHUNK), unit="chunk"):
+                file.write(chunk)
+                digest.update(chunk)
             if size is not None and file.tell() < size:
-                raise UserError(f"{address} broke off after {file.tell():,} of {size:,} bytes. Try again.")
+                raise UserError(f"{address} was cut off after {file.tell():,} of {size:,} bytes. Try again.")
         if digest.hexdigest() != md5:
             raise UserError(
-                f"{address} is not the file that its authors published: its MD5 sum must be {md5}, but it is "
-                f"{digest.hexdigest()}. Try again, or fetch it from elsewhere and put it at {path}."
+                f"{address} has the wrong checksum: its MD5 sum must be {md5}, but it is {digest.hexdigest()}. "
+                f"Try again, or get the file elsewhere and save it as {path}."
             )
         temporary.replace(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise UserError(f"{address} could not be downloaded to {path}: {_reason(error)}.") from error
     finally:
-        with suppress(OSError):  # there may be no such folder
+        with suppress(OSError):  # the folder may not exist
             temporary.unlink()
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        error.close()  # it holds the connection
-        return f"the server answers {error.code} {error.reason}"
+        error.close()  # it keeps the connection open
+        return f"the server returned {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError):
         return _reason(error.reason) if isinstance(error.reason, Exception) else str(error.reason)
     if isinstance(error, OSError) and error.strerror:

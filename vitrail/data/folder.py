@@ -12,7 +12,7 @@ import numpy as np
 from vitrail.data.dataset import Array, FileSplit, Found, Targets
 from vitrail.data.images import EXTENSIONS, ImageFacts
 from vitrail.data.verify import verify_files
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.progress import log
 from vitrail.tasks import Multiclass, Task
 
@@ -181,7 +181,7 @@ def leave_out(unreadable: Sequence[tuple[str, str]], count: int) -> None:
     if share > _MOST_UNREADABLE:
         raise UserError(
             f"{len(reasons)} of {count} images ({share:.1%}) cannot be read, and at most {_MOST_UNREADABLE:.0%} may be "
-            f"unreadable: {some(reasons, 3)}. Repair or remove them."
+            f"unreadable: {shortlist(reasons, 3)}. Repair or remove them."
         )
     if reasons:
-        log.warning("%d of %d images cannot be read and are left out: %s.", len(reasons), count, some(reasons, 10))
+        log.warning("%d of %d images cannot be read and are left out: %s.", len(reasons), count, shortlist(reasons, 10))

@@ -1,7 +1,7 @@
-"""Data sets of the package `datasets`: from the Hugging Face hub, in a folder that it saved, or in Parquet files.
+"""Hugging Face `datasets`: from the hub, from `save_to_disk`, or from Parquet and Arrow files.
 
-Only what it stores is asked of it. Images are decoded by us, so that they are turned, flattened and refused alike,
-whatever they come from.
+`datasets` only delivers the encoded images. We decode them, so that orientation, transparency and damaged files are
+handled as for every other source.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitrail.data.arrays import class_numbers
-from vitrail.data.dataset import Array, Found, Parts
+from vitrail.data.dataset import Array, Found, GlobalRows
 from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
-from vitrail.data.packed import Stored, from_stores
+from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
@@ -30,19 +30,19 @@ PREFIX = "hf:"
 FILES = (".parquet", ".arrow")
 
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "y")
-_PEEK = 64  # images of a stream that tell how large they are
+_PEEK = 64  # images of a stream from which size and channels are taken
 
 T = TypeVar("T")
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether `datasets` saved this folder with `save_to_disk`."""
+    """Whether a folder was written by `save_to_disk`."""
     names = {child.name for child in folder.iterdir()}
     return "dataset_dict.json" in names or {"dataset_info.json", "state.json"} <= names
 
 
 def holds_images(path: Path) -> bool:
-    """Whether images lie in the Parquet or Arrow file itself, or in such files of the folder, instead of paths."""
+    """Whether a Parquet or Arrow file, or a folder of them, contains the images themselves instead of paths."""
     if path.is_dir():
         folders = [path, *(child for child in subfolders(path) if child.name.lower() in (*SPLITS, "data"))]
         files = sorted(file for folder in folders for end in FILES for file in folder.glob(f"*{end}"))
@@ -53,7 +53,7 @@ def holds_images(path: Path) -> bool:
         import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        return False  # whoever opens the table says what is missing
+        return False  # opening it as a table reports the missing package
     try:
         kinds = pyarrow.parquet.read_schema(path).types
     except (pyarrow.ArrowInvalid, OSError):
@@ -68,19 +68,19 @@ def holds_images(path: Path) -> bool:
 
 
 def open_hub(source: str, image_column: str | None, label_column: str | None, streaming: bool) -> Found:
-    """A data set of the hub by its name, `hf:name` or `hf:name:config`; its cache and offline mode are respected."""
-    datasets = _package(source)
+    """A data set of the hub, `hf:name` or `hf:name:config`. Uses the cache and offline mode of `datasets`."""
+    datasets = _import_datasets(source)
     name, _, config = source.removeprefix(PREFIX).partition(":")
     if not name:
-        raise UserError(f"'{source}' names no data set: write hf:name or hf:name:config, as in hf:ylecun/mnist.")
+        raise UserError(f"'{source}' has no data set name. Write hf:NAME or hf:NAME:CONFIG, such as hf:ylecun/mnist.")
     title = "-".join(filter(None, [name.rstrip("/").rpartition("/")[2], config]))
     load = partial(datasets.load_dataset_builder, name, config or None)
     return _open(source, title, load, image_column, label_column, streaming)
 
 
 def open_files(path: Path, image_column: str | None, label_column: str | None, streaming: bool) -> Found:
-    """A Parquet file, or a folder of Parquet or Arrow files, that hold the images themselves."""
-    datasets = _package(path)
+    """A Parquet or Arrow file, or a folder of them, with embedded images."""
+    datasets = _import_datasets(path)
     if path.is_dir():
         load = partial(datasets.load_dataset_builder, str(path))
     else:
@@ -90,34 +90,34 @@ def open_files(path: Path, image_column: str | None, label_column: str | None, s
 
 
 def open_saved(folder: Path, image_column: str | None, label_column: str | None) -> Found:
-    """A folder that `save_to_disk` wrote, of one split or several; its files are mapped into memory as they are."""
-    datasets = _package(folder)
-    loaded = _ask(str(folder), datasets.load_from_disk, str(folder))
+    """A folder written by `save_to_disk`, with one split or several; its files are memory-mapped."""
+    datasets = _import_datasets(folder)
+    loaded = _call(str(folder), datasets.load_from_disk, str(folder))
     loaded = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     splits = {split: loaded[name] for split, name in _name_splits(loaded, str(folder)).items()}
     return _rows(str(folder), folder.resolve().name, splits, image_column, label_column)
 
 
-def _package(source: object) -> Any:
+def _import_datasets(source: object) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise UserError(f"{source}: Hugging Face data sets need 'datasets': pip install 'vitrail[data]'") from error
+        raise UserError(f"{source}: Hugging Face data sets need `datasets`: pip install 'vitrail[data]'") from error
     return datasets
 
 
-def _ask(source: str, load: Callable[..., T], *given: Any, **settings: Any) -> T:
-    """What the package answers; whatever it raises becomes a sentence."""
+def _call(source: str, function: Callable[..., T], *args: Any, **settings: Any) -> T:
+    """Calls a function of `datasets`; any exception becomes a UserError."""
     try:
-        return load(*given, **settings)
+        return function(*args, **settings)
     except ConnectionError as error:
         raise UserError(
-            f"{source} cannot be had: it is not in the cache of 'datasets', and the hub cannot be reached. Load it "
-            "once where there is a network, or give a folder that `save_to_disk` wrote."
+            f"{source} is not in the cache of `datasets`, and the hub cannot be reached. Load it once while online, "
+            "or give a folder written by `save_to_disk`."
         ) from error
-    except Exception as error:  # it has a class of its own for nearly every mistake, and passes others' on
+    except Exception as error:  # `datasets` has many exception classes, and passes on those of other packages
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise UserError(f"{source} cannot be opened by 'datasets': {reason}.") from error
+        raise UserError(f"{source} cannot be opened by `datasets`: {reason}.") from error
 
 
 def _open(
@@ -128,17 +128,17 @@ def _open(
     label_column: str | None,
     streaming: bool,
 ) -> Found:
-    builder = _ask(source, load)
+    builder = _call(source, load)
     if streaming:
         return _stream(source, title, builder, load, image_column, label_column)
-    _ask(source, builder.download_and_prepare)
-    loaded = _ask(source, builder.as_dataset)
+    _call(source, builder.download_and_prepare)
+    loaded = _call(source, builder.as_dataset)
     splits = {split: loaded[name] for split, name in _name_splits(loaded, source).items()}
     return _rows(source, title, splits, image_column, label_column)
 
 
 def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
-    """The names of the splits by ours. A single one is train, if its name is unknown; others of such names are left."""
+    """Their split names by ours. A single split of unknown name is train; otherwise unknown names are skipped."""
     theirs = list(splits)
     if len(theirs) == 1:
         return {SPLITS.get(theirs[0].lower(), "train"): theirs[0]}
@@ -146,13 +146,13 @@ def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
     for name in theirs:
         split = SPLITS.get(name.lower())
         if split is None:
-            log.info("%s: the split '%s' is none of train, val and test, and is left out.", source, name)
+            log.info("%s: skipping the split '%s', which is none of train, val and test.", source, name)
         elif split in named:
             raise UserError(f"{source} has two {split} splits. Rename one.")
         else:
             named[split] = name
     if not named:
-        raise UserError(f"{source} must have splits called train, validation or test, but has {', '.join(theirs)}.")
+        raise UserError(f"{source} must have splits named train, validation or test, but has {', '.join(theirs)}.")
     return named
 
 
@@ -162,11 +162,11 @@ def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
 def _columns(
     features: Mapping[str, Any] | None, source: str, image: str | None, label: str | None
 ) -> tuple[str, str, tuple[str, ...] | None]:
-    """The columns of the images and the labels, and the names of the classes if they have some."""
+    """The image column, the label column, and the class names if the labels have them."""
     from datasets import ClassLabel, Image, Value
 
     if features is None:
-        raise UserError(f"{source} does not say which columns it has, so it cannot be streamed. Leave --streaming out.")
+        raise UserError(f"{source} does not declare its columns, so it cannot be streamed. Drop --streaming.")
     for given in (image, label):
         if given is not None and given not in features:
             raise UserError(
@@ -177,10 +177,14 @@ def _columns(
     plain = [name for name, kind in features.items() if isinstance(kind, Value) and kind.dtype != "binary"]
     image = image or _only(images) or next((name for name in ("image", "img") if name in features), None)
     if image is None:
-        raise UserError(f"{source}: which of its columns {', '.join(features)} has the images? Say --image-column.")
+        raise UserError(
+            f"{source}: which of the columns {', '.join(features)} contains the images? Set --image-column."
+        )
     label = label or _only(named) or _usual(named) or (None if named else _usual(plain) or _only(plain))
     if label is None:
-        raise UserError(f"{source}: which of its columns {', '.join(features)} has the labels? Say --label-column.")
+        raise UserError(
+            f"{source}: which of the columns {', '.join(features)} contains the labels? Set --label-column."
+        )
     log.info("%s: images are in the column '%s', labels in '%s'.", source, image, label)
     kind = features[label]
     return image, label, tuple(kind.names) if isinstance(kind, ClassLabel) else None
@@ -197,18 +201,18 @@ def _usual(names: Sequence[str]) -> str | None:
 def _labelled(
     labels: Mapping[str, Sequence[Any]], names: tuple[str, ...] | None, source: str
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The classes, and the class numbers of every split that has labels: those of public test sets may be secret."""
+    """The classes, and the class indices of every labelled split. Public test sets are often unlabelled."""
     arrays: dict[str, Array] = {}
     for split, values in labels.items():
         if split != "train" and len(values) and all(value in (None, -1) for value in values):
-            log.info("%s: the %s split has no labels and is left out.", source, split)
+            log.info("%s: skipping the %s split, which has no labels.", source, split)
             continue
         if None in values:
             raise UserError(f"{source}: row {values.index(None)} of the {split} split has no label. Remove it.")
-        if strange := [value for value in values if not isinstance(value, int | str)]:
+        if invalid := [value for value in values if not isinstance(value, int | str)]:
             raise UserError(
-                f"{source}: a label must be one number or text, but one of the {split} split is {strange[0]!r}. Say "
-                "--label-column to take another column."
+                f"{source}: a label must be an integer or text, but one in the {split} split is {invalid[0]!r}. Choose "
+                "another column with --label-column."
             )
         arrays[split] = np.array([int(value) if isinstance(value, bool) else value for value in values])
     classes, numbers = class_numbers(list(arrays.values()), names, source)
@@ -216,7 +220,7 @@ def _labelled(
 
 
 def _content(cell: Mapping[str, Any] | None) -> bytes:
-    """What an image's file holds; nothing if there is no image."""
+    """The encoded image in a cell; empty if there is none."""
     if cell is None:
         return b""
     if cell["bytes"] is not None:
@@ -230,7 +234,7 @@ def _content(cell: Mapping[str, Any] | None) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """The images of a split, found by Arrow in files that are mapped into memory."""
+    """The images of a split in memory-mapped Arrow files."""
 
     rows: Any
     column: str
@@ -255,7 +259,7 @@ class _Rows:
 
     def version(self) -> str | None:
         if self.rows[0][self.column]["bytes"] is None:
-            return None  # the rows hold the paths of files, of which `datasets` knows nothing
+            return None  # the rows contain paths, and `datasets` does not track changes of those files
         return str(self.rows._fingerprint)
 
 
@@ -270,8 +274,8 @@ def _rows(
     parts = {}
     for split, numbers in targets.items():
         rows = splits[split].select_columns([image]).with_format(None)
-        store = _Rows(_ask(source, rows.cast_column, image, Image(decode=False)), image, f"{title}/{split}")
-        parts[split] = Stored(store, numbers, verify(range(len(numbers)), store.inspect, store.identity()))
+        store = _Rows(_call(source, rows.cast_column, image, Image(decode=False)), image, f"{title}/{split}")
+        parts[split] = PackedPart(store, numbers, verify(range(len(numbers)), store.inspect, store.identity()))
     return from_stores(title, classes, parts, source)
 
 
@@ -280,7 +284,7 @@ def _rows(
 
 @dataclass(frozen=True, eq=False)
 class _Shards:
-    """The shards of a split that is streamed."""
+    """The shards of a streamed split."""
 
     rows: Any
     column: str
@@ -295,8 +299,8 @@ class _Shards:
                 if row is None:
                     return
                 content = _content(row[self.column])
-            except Exception as error:  # of the network, of the files, or of the package
-                raise UserError(f"{self.name}: the stream broke off: {error}. Go on with --resume.") from error
+            except Exception as error:  # from the network, the files or `datasets`
+                raise UserError(f"{self.name}: the stream was interrupted: {error}. Continue with --resume.") from error
             yield content
 
 
@@ -311,31 +315,31 @@ def _stream(
     from datasets import Image
     from datasets.packaged_modules.parquet.parquet import ParquetConfig
 
-    loaded = _ask(source, builder.as_streaming_dataset)
+    loaded = _call(source, builder.as_streaming_dataset)
     theirs = _name_splits(loaded, source)
     splits = {split: loaded[name] for split, name in theirs.items()}
     image, label, names = _columns(next(iter(splits.values())).features, source, image_column, label_column)
-    if isinstance(builder.config, ParquetConfig):  # of which a column can be read alone
-        column = _ask(source, _ask(source, load, columns=[label]).as_streaming_dataset)
+    if isinstance(builder.config, ParquetConfig):  # Parquet allows reading a single column
+        column = _call(source, _call(source, load, columns=[label]).as_streaming_dataset)
         labels = {split: column[name] for split, name in theirs.items()}
     else:
         labels = {split: rows.select_columns([label]) for split, rows in splits.items()}
-    read = {split: _ask(source, _read_labels, rows, label, f"labels of {split}") for split, rows in labels.items()}
+    read = {split: _call(source, _read_labels, rows, label, f"labels of {split}") for split, rows in labels.items()}
     classes, targets = _labelled({split: list(chain(*shards)) for split, shards in read.items()}, names, source)
     if targets.keys() == {"train"}:
-        log.info("%s has no split to validate on: what is held out is found by reading the stream again.", source)
+        log.info("%s has no validation split: the held-out images are read in a second pass over the stream.", source)
     streams = {}
     for split in targets:
         rows = splits[split].select_columns([image])
-        rows = _ask(source, rows.cast_column, image, Image(decode=False))
+        rows = _call(source, rows.cast_column, image, Image(decode=False))
         streams[split] = _Shards(rows, image, f"{title}/{split}", [len(shard) for shard in read[split]])
     first = next(iter(streams.values()))
-    every = Parts([(stream, len(targets[split])) for split, stream in streams.items()])
+    every = GlobalRows([(stream, len(targets[split])) for split, stream in streams.items()])
     try:
         facts = [inspect_image(content) for content in islice(first.read(0), _PEEK)]
     except UnreadableImage as error:
         raise UserError(
-            f"One of the first images of {source} cannot be read: {error}. Without --streaming it is left out."
+            f"One of the first images of {source} cannot be read: {error}. Drop --streaming to skip such images."
         ) from error
     if not facts:
         raise UserError(f"{source} has no images.")
@@ -343,14 +347,14 @@ def _stream(
         name=title,
         task=Multiclass(classes),
         parts={split: (rows, targets[split]) for split, rows in zip(streams, every.rows(), strict=True)},
-        make=lambda _, rows, numbers: StreamSplit(*every.find(rows), numbers),
+        make=lambda _, rows, numbers: StreamSplit(*every.locate(rows), numbers),
         size=(int(np.median([fact.h for fact in facts])), int(np.median([fact.w for fact in facts]))),
         channels=1 if all(fact.grey for fact in facts) else 3,
     )
 
 
 def _read_labels(rows: Any, label: str, title: str) -> list[list[Any]]:
-    """The labels of every shard."""
+    """The labels, by shard."""
     shards = (rows.shard(num_shards=rows.num_shards, index=i) for i in range(rows.num_shards))
     return [
         [value for batch in shard.iter(batch_size=1000) for value in batch[label]]

@@ -1,4 +1,4 @@
-"""Reads image files: pictures as a person sees them, upright and on white; NumPy files and TIFF bands as they are."""
+"""Image files to pixels: pictures upright (EXIF) and composited on white, NumPy and multi-band TIFF files unchanged."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 try:
     import simplejpeg
-except ImportError:  # the extra `fast`; Pillow takes half as long again for the same pixels
+except ImportError:  # the extra `fast`; Pillow gives the same pixels at two thirds of the speed
     simplejpeg = None
 
 from vitrail.data.multiband import Bands, read_bands
-from vitrail.data.pixels import NAMES, bits_of, fit, floats, picture
+from vitrail.data.pixels import BIT_DEPTHS, bits_of, fit, to_float32, to_pil
 from vitrail.data.pixels import Pixels as Pixels
 from vitrail.data.pixels import UnreadableImage as UnreadableImage
 
-# Named, because Pillow would otherwise try all formats it knows on any file, and start Ghostscript for one.
-# `init` registers them here, before threads could do it at the same time.
+# Listed, because Pillow would otherwise try every plugin on every file, and one of them starts Ghostscript.
+# `init` registers the plugins now, before several threads could do so at once.
 Image.init()
 _FORMATS = tuple(
     kind
@@ -39,9 +39,9 @@ _FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().
 EXTENSIONS = frozenset(_FORMAT_OF)
 THUMBNAIL = 16  # side
 
-_JPEG, _SCAN = b"\xff\xd8", b"\xda"  # how a JPEG begins, and where its pixels do
+_JPEG, _SCAN = b"\xff\xd8", b"\xda"  # JPEG markers: start of image, start of scan
 
-_TURNS = {
+_TRANSPOSES = {  # by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -61,59 +61,58 @@ _PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """The size of an image as a person sees it, whether it is without colour, or how many bands it has."""
+    """The size (upright), channels and bit depth of an image."""
 
     h: int
     w: int
-    grey: bool
-    bands: int = 0  # of an image that is neither grey nor colour
-    bits: int = 8  # of a value: 8, 16, or 32 for floats
+    grey: bool  # grayscale
+    bands: int = 0  # of a multi-band image, else 0
+    bits: int = 8  # bit depth: 8, 16, or 32 for floats
 
     @property
     def kind(self) -> str:
-        """In words, what must not be mixed: pictures, bands of one number, floats of one number."""
+        """What must not be mixed in a data set: "grey or colour", or the number of bands, integers or floats."""
         what = f"{self.bands} bands" if self.bands else "grey or colour"
         return f"{what}, floats" if self.bits == 32 else what
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What an audit wants to know of an image."""
+    """The properties of an image that the audit compares."""
 
     h: int
     w: int
-    format: str  # what the content is, in Pillow's words
-    mode: str  # in Pillow's words, or "5 bands"
-    digest: bytes  # of the file, or of pixels that are in no file
-    kind: str = "grey or colour"  # as ImageFacts has it
+    format: str  # by content; Pillow's name
+    mode: str  # Pillow's mode, or e.g. "8-bit 5 bands"
+    digest: bytes  # of the file, or of the pixels where there is no file
+    kind: str = "grey or colour"  # see ImageFacts.kind
 
 
 def read_image(
-    source: str | Path | bytes, channels: int | None = None, bits: int | None = None, least: int | None = None
+    source: str | Path | bytes, channels: int | None = None, bits: int | None = None, min_side: int | None = None
 ) -> Pixels:
-    """The pixels of an image file or of its content, (H, W, C), as stored or with as many channels and bits as given.
+    """The pixels (H, W, C) of an image file or of its content, converted to `channels` and `bits` if given.
 
-    Stored, a grey picture has one channel and any other picture three: what is transparent is white, unless four
-    channels are asked for. A NumPy or TIFF file has as many as there are in it. With `least`, a picture comes at a
-    half, a quarter or an eighth of its size if its shorter side keeps that many pixels; that is cheaper to decode
-    and to keep.
+    By default a grayscale picture has one channel and any other picture three, with transparency composited on white
+    unless `channels` is 4; NumPy and TIFF files keep their channels. With `min_side`, a picture is read at 1/2, 1/4
+    or 1/8 of its size as long as its shorter side keeps that many pixels, which saves time and memory.
     """
-    if (decoded := _decode_jpeg(source, least)) is not None:
+    if (decoded := _decode_jpeg(source, min_side)) is not None:
         return fit(decoded, channels, bits)
     with _opened(source) as image:
         if isinstance(image, Bands):
             return fit(image.pixels, channels, bits)
-        return picture_pixels(image, channels, bits, least)
+        return picture_pixels(image, channels, bits, min_side)
 
 
 def picture_pixels(
-    image: Image.Image, channels: int | None = None, bits: int | None = None, least: int | None = None
+    image: Image.Image, channels: int | None = None, bits: int | None = None, min_side: int | None = None
 ) -> Pixels:
-    """The pixels of a picture that Pillow has opened, as `read_image` gives them."""
-    grey, factor = _is_grey(image), _reduction(*image.size, least)
+    """`read_image` for a picture opened with Pillow."""
+    grey, factor = _is_grey(image), _reduction(*image.size, min_side)
     small = factor > 1 and image.draft(None, (image.width // factor, image.height // factor))
     image.load()
-    turn = _turn(image)
+    turn = _orientation(image)
     deep = _bits(image) > 8
     image = _plain(image, grey, alpha=channels == 4)
     if factor > 1 and not small and not deep:
@@ -127,7 +126,7 @@ def picture_pixels(
 
 
 def inspect_image(source: str | Path | bytes) -> ImageFacts:
-    """Proves that the whole image decodes, in small where the format can, and says what it is."""
+    """Decodes the whole image, at reduced size where the format allows, to verify it; returns its facts."""
     with _opened(source) as image:
         if isinstance(image, Bands):
             return facts_of(image.pixels)
@@ -135,20 +134,20 @@ def inspect_image(source: str | Path | bytes) -> ImageFacts:
         full = image.size
         drafted = image.draft("L", (1, 1)) is not None
         image.load()
-        w, h = full if drafted else image.size  # a TIFF file turns itself as it loads
-        if _turn(image) in _SIDEWAYS:
+        w, h = full if drafted else image.size  # Pillow rotates TIFF files on loading
+        if _orientation(image) in _SIDEWAYS:
             h, w = w, h
         return ImageFacts(h, w, grey, bits=_bits(image))
 
 
 def facts_of(image: Pixels) -> ImageFacts:
-    """What an image (H, W, C) in memory is."""
+    """The facts of an image (H, W, C) in memory."""
     h, w, channels = image.shape
     return ImageFacts(h, w, channels == 1, 0 if channels in (1, 3) else channels, bits_of(image))
 
 
 def survey_image(source: str | Path | bytes) -> tuple[Survey, Pixels]:
-    """What `inspect_image` proves and says, and more, with a thumbnail as a person sees it."""
+    """Verifies an image like `inspect_image`; returns its survey and an upright grayscale thumbnail."""
     with _opened(source) as image:
         content = source if isinstance(source, bytes) else Path(source).read_bytes()
         digest = hashlib.blake2b(content, digest_size=16).digest()
@@ -157,11 +156,11 @@ def survey_image(source: str | Path | bytes) -> tuple[Survey, Pixels]:
         kind, mode, full = _content(image), image.mode, image.size
         draft = image.draft("L", (2 * THUMBNAIL, 2 * THUMBNAIL))
         image.load()
-        w, h = full if draft else image.size  # a TIFF file turns itself as it loads
-        turn, grey, bits = _turn(image), _is_grey(image), _bits(image)
+        w, h = full if draft else image.size  # Pillow rotates TIFF files on loading
+        turn, grey, bits = _orientation(image), _is_grey(image), _bits(image)
         plain = _plain(image, grey)
         if bits > 8:
-            plain = picture(np.array(plain)[:, :, None])
+            plain = to_pil(np.array(plain)[:, :, None])
         small = thumbnail(plain, turn, draft[1] if draft else None)
     if turn in _SIDEWAYS:
         h, w = w, h
@@ -170,13 +169,13 @@ def survey_image(source: str | Path | bytes) -> tuple[Survey, Pixels]:
 
 def survey_pixels(image: Pixels, format: str = "", digest: bytes | None = None) -> tuple[Survey, Pixels]:
     """The survey of an image (H, W, C) in memory, and its thumbnail."""
-    facts, view = facts_of(image), picture(image)
+    facts, view = facts_of(image), to_pil(image)
     if digest is None:
         digest = hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
     mode = view.mode
     if facts.bands or facts.bits > 8:
         what = f"{facts.bands} bands" if facts.bands else "grey" if facts.grey else "colour"
-        mode = f"{NAMES[facts.bits]} {what}"
+        mode = f"{BIT_DEPTHS[facts.bits]} {what}"
     return Survey(facts.h, facts.w, format, mode, digest, facts.kind), thumbnail(view)
 
 
@@ -185,13 +184,13 @@ def thumbnail(
     turn: Image.Transpose | None = None,
     box: tuple[float, float, float, float] | None = None,
 ) -> Pixels:
-    """A small grey square of an image in mode L or RGB, or of a box in it, turned upright."""
+    """A small square grayscale version of an image in mode L or RGB, or of a box in it, turned upright."""
     small = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, box).convert("L")
     return np.array(small if turn is None else small.transpose(turn))
 
 
 def image_format(path: str | Path) -> str | None:
-    """The format of a file whatever its name, by its first bytes; None if it is no image."""
+    """The format of a file by its content; None if it is not an image."""
     try:
         with _opened(path) as image:
             return _content(image)
@@ -200,18 +199,18 @@ def image_format(path: str | Path) -> str | None:
 
 
 def expected_format(path: str | Path) -> str | None:
-    """The format that the end of a file's name stands for; None if it is none of an image."""
+    """The format of a file by its extension; None if that is not an image format."""
     return _FORMAT_OF.get(Path(path).suffix.lower())
 
 
 def _content(image: Image.Image | Bands) -> str:
-    """The format of an open image; a JPEG with a second picture behind it, as cameras write, is a JPEG."""
+    """The format of an open image; MPO, a JPEG with further pictures appended by a camera, counts as JPEG."""
     return "JPEG" if image.format == "MPO" else image.format or ""
 
 
 @contextmanager
 def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
-    """An open picture, or the bands of what is none; whatever goes wrong, then or later, is an UnreadableImage."""
+    """Yields an open picture or the bands of a multi-band file; all failures become UnreadableImage."""
     try:
         if not isinstance(source, bytes) and Path(source).is_dir():
             raise UnreadableImage("a folder")
@@ -232,7 +231,7 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
         raise UnreadableImage("too many pixels (decompression bomb)") from error
     except MemoryError as error:
         raise UnreadableImage("too large for the memory") from error
-    except Exception as error:  # Pillow's decoders answer damaged files with nearly every kind of exception
+    except Exception as error:  # Pillow's decoders raise nearly any exception on damaged files
         if isinstance(error, OSError) and error.strerror:
             raise UnreadableImage(error.strerror[0].lower() + error.strerror[1:]) from error
         reason = "truncated" if "truncated" in str(error).lower() else f"damaged ({error})"
@@ -241,12 +240,12 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences Pillow's warnings: a file that it warns about is read rightly or reported.
+    """Silences Pillow's warnings: damaged files are reported as unreadable anyway.
 
-    `warnings.catch_warnings` would not do: it swaps the filters of the whole process, and threads that leave
-    it in another order than they entered it restore each other's.
+    `warnings.catch_warnings` is not thread-safe: it replaces the filters of the whole process, and overlapping
+    threads would restore each other's.
     """
-    filters: list[object] = warnings.filters  # type: ignore[assignment]  # typed as a sequence, but it is a list
+    filters: list[object] = warnings.filters  # type: ignore[assignment]  # typed as a sequence, but is a list
     filters.insert(0, _PILLOW_WARNINGS)
     try:
         yield
@@ -254,13 +253,13 @@ def _quiet() -> Iterator[None]:
         filters.remove(_PILLOW_WARNINGS)
 
 
-def _reduction(width: int, height: int, least: int | None) -> int:
-    """How many times smaller an image may be read: 1, 2, 4 or 8."""
-    return 1 if least is None else max(f for f in (1, 2, 4, 8) if f == 1 or min(width, height) >= f * least)
+def _reduction(width: int, height: int, min_side: int | None) -> int:
+    """The reduction factor at which an image may be read: 1, 2, 4 or 8."""
+    return 1 if min_side is None else max(f for f in (1, 2, 4, 8) if f == 1 or min(width, height) >= f * min_side)
 
 
-def _decode_jpeg(source: str | Path | bytes, least: int | None) -> Pixels | None:
-    """The pixels of a plain JPEG, upright, bit for bit Pillow's in half the time; None if Pillow has to see to it."""
+def _decode_jpeg(source: str | Path | bytes, min_side: int | None) -> Pixels | None:
+    """The upright pixels of a plain JPEG, bit-identical to Pillow's but faster; None if Pillow must read it."""
     if simplejpeg is None:
         return None
     try:
@@ -268,14 +267,14 @@ def _decode_jpeg(source: str | Path | bytes, least: int | None) -> Pixels | None
         if not content.startswith(_JPEG):
             return None
         h, w, colours, _ = simplejpeg.decode_jpeg_header(content)
-        turn = _jpeg_turn(content)
+        turn = _jpeg_orientation(content)
         if colours not in ("Gray", "YCbCr", "RGB") or turn == "unknown" or h * w > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
-        factor = _reduction(w, h, least)
+        factor = _reduction(w, h, min_side)
         pixels: Pixels = simplejpeg.decode_jpeg(
             content, "GRAY" if colours == "Gray" else "RGB", min_height=-(-h // factor), min_width=-(-w // factor)
         )
-    except (OSError, ValueError):  # damaged or unusual: Pillow reads it, or says what is wrong
+    except (OSError, ValueError):  # damaged or unusual: Pillow reads or reports it
         return None
     if turn is None:
         return pixels
@@ -284,14 +283,14 @@ def _decode_jpeg(source: str | Path | bytes, least: int | None) -> Pixels | None
 
 
 def _content_if_jpeg(path: Path) -> bytes:
-    """What a JPEG file holds; of other files the first bytes."""
+    """The content of a JPEG file, or the first bytes of any other file."""
     with path.open("rb") as file:
         first = file.read(len(_JPEG))
         return first + file.read() if first == _JPEG else first
 
 
-def _jpeg_turn(content: bytes) -> Image.Transpose | Literal["unknown"] | None:
-    """What makes a JPEG upright, by the EXIF data before its pixels; unknown if something else might say it."""
+def _jpeg_orientation(content: bytes) -> Image.Transpose | Literal["unknown"] | None:
+    """The transpose that turns a JPEG upright, from its EXIF header; "unknown" if other metadata may define it."""
     at = len(_JPEG)
     while content[at : at + 1] == b"\xff" and content[at + 1 : at + 2] != _SCAN:
         end = at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
@@ -301,11 +300,11 @@ def _jpeg_turn(content: bytes) -> Image.Transpose | Literal["unknown"] | None:
             try:
                 exif.load(segment)
                 number = exif.get(ExifTags.Base.Orientation)
-            except Exception:  # as in `_turn`
+            except Exception:  # as in `_orientation`
                 return "unknown"
             if number is not None:
-                return _TURNS.get(number)
-        elif b"tiff:Orientation" in segment:  # XMP, which Pillow asks if EXIF does not tell
+                return _TRANSPOSES.get(number)
+        elif b"tiff:Orientation" in segment:  # XMP, which Pillow reads if EXIF has no orientation
             return "unknown"
         at = end
     return None if content[at + 1 : at + 2] == _SCAN else "unknown"
@@ -315,28 +314,28 @@ def _is_grey(image: Image.Image) -> bool:
     return image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode.startswith("I;16")
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What makes a loaded image upright, by its EXIF data."""
+def _orientation(image: Image.Image) -> Image.Transpose | None:
+    """The transpose that turns a loaded image upright, from its EXIF data."""
     try:
-        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # broken EXIF data says nothing, and the pixels are good without it
+        return _TRANSPOSES.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # ignore broken EXIF data: the pixels are still good
         return None
 
 
 def _bits(image: Image.Image) -> int:
-    """The bits of a picture's values: 8, 16, or 32 for the numbers that a TIFF file may hold."""
+    """The bit depth of a picture: 8, 16, or 32 for 32-bit TIFF files."""
     if image.mode == "I":
-        return 32 if image.format == "TIFF" else 16  # PNG and PGM have no more
+        return 32 if image.format == "TIFF" else 16  # PNG and PGM have at most 16
     return 32 if image.mode == "F" else 16 if image.mode.startswith("I;16") else 8
 
 
 def _plain(image: Image.Image, grey: bool, alpha: bool = False) -> Image.Image:
-    """A loaded image in mode L or RGB, RGBA to keep `alpha`, I;16 or F if it is deep."""
+    """A loaded image in mode L or RGB, RGBA with `alpha`, or I;16 or F if it has more than 8 bits."""
     bits = _bits(image)
     if bits == 16:
         return Image.fromarray(np.asarray(image).astype(np.uint16))
     if bits == 32:
-        return Image.fromarray(floats(np.asarray(image)))
+        return Image.fromarray(to_float32(np.asarray(image)))
     if alpha:
         return image.convert("RGBA")
     if image.has_transparency_data:

@@ -1,9 +1,8 @@
 """Batches of pixels, in order for evaluation and shuffled for training.
 
-There is no `DataLoader`: decoders and torch release the interpreter's lock while they work, so threads
-suffice; they start at once and nothing has to be pickled. Whatever is random depends on the seed, the epoch
-and the number of the image alone, so a run that resumes in the middle of an epoch sees the batches that it
-would have seen.
+Threads instead of a `DataLoader`: decoders and torch release the GIL, threads start at once, and nothing has to be
+pickled. All randomness depends on the seed, the epoch and the image number only, so a run resumed in mid-epoch gets
+exactly the batches it would have got.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 
-Batch = tuple[Tensor, Tensor]  # pixels B C H W, uint8 or float32 for deep ones; int64 targets B
+Batch = tuple[Tensor, Tensor]  # pixels B C H W, uint8 or (above 8 bits) float32; targets
 Box = tuple[int, int, int, int]  # y, x, h, w
 
-_AHEAD = 4  # batches that are read before they are asked for
-_CHUNK = 16  # images that a thread reads at a time, so that threads share a batch at little cost for each image
+_PREFETCH = 4  # batches
+_CHUNK = 16  # images that a thread reads at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ReadySplit:
-    """A split whose pixels were made ready once: (N, C, h, w) uint8, as `preprocess` makes them."""
+    """A split with preprocessed pixels, (N, C, h, w), as `preprocess` produces them."""
 
     split: Split
     preprocess: Preprocess
@@ -62,43 +61,43 @@ def batches(
     workers: int = 2,
     indices: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """All images of a split, or those numbered `indices`, in order; the last batch may be smaller."""
+    """The images of a split, or those at `indices`, in order; the last batch may be smaller."""
     order = np.arange(len(split)) if indices is None else np.asarray(indices, dtype=np.int64)
     return _read(split, preprocess, _cut(order, batch_size), workers)
 
 
 def images(split: Split, workers: int = 2, indices: Sequence[int] | None = None) -> Iterator[Pixels]:
-    """All images of a split, or those numbered `indices`, as they are stored, in order."""
+    """The images of a split, or those at `indices`, in order and without preprocessing."""
     order = range(len(split)) if indices is None else indices
     with ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read") as pool:
-        for at in range(0, len(order), _AHEAD * _CHUNK):
-            yield from pool.map(partial(_image, split), order[at : at + _AHEAD * _CHUNK])
+        for at in range(0, len(order), _PREFETCH * _CHUNK):
+            yield from pool.map(partial(_image, split), order[at : at + _PREFETCH * _CHUNK])
 
 
 @dataclass(frozen=True)
 class TrainBatches:
-    """The shuffled batches of every epoch. Batch k of epoch e is the same whatever was read before."""
+    """Shuffled batches for training. Batch k of epoch e does not depend on what was read before."""
 
     split: Split
     preprocess: Preprocess
     batch_size: int
     seed: int
-    crop_scale: float = 1.0  # smallest share of the area that a random crop keeps; 1 = no random crop
+    crop_scale: float = 1.0  # smallest fraction of the area that a random crop keeps; 1 = no random crop
     workers: int = 2
-    balanced: bool = False  # every class equally often, in as many batches
+    balanced: bool = False  # class-balanced sampling, with the same number of batches
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise UserError(f"'batch_size' must be 1 or more, but it is {self.batch_size}.")
         if not 0 < self.crop_scale <= 1:
-            raise UserError(f"'crop_scale' must be above 0 and at most 1, but it is {self.crop_scale}.")
+            raise UserError(f"'crop_scale' must be greater than 0 and at most 1, but it is {self.crop_scale}.")
 
     def __len__(self) -> int:
-        """Batches in an epoch: full ones, or a single one of all images if there are fewer than a batch."""
+        """Batches per epoch. The last, incomplete one is dropped unless it is the only one."""
         return max(len(self.split) // self.batch_size, 1)
 
     def numbers(self, number: int, start: int = 0) -> list[Numbers]:
-        """Which images the batches of an epoch hold, from batch `start` on; `i + r * N` is image `i` once more."""
+        """The image numbers of an epoch's batches, from batch `start`; `i + r * N` is the r-th repetition of `i`."""
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
         split = self.split
         if self.balanced:
@@ -108,14 +107,14 @@ class TrainBatches:
         return _cut(order, self.batch_size)[start : len(self)]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from batch `start` on; none before it is read."""
+        """The batches of an epoch, from batch `start`; earlier ones are not read."""
         return self.read(number, self.numbers(number, start))
 
     def read(self, number: int, chosen: Sequence[Numbers]) -> Iterator[Batch]:
         """The batches of an epoch that hold these images, as `numbers` gives them."""
 
         def crop(i: int, height: int, width: int) -> Box:
-            # From 1, because a seed of (seed, epoch, 0) is that of the shuffle: numpy pads seeds with zeros.
+            # From 1: numpy pads seeds with zeros, so (seed, epoch, 0) is the seed of the shuffle.
             rng = np.random.Generator(np.random.PCG64([self.seed, number, 1 + i]))
             return random_crop(height, width, self.crop_scale, rng)
 
@@ -123,7 +122,7 @@ class TrainBatches:
 
 
 def random_crop(height: int, width: int, scale: float, rng: np.random.Generator) -> Box:
-    """A box of `scale` to 1 of the area and an aspect of 3/4 to 4/3, as torchvision's RandomResizedCrop."""
+    """A box of `scale` to 1 of the area and an aspect ratio of 3/4 to 4/3, as in torchvision's RandomResizedCrop."""
     narrow, wide = 3 / 4, 4 / 3
     for _ in range(10):
         area = height * width * rng.uniform(scale, 1)
@@ -144,11 +143,11 @@ def _image(split: Split, i: int) -> Pixels:
     try:
         return split.image(i)
     except UnreadableImage as error:
-        raise UserError(f"{split.name(i)} was checked before but cannot be read now: {error}.") from error
+        raise UserError(f"{split.name(i)} was readable before but is no longer: {error}.") from error
 
 
-def _ready(split: Split, preprocess: Preprocess) -> Callable[[Numbers], Pixels] | None:
-    """What gives the pixels of images, (N, C, h, w), by their numbers, if nothing has to be done to them."""
+def _preprocessed(split: Split, preprocess: Preprocess) -> Callable[[Numbers], Pixels] | None:
+    """A function from image numbers to pixels (N, C, h, w), if the split needs no further preprocessing."""
     if isinstance(split, ReadySplit) and split.preprocess == preprocess:
         return split.pixels.__getitem__
     if isinstance(split, ArraySplit | MappedSplit) and preprocess.keeps(split.pixels):
@@ -163,14 +162,14 @@ def _read(
     workers: int,
     crop: Callable[[int, int, int], Box] | None = None,
 ) -> Iterator[Batch]:
-    """Batches of images; number `i + r * N` is image `i` once more, with a crop of its own."""
-    if crop is None and (ready := _ready(split, preprocess)) is not None:
+    """Batches of images; number `i + r * N` is the r-th repetition of image `i`, with its own crop."""
+    if crop is None and (take := _preprocessed(split, preprocess)) is not None:
         for numbers in chosen:
-            which = numbers % len(split)
-            yield torch.from_numpy(np.ascontiguousarray(ready(which))), torch.from_numpy(split.targets[which])
+            indices = numbers % len(split)
+            yield torch.from_numpy(np.ascontiguousarray(take(indices))), torch.from_numpy(split.targets[indices])
         return
     if isinstance(split, StreamSplit) and chosen:
-        split = split.reading(np.concatenate(chosen))
+        split = split.reader(np.concatenate(chosen))
 
     def fill(out: Pixels, numbers: Numbers) -> None:
         for row, number in zip(out, numbers.tolist(), strict=True):
@@ -182,19 +181,19 @@ def _read(
 
     pool = ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read")
 
-    def begin(numbers: Numbers) -> tuple[Pixels, Numbers, list[Future[None]]]:
+    def submit(numbers: Numbers) -> tuple[Pixels, Numbers, list[Future[None]]]:
         out = np.empty((len(numbers), preprocess.channels, *preprocess.img_size), dtype=preprocess.dtype)
         chunks = [slice(at, at + _CHUNK) for at in range(0, len(numbers), _CHUNK)]
         return out, numbers, [pool.submit(fill, out[chunk], numbers[chunk]) for chunk in chunks]
 
     try:
-        reading = deque(begin(numbers) for numbers in chosen[:_AHEAD])
+        pending = deque(submit(numbers) for numbers in chosen[:_PREFETCH])
         for k in range(len(chosen)):
-            out, numbers, tasks = reading.popleft()
-            for task in tasks:
-                task.result()
-            if k + _AHEAD < len(chosen):
-                reading.append(begin(chosen[k + _AHEAD]))
+            out, numbers, futures = pending.popleft()
+            for future in futures:
+                future.result()
+            if k + _PREFETCH < len(chosen):
+                pending.append(submit(chosen[k + _PREFETCH]))
             yield torch.from_numpy(out), torch.from_numpy(split.targets[numbers % len(split)])
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Files that hold more than Pillow can give: NumPy arrays, TIFF files with many bands, 16-bit colour."""
+"""Image files beyond Pillow: NumPy arrays, multi-band TIFF and 16-bit colour."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from vitrail.data.pixels import Pixels, UnreadableImage, floats
+from vitrail.data.pixels import Pixels, UnreadableImage, to_float32
 
 _NPY = b"\x93NUMPY"
-_DEEP_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR.{8}\x10\x02", re.DOTALL)  # 16 bits, red, green and blue
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # small and large files, in both orders of bytes
-# Tags of TIFF: bits per sample, samples per pixel, what further samples are, and what programs write about the file.
+_DEEP_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR.{8}\x10\x02", re.DOTALL)  # 16-bit RGB
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
+# TIFF tags: bits per sample, samples per pixel, extra samples, image description.
 _BITS, _SAMPLES, _EXTRA, _DESCRIPTION = 258, 277, 338, 270
-_STACKED = ('{"shape"', "ImageJ=", "<?xml", "<OME")  # how the latter begins where pages may be the bands of one image
+_STACKED = ('{"shape"', "ImageJ=", "<?xml", "<OME")  # descriptions of files whose pages may be bands of one image
 
-
-_MOST = 2**30  # values of an image
+_MAX_VALUES = 2**30  # per image
 
 
 @dataclass(frozen=True, eq=False)
 class Bands:
-    """The content of such a file."""
+    """The format and the pixels of such a file."""
 
     format: str
     pixels: Pixels
 
 
 def read_bands(file: BinaryIO) -> Bands | None:
-    """The bands of an open file; None if it is a picture that Pillow reads as well, or no image."""
+    """The bands of an open file; None if Pillow can read it, or if it is not an image."""
     file.seek(0)
     first = file.read(26)
     file.seek(0)
@@ -59,13 +58,13 @@ def _read_npy(file: BinaryIO) -> Pixels:
 
 
 def _channels_last(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array (H, W, C), or one (C, H, W) in that order: channels are first if they are fewest."""
-    first = values.ndim == 3 and values.shape[0] < min(values.shape[1:])
-    return values.transpose(1, 2, 0) if first else values
+    """An array as (H, W, C); it is taken to be (C, H, W) if its first dimension is the smallest."""
+    channels_first = values.ndim == 3 and values.shape[0] < min(values.shape[1:])
+    return values.transpose(1, 2, 0) if channels_first else values
 
 
 def _beyond_pillow(file: BinaryIO) -> bool:
-    """Whether a TIFF file has bands that Pillow does not know, leaves out or cuts to 8 bits."""
+    """Whether a TIFF file has bands that Pillow cannot read, drops or reduces to 8 bits."""
     try:
         image = Image.open(file, formats=("TIFF",))
     except UnidentifiedImageError:
@@ -82,31 +81,31 @@ def _read_png(file: BinaryIO) -> Pixels:
     try:
         import imagecodecs  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise UnreadableImage("16-bit colour that needs imagecodecs: pip install 'vitrail[data]'") from error
+        raise UnreadableImage("16-bit colour needs imagecodecs: pip install 'vitrail[data]'") from error
     return _pixels(imagecodecs.png_decode(file.read()))
 
 
 def _read_tiff(file: BinaryIO) -> Pixels:
-    """All bands of the first page, or of all pages where the file says that they belong together."""
+    """The bands of the first page, or of all pages if the metadata says that they form one image."""
     try:
         import tifffile  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise UnreadableImage("a TIFF file that needs tifffile: pip install 'vitrail[data]'") from error
-    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what is wrong with a file is ours to say
+        raise UnreadableImage("this TIFF file needs tifffile: pip install 'vitrail[data]'") from error
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # we report damaged files ourselves
     with tifffile.TiffFile(file) as tiff:
         source = tiff.series[0] if tiff.is_shaped or tiff.is_imagej or tiff.is_ome else tiff.pages.first
-        if source.size > _MOST:
+        if source.size > _MAX_VALUES:
             raise Image.DecompressionBombError
         values = source.asarray(maxworkers=1)
         if source.axes in ("SYX", "CYX"):
             values = values.transpose(1, 2, 0)
-        elif source.axes != "YXS":  # pages, which tifffile writes of any array that does not look like colour
+        elif source.axes != "YXS":  # bands as pages, as tifffile writes arrays that do not look like RGB
             values = _channels_last(values)
         return _pixels(values)
 
 
 def _pixels(values: npt.NDArray[Any]) -> Pixels:
-    """Numbers of any type, (H, W) or (H, W, C), as those of an image."""
+    """Values of any numeric type, (H, W) or (H, W, C), as pixels."""
     if values.ndim not in (2, 3) or 0 in values.shape:
         raise UnreadableImage(f"an array of shape {values.shape}, not (height, width, channels)")
     if values.dtype.kind not in "buif":
@@ -116,4 +115,4 @@ def _pixels(values: npt.NDArray[Any]) -> Pixels:
         return values.astype(np.uint8) * np.uint8(255)
     if values.dtype.kind == "u" and values.dtype.itemsize <= 2:
         return values.astype(values.dtype.newbyteorder("="), copy=False)
-    return floats(values)
+    return to_float32(values)

@@ -1,4 +1,4 @@
-"""Encoded images that lie many to a file, each read by its number when it is asked for."""
+"""Encoded images packed many to a file, with random access: what tar shards and Arrow files share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.dataset import Array, Found, Numbers, PackedSplit, Parts, Store
+from vitrail.data.dataset import Array, Found, GlobalRows, Numbers, PackedSplit, Store
 from vitrail.data.folder import channels_and_bits, leave_out
 from vitrail.data.images import ImageFacts
 from vitrail.errors import UserError
@@ -15,19 +15,19 @@ from vitrail.tasks import Multiclass
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A split as it lies there: for every row a class number, and the facts of its image or what is wrong with it."""
+class PackedPart:
+    """A split as stored: for every row a class index, and the facts of its image or the reason it is unusable."""
 
     store: Store
     targets: Numbers
     facts: list[ImageFacts | str]
 
 
-def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, Stored], source: object) -> Found:
-    """Leaves out the few rows that cannot be used; a UserError if they are many."""
+def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, PackedPart], source: object) -> Found:
+    """Drops unusable rows; raises a UserError if they are many."""
     good: dict[str, ImageFacts] = {}
     unreadable: list[tuple[str, str]] = []
-    stores = Parts([(part.store, len(part.facts)) for part in parts.values()])
+    stores = GlobalRows([(part.store, len(part.facts)) for part in parts.values()])
     usable: dict[str, tuple[Array, Numbers]] = {}
     for (split, part), rows in zip(parts.items(), stores.rows(), strict=True):
         kept = np.array([isinstance(fact, ImageFacts) for fact in part.facts], dtype=bool)
@@ -42,7 +42,7 @@ def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, Stored]
         name=name,
         task=Multiclass(classes),
         parts=usable,
-        make=lambda _, rows, targets: PackedSplit(*stores.find(rows), targets, channels, bits),
+        make=lambda _, rows, targets: PackedSplit(*stores.locate(rows), targets, channels, bits),
         size=(int(np.median([fact.h for fact in good.values()])), int(np.median([fact.w for fact in good.values()]))),
         channels=channels,
         bits=bits,

@@ -1,4 +1,4 @@
-"""Images in memory, (H, W, C): uint8, uint16 where there are 16 bits, or float32 for every other kind of number."""
+"""Pixel arrays (H, W, C): uint8, uint16, or float32 for all other numeric types."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from PIL import Image
 
 Pixels = npt.NDArray[np.uint8 | np.uint16 | np.float32]
 
-WHITE = {8: 255, 16: 65535, 32: 1}  # by bits: the value that stands for 1; floats are taken as they are
-NAMES = {8: "8-bit", 16: "16-bit", 32: "floating-point"}
+WHITE = {8: 255, 16: 65535, 32: 1}  # by bit depth: the value that is scaled to 1; floats are not scaled
+BIT_DEPTHS = {8: "8-bit", 16: "16-bit", 32: "floating-point"}
 
 
 class UnreadableImage(Exception):
-    """A file that gives no image. The message is the reason, in a few words."""
+    """An image that cannot be read. The message is the reason, in a few words."""
 
 
 def bits_of(image: Pixels) -> int:
-    """The bits of a value: 8, 16, or 32 for floats."""
+    """The bit depth: 8, 16, or 32 for floats."""
     return 8 * image.dtype.itemsize
 
 
 def fit(image: Pixels, channels: int | None = None, bits: int | None = None) -> Pixels:
-    """Images (..., H, W, C) with other channels and bits, if they can be made of their own."""
+    """Converts images (..., H, W, C) to a number of channels and a bit depth; raises UnreadableImage."""
     if bits is not None and bits != bits_of(image):
         image = _to_bits(image, bits)
     if channels is not None and channels != image.shape[-1]:
@@ -40,23 +40,23 @@ def _to_bits(image: Pixels, bits: int) -> Pixels:
         return np.rint(image / np.float32(257)).astype(np.uint8)
     if (have, bits) == (32, 8):
         return _eight_bits(image)
-    raise UnreadableImage(f"{NAMES[have]} values, of which {NAMES[bits]} ones cannot be made")
+    raise UnreadableImage(f"{BIT_DEPTHS[have]} values, which cannot be converted to {BIT_DEPTHS[bits]}")
 
 
 def _to_channels(image: Pixels, channels: int) -> Pixels:
     have = image.shape[-1]
     if have not in (1, 3) or channels not in (1, 3, 4):
-        raise UnreadableImage(f"an image of {have} channels, of which {channels} cannot be made")
+        raise UnreadableImage(f"{have} channels, which cannot be converted to {channels}")
     if channels == 1:
-        return _grey(image)
+        return _luminance(image)
     colour = np.repeat(image, 3, axis=-1) if have == 1 else image
     if channels == 3:
         return colour
     return np.concatenate([colour, np.full_like(colour[..., :1], WHITE[bits_of(image)])], axis=-1)
 
 
-def _grey(image: Pixels) -> Pixels:
-    """The brightness of a colour image, by Pillow's weights and rounding."""
+def _luminance(image: Pixels) -> Pixels:
+    """A colour image in grayscale, with Pillow's weights and rounding."""
     weights = 19595, 38470, 7471  # of 65536
     if image.dtype == np.float32:
         return image @ (np.array(weights, np.float32)[:, None] / np.float32(65536))
@@ -64,13 +64,13 @@ def _grey(image: Pixels) -> Pixels:
     return ((sums + 32768) >> 16).astype(image.dtype)
 
 
-def floats(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Numbers as float32; what is none is 0."""
+def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Values as float32; NaN and infinity become 0."""
     return np.nan_to_num(values.astype(np.float32), posinf=0.0, neginf=0.0)
 
 
 def _eight_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Floats in 0..255, by their largest: they do not say which value is white."""
+    """Floats scaled to 0..255 by their maximum, because floats have no defined white point."""
     values = values.astype(np.float64)
     top = values.max()
     if 255 < top <= 65535:
@@ -83,14 +83,14 @@ def _eight_bits(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def thumbnail(image: Pixels, side: int = 256) -> Image.Image:
-    """An image (H, W, C) for a person to look at, no larger than a square of this side."""
-    small = picture(image)
+    """`to_pil`, no larger than a square of this side."""
+    small = to_pil(image)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     return small
 
 
-def picture(image: Pixels) -> Image.Image:
-    """An image (H, W, C) for a person to look at: its first three channels or its first, brightened if it is deep."""
+def to_pil(image: Pixels) -> Image.Image:
+    """An image (H, W, C) for display: its first three channels or its first, contrast-stretched unless 8-bit."""
     view = image[:, :, : 3 if image.shape[2] >= 3 else 1]
     if view.dtype != np.uint8:
         values = view.astype(np.float32)

@@ -1,8 +1,7 @@
-"""Tar shards as WebDataset writes them: `key.jpg` and, beside it, its label in `key.cls`, `key.json` or `key.txt`.
+"""WebDataset tar shards: `key.jpg` with its label in `key.cls`, `key.json` or `key.txt`.
 
-An uncompressed tar is an array of files: once its headers have been read, any image can be, by its place in it. So
-shards are shuffled, checked and resumed like a folder. What was found out about a shard is kept in the user's cache,
-for as long as the shard is not touched.
+Once the headers of an uncompressed tar are read, any image can be read at its offset. So shards are shuffled, verified
+and resumed like a folder. The index of a shard is cached until the shard changes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from vitrail.data.dataset import Array, Found, Numbers, files_version
 from vitrail.data.download import cache_folder
 from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
-from vitrail.data.packed import Stored, from_stores
+from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.verify import verify
 from vitrail.errors import UserError
 from vitrail.progress import track
@@ -39,19 +38,19 @@ from vitrail.version import VERSION
 
 _LABELS = (".cls", ".json", ".txt")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_LONGEST = 1000  # bytes of a label in a .cls or .txt file
+_MAX_LABEL = 1000  # bytes in a .cls or .txt file
 
 
 def is_shards(source: str | Path) -> bool:
-    """Whether this is a tar file, a pattern of some, or a folder of some."""
+    """Whether `source` is a tar file, a pattern of tar files, or a folder of them."""
     path = Path(source).expanduser()
     return bool(_tars_in(path)) if path.is_dir() else path.name.endswith((".tar", *_COMPRESSED))
 
 
 def open_shards(source: str | Path, label_field: str | None = None) -> Found:
-    """The images of shards, in the splits that the shards' names or folders tell.
+    """The images of tar shards; splits are taken from the names or folders of the shards.
 
-    A label in JSON is its field `label`, or `label_field`.
+    In a `.json` file the label is the field `label_field`, by default "label".
     """
     paths = _expand(source)
     splits: dict[str, list[_Index]] = {}
@@ -60,7 +59,7 @@ def open_shards(source: str | Path, label_field: str | None = None) -> Found:
     stores = {split: _Shards(indices) for split, indices in splits.items()}
     labels = np.concatenate([store.labels for store in stores.values()])
     if not len(labels):
-        raise UserError(f"{source} holds no samples: a shard is a tar of files such as 17.jpg and its label, 17.cls.")
+        raise UserError(f"{source} contains no samples. A shard is a tar file of images and labels: 17.jpg, 17.cls.")
     known = labels != ""
     found = labels[known]
     if all(re.fullmatch(r"-?\d+", label) for label in found.tolist()):
@@ -70,17 +69,17 @@ def open_shards(source: str | Path, label_field: str | None = None) -> Found:
     targets[known] = numbers
     ends = np.cumsum([len(store.labels) for store in stores.values()])[:-1]
     parts = {
-        split: Stored(store, numbers, store.facts)
+        split: PackedPart(store, numbers, store.facts)
         for (split, store), numbers in zip(stores.items(), np.split(targets, ends), strict=True)
     }
     return from_stores(_title(source), classes, parts, source)
 
 
-# Which files
+# Shard files
 
 
 def _expand(source: str | Path) -> list[Path]:
-    """The shards that a folder holds, or that a pattern with {00..17}, {a,b}, * and ? names."""
+    """The shards in a folder, or matching a pattern with {00..17}, {a,b}, * and ?."""
     path = Path(source).expanduser()
     if path.is_dir():
         paths = _tars_in(path)
@@ -95,12 +94,12 @@ def _expand(source: str | Path) -> list[Path]:
             paths += matches
     for path in paths:
         if path.name.endswith(_COMPRESSED):
-            raise UserError(f"{path} is compressed, so its images cannot be read in any order. Unpack it to a .tar.")
+            raise UserError(f"{path} is compressed, which prevents random access. Decompress it to a .tar file.")
     return list(dict.fromkeys(paths))
 
 
 def _tars_in(folder: Path) -> list[Path]:
-    """The tars of a folder, or of the folders of its splits; none if there are other folders, which are classes."""
+    """The tar files in a folder or its split folders; none if it has other subfolders, which are classes."""
     inside = subfolders(folder)
     folders = inside or [folder]
     if any(child.name.lower() not in SPLITS or subfolders(child) for child in inside):
@@ -109,7 +108,7 @@ def _tars_in(folder: Path) -> list[Path]:
 
 
 def _braces(text: str) -> Iterator[str]:
-    """Every text that a pattern with ranges, {000..127}, and lists, {train,val}, stands for."""
+    """Brace expansion of ranges, {000..127}, and lists, {train,val}."""
     found = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
     if found is None:
         yield text
@@ -122,7 +121,7 @@ def _braces(text: str) -> Iterator[str]:
 
 
 def _split(path: Path) -> str:
-    """The split that a shard belongs to, by a word in its name or by its folder; else train."""
+    """The split of a shard, from a word in its name or from its folder; train by default."""
     words = [*re.split(r"[-_.]", path.name.lower()), path.parent.name.lower()]
     return next((SPLITS[word] for word in words if word in SPLITS), "train")
 
@@ -135,7 +134,7 @@ def _title(source: str | Path) -> str:
 
 
 def _class_names(shard: Path) -> tuple[str, ...] | None:
-    """The names in `classes.txt` or `classes.json`, by number, beside the shards or the folders of their splits."""
+    """The class names from `classes.txt` or `classes.json` in the folder of the shards or its parent."""
     for folder in (shard.parent, shard.parent.parent):
         text, document = folder / "classes.txt", folder / "classes.json"
         try:
@@ -148,29 +147,29 @@ def _class_names(shard: Path) -> tuple[str, ...] | None:
                 return tuple(str(name) for name in names)
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{folder} has a classes file that cannot be read: it must be classes.txt with a name in each line, or "
-                'classes.json with ["cat", "dog"] or {"0": "cat", "1": "dog"}.'
+                f"The class names in {folder} cannot be read. They must be in classes.txt, one per line, or in "
+                'classes.json, as ["cat", "dog"] or {"0": "cat", "1": "dog"}.'
             ) from error
     return None
 
 
-# What is in them
+# Index
 
 
 @dataclass(frozen=True, eq=False)
 class _Index:
-    """Where the images of a shard lie, and what is known of them; arrays, because there may be millions."""
+    """The samples of a shard, in arrays, because there may be millions."""
 
     path: Path
-    names: Array  # of the images' files, bytes
+    names: Array  # file names of the images, bytes
     places: Numbers  # N 2: offset and size
-    labels: Array  # text; empty where there is none
-    faults: Array  # text: why a sample cannot be used; empty where it can
-    facts: Numbers  # N F: the fields of its ImageFacts
+    labels: Array  # text; empty if missing
+    faults: Array  # text: why a sample is unusable; empty if it is usable
+    facts: Numbers  # N F: the fields of ImageFacts
 
 
 class _Shards:
-    """The images of one split in their shards."""
+    """The `Store` of one split: the images in its shards."""
 
     def __init__(self, indices: Sequence[_Index]):
         self._indices = indices
@@ -182,15 +181,15 @@ class _Shards:
             for fault, numbers in zip(index.faults.tolist(), index.facts.tolist(), strict=True)
         ]
 
-    def _find(self, row: int) -> tuple[_Index, int]:
+    def _locate(self, row: int) -> tuple[_Index, int]:
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         return self._indices[shard], row - int(self._starts[shard])
 
     def read(self, row: int) -> bytes:
-        return _read(*self._find(row))
+        return _read(*self._locate(row))
 
     def name(self, row: int) -> str:
-        index, i = self._find(row)
+        index, i = self._locate(row)
         return f"{index.path}/{index.names[i].decode('utf-8', 'replace')}"
 
     def version(self) -> str:
@@ -200,7 +199,7 @@ class _Shards:
 def _read(index: _Index, i: int) -> bytes:
     offset, size = index.places[i].tolist()
     try:
-        # Opened anew each time: that takes far less than decoding, and there may be more shards than open files.
+        # Opened on every read: cheap next to decoding, and there may be more shards than file descriptors.
         with index.path.open("rb") as file:
             file.seek(offset)
             return file.read(size)
@@ -209,8 +208,8 @@ def _read(index: _Index, i: int) -> bytes:
 
 
 def _indices(paths: Sequence[Path], field: str) -> list[_Index]:
-    """The index of every shard: recalled, or made by reading all headers and verifying all images."""
-    found = {path: index for path in paths if (index := _recall(path, field))}
+    """The index of every shard, from the cache or by reading its headers and verifying its images."""
+    found = {path: index for path in paths if (index := _load_index(path, field))}
     new = [path for path in paths if path not in found]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         scanned = pool.map(partial(_scan, field=field), new)
@@ -228,7 +227,7 @@ def _indices(paths: Sequence[Path], field: str) -> list[_Index]:
         found[path] = dataclasses.replace(
             index, faults=np.array(faults, dtype=np.str_), facts=np.array(facts, np.int64).reshape(shape)
         )
-        _keep(found[path], field)
+        _save_index(found[path], field)
     return [found[path] for path in paths]
 
 
@@ -236,7 +235,7 @@ _UNKNOWN = (0,) * len(dataclasses.fields(ImageFacts))
 
 
 def _scan(path: Path, field: str) -> _Index:
-    """The samples of a shard, from its headers and the small files with labels."""
+    """The samples of a shard, from its headers and label files."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, dict[str, tuple[int, int]]] = {}
     try:
@@ -252,7 +251,7 @@ def _scan(path: Path, field: str) -> _Index:
                 elif end in _LABELS:
                     labels.setdefault(key, {})[end] = member.offset_data, member.size
     except tarfile.TarError as error:
-        raise UserError(f"{path} is not a whole tar file: {error}. Fetch it again.") from error
+        raise UserError(f"{path} is not a complete tar file: {error}. Download it again.") from error
     names, places, texts, faults = [], [], [], []
     with path.open("rb") as shard:
         for key in dict.fromkeys([*images, *labels]):
@@ -273,12 +272,12 @@ def _scan(path: Path, field: str) -> _Index:
 
 
 def _label(shard: BinaryIO, files: Mapping[str, tuple[int, int]], field: str) -> tuple[str, str]:
-    """The label of a sample and, if it has none, why."""
+    """The label of a sample, and the fault if it has none."""
     end = next((end for end in _LABELS if end in files), None)
     if end is None:
-        return "", "no label: no .cls, .json or .txt with it"
+        return "", "no label: no .cls, .json or .txt file"
     offset, size = files[end]
-    if end != ".json" and size > _LONGEST:
+    if end != ".json" and size > _MAX_LABEL:
         return "", f"its {end} is too long for a label"
     shard.seek(offset)
     try:
@@ -286,42 +285,42 @@ def _label(shard: BinaryIO, files: Mapping[str, tuple[int, int]], field: str) ->
         if end == ".json":
             value = json.loads(text)[field]
             if isinstance(value, bool) or not isinstance(value, (int, str)):
-                return "", f"the field '{field}' of its .json is neither a number nor text"
+                return "", f"the field '{field}' of its .json is neither an integer nor text"
             text = str(value).strip()
     except UnicodeDecodeError:
-        return "", f"its {end} is no text"
+        return "", f"its {end} is not UTF-8 text"
     except (ValueError, KeyError, TypeError):
         return "", f"its .json has no field '{field}'"
     return text, "" if text else f"its {end} is empty"
 
 
-# What is remembered
+# Cached indices
 
 
-def _memory(path: Path, field: str) -> tuple[Path, str]:
-    """Where the index of a shard is kept, and what must not have changed for it to be valid."""
+def _cache_entry(path: Path, field: str) -> tuple[Path, str]:
+    """The cache file for the index of a shard, and the stamp that must match for it to be valid."""
     state = path.stat()
     fields = [field.name for field in dataclasses.fields(ImageFacts)]
     name = hashlib.blake2b(f"{path.resolve()} {field}".encode(), digest_size=16).hexdigest()
     return cache_folder() / "shards" / f"{name}.npz", f"{VERSION} {fields} {state.st_size} {state.st_mtime_ns}"
 
 
-def _recall(path: Path, field: str) -> _Index | None:
-    file, stamp = _memory(path, field)
+def _load_index(path: Path, field: str) -> _Index | None:
+    file, stamp = _cache_entry(path, field)
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as kept:
-            if str(kept["stamp"]) == stamp:
-                return _Index(path, *(kept[name] for name in ("names", "places", "labels", "faults", "facts")))
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as cached:
+            if str(cached["stamp"]) == stamp:
+                return _Index(path, *(cached[name] for name in ("names", "places", "labels", "faults", "facts")))
     except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile):
-        pass  # not there, or not whole: it is made again
+        pass  # missing or incomplete: it is rebuilt
     return None
 
 
-def _keep(index: _Index, field: str) -> None:
-    file, stamp = _memory(index.path, field)
+def _save_index(index: _Index, field: str) -> None:
+    file, stamp = _cache_entry(index.path, field)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     arrays = {name: getattr(index, name) for name in ("names", "places", "labels", "faults", "facts")}
-    with suppress(OSError):  # a full disk costs the time to make it again, no more
+    with suppress(OSError):  # if the disk is full, the index is rebuilt next time
         file.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as stream:
             np.savez(stream, stamp=np.array(stamp), **arrays)

@@ -1,9 +1,7 @@
-"""Where images and their classes come from, opened as one `Data`: folders, tables, arrays, Hugging Face data sets,
-tar shards and built-in sets.
+"""`open_data`: a folder, table, array, Hugging Face data set, tar shards or built-in data set as one `Data`.
 
-Every source is brought into one form (`Found`): class names, and for each split its items and targets.
-What is common to all happens once, here: the checks, the order of the classes, the split that is held out for
-validation.
+Every source is first brought into one form, `Found`: class names, and for each split its items and targets. What is
+common to all sources is done once, here: validation, class order, hold-out and folds.
 """
 
 from __future__ import annotations
@@ -41,33 +39,33 @@ def open_data(
     streaming: bool = False,
     model: Task | None = None,
 ) -> Data:
-    """Opens a data set of any kind and, unless it is streamed, proves that every image can be read.
+    """Opens a data set and, unless it is streamed, verifies that every image can be read.
 
-    Where the data has no validation split, `val_fraction` of every class is held out, by `seed`. With `folds`, the
-    images of train and val are cut anew, and those of the fold numbered `fold` are held out. The columns are
-    those of a table or a Hugging Face data set. The `task` is inferred from the data unless it is given. With the task
-    of a trained `model`, targets have its classes in its order: the data may then lack some of them, and a train
-    split; nothing is held out, and data without splits is one, "all".
+    Without a validation split, a stratified `val_fraction` is held out, by `seed`. With `folds`, train and val are
+    pooled, and fold number `fold` (from 1) is held out. `image_column` and `label_column` apply to tables and Hugging
+    Face data sets. The `task` is inferred from the data unless given. With `model`, the task of a trained model,
+    targets have its classes in its order: the data may then lack some of them, needs no train split, and nothing is
+    held out; data without splits becomes one split, "all".
     """
     if not 0 < val_fraction < 1:
-        raise UserError(f"'val_fraction' must lie between 0 and 1, but it is {val_fraction}.")
+        raise UserError(f"'val_fraction' must be between 0 and 1, but it is {val_fraction}.")
     if folds and not (folds >= 2 and 1 <= fold <= folds):
-        raise UserError(f"There must be 2 folds or more, and 'fold' one of them, but it is {fold} of {folds}.")
+        raise UserError(f"'folds' must be 2 or more and 'fold' from 1 to 'folds', but it is fold {fold} of {folds}.")
     if seed < 0:
         raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
     kind = task_type(task) if task is not None else None if model is None else type(model)
     try:
-        found = find(source, data_dir, image_column, label_column, kind, streaming, model)
+        found = open_source(source, data_dir, image_column, label_column, kind, streaming, model)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if kind is not None and type(found.task) is not kind:
         if not (kind.single and found.task.single):
-            raise UserError(f"The data {source} is {found.task.title}, so the task cannot be {kind.title}.")
+            raise UserError(f"{source} is {found.task.title} data, so the task cannot be {kind.title}.")
         found = replace(found, task=kind(found.classes))  # the same targets with another meaning
     parts = found.parts
     for split, (items, _) in parts.items():
         if not len(items):
-            raise UserError(f"The {split} split of {source} has no images. Every split needs some.")
+            raise UserError(f"The {split} split of {source} has no images. Add some, or remove the split.")
     targets = {split: part[1] for split, part in parts.items()}
     if model is None:
         if "train" not in parts:
@@ -76,7 +74,7 @@ def open_data(
     else:
         adopted = found.task.adopt(model, targets, source)
         parts = {split: (parts[split][0], adopted[split]) for split in parts}
-        if parts.keys() == {"train"}:  # nobody trains on it, so nothing is held out
+        if parts.keys() == {"train"}:  # not for training, so nothing is held out
             parts = {"all": parts["train"]}
     if folds:
         parts = _hold_out_fold(parts, found, folds, fold, seed, source)
@@ -92,16 +90,16 @@ def open_data(
 
 
 def full_name(source: str | Path) -> str:
-    """The name under which a source is found from any folder: a built-in or a hub's name, or an absolute path."""
+    """The name of a source that works from any folder: a built-in or hub name, or an absolute path."""
     if isinstance(source, str) and (source in BUILT_IN or source.startswith(PREFIX)):
         return source
     return str(Path(source).expanduser().resolve())
 
 
 def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
-    """The numbers of the images to keep and of those to hold out, `fraction` of every class; both ascending.
+    """A stratified split: the numbers of the images to keep and to hold out (`fraction` of every class), ascending.
 
-    A class of two images or more is on both sides; a single image is kept.
+    A class of two or more images is on both sides; a single image is kept.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     order = np.argsort(targets, kind="stable")
@@ -120,13 +118,13 @@ def hold_out(task: Task, targets: Targets, fraction: float, seed: int) -> tuple[
 
 
 def cut_folds(task: Task, targets: Targets, folds: int, seed: int) -> Numbers:
-    """The number of the fold, from 1, that every image is in.
+    """The fold of each image, numbered from 1.
 
-    Folds differ by one image at most, and so do their images of a class.
+    Fold sizes differ by at most one image, in total and per class.
     """
-    alike = task.strata(targets, 1 / folds)
+    stratum = task.strata(targets, 1 / folds)
     shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(targets))
-    by_class = shuffled[np.argsort(alike[shuffled], kind="stable")]
+    by_class = shuffled[np.argsort(stratum[shuffled], kind="stable")]
     numbers = np.empty(len(targets), dtype=np.int64)
     numbers[by_class] = np.arange(len(targets)) % folds + 1
     return numbers
@@ -140,7 +138,7 @@ def _hold_out_fold(
     seed: int,
     source: str | Path,
 ) -> dict[str, tuple[Array, Targets]]:
-    """The images of train and val together, of which one fold is val; a test split stays as it is."""
+    """Pools train and val and makes one fold val; a test split is unchanged."""
     pool = [parts[split] for split in ("train", "val") if split in parts]
     items, targets = (np.concatenate(halves) for halves in zip(*pool, strict=True))
     if len(targets) < folds:
@@ -148,8 +146,8 @@ def _hold_out_fold(
     counts = found.task.counts(targets)
     if counts is not None and (single := np.flatnonzero(counts == 1)).size:
         raise UserError(
-            f"'{found.classes[single[0]]}' has one image only in {source}: when its fold is held out, none is left "
-            "to train on. Add some, or leave it out."
+            f"'{found.classes[single[0]]}' has only one image in {source}, so it cannot be in both train and val. "
+            "Add images, or remove the class."
         )
     held = cut_folds(found.task, targets, folds, seed) == fold
     rest = {split: part for split, part in parts.items() if split not in ("train", "val")}
@@ -157,7 +155,7 @@ def _hold_out_fold(
 
 
 def folder_kind(folder: Path) -> Literal["classes", "saved", "files", "shards", "arrays"]:
-    """What a folder holds: folders of images, what `datasets` saved, Parquet or Arrow files, tar shards or arrays."""
+    """The kind of a data folder: class folders, `save_to_disk`, Parquet or Arrow files, tar shards or `.npy` arrays."""
     if is_saved(folder):
         return "saved"
     if holds_images(folder):
@@ -167,7 +165,7 @@ def folder_kind(folder: Path) -> Literal["classes", "saved", "files", "shards", 
     return "arrays" if npy_images(folder) else "classes"
 
 
-def find(
+def open_source(
     source: str | Path,
     data_dir: str | None = None,
     image_column: str | None = None,
@@ -177,7 +175,7 @@ def find(
     model: Task | None = None,
     verify: bool = True,
 ) -> Found:
-    """What a source holds, as it lies there; without `verify`, the files of a table are taken as readable."""
+    """The content of a source as stored; without `verify`, files listed in a table are assumed to be readable."""
     path = Path(source).expanduser()
     suffix = path.suffix.lower() if path.is_file() else ""
     built_in = isinstance(source, str) and source in BUILT_IN
@@ -188,8 +186,8 @@ def find(
         return open_files(path, image_column, _single(label_column), streaming)
     if streaming:
         raise UserError(
-            f"Data sets of the Hugging Face hub (hf:name) and Parquet or Arrow files that hold images can be streamed, "
-            f"but {source} is neither. Leave --streaming out."
+            f"Only Hugging Face data sets (hf:NAME) and Parquet or Arrow files with embedded images can be streamed, "
+            f"but {source} is neither. Drop --streaming."
         )
     if suffix in SUFFIXES:
         return open_table(path, image_column, label_column, task, model, verify)
@@ -199,12 +197,12 @@ def find(
         return open_shards(source, _single(label_column))
     if image_column is not None or label_column is not None:
         raise UserError(
-            f"Image and label columns are those of a table ({', '.join(SUFFIXES)}) or a Hugging Face data set, but "
-            f"{source} is none."
+            f"--image-column and --label-column apply to tables ({', '.join(SUFFIXES)}) and Hugging Face data sets, "
+            f"but {source} is neither."
         )
     if isinstance(source, str) and built_in:
         if path.exists():
-            log.info("'%s' is the built-in data set: write ./%s for the folder of that name.", source, source)
+            log.info("Using the built-in data set '%s'. Write ./%s for the folder of that name.", source, source)
         return BUILT_IN[source](data_dir)
     if path.is_dir():
         return open_npy_folder(path, task) if kind == "arrays" else open_folder(path)
@@ -217,16 +215,16 @@ def find(
         f"name ({', '.join(BUILT_IN)})"
     )
     if path.exists():
-        raise UserError(f"{source} is no data that can be read. It must be {kinds}.")
+        raise UserError(f"{source} is not a data set. It must be {kinds}.")
     raise UserError(f"There is no data '{source}'.{nearest(str(source), BUILT_IN)} It must be {kinds}.")
 
 
 def _single(label_column: str | Sequence[str] | None) -> str | None:
-    """The one column of labels that other sources than tables and arrays may have."""
+    """The label column of a source that allows only one."""
     if label_column is None or isinstance(label_column, str):
         return label_column
     if len(label_column) > 1:
-        raise UserError(f"Several label columns are for tables of files, but they are {', '.join(label_column)}.")
+        raise UserError(f"Only tables may have several label columns, but {', '.join(label_column)} were given.")
     return label_column[0]
 
 
@@ -241,11 +239,11 @@ def _splits(
         items, targets = parts["train"]
         keep, held = hold_out(found.task, targets, val_fraction, seed)
         if not len(held):
-            few = f"one image per {found.task.one}" if found.task.single else "too few images"
-            raise UserError(f"{source} has {few}, so none can be held out for validation. Add images or a val split.")
+            few = f"one image per {found.task.one}" if found.task.single else f"{len(targets)} images"
+            raise UserError(f"{source} has {few}, too few to hold out a validation split. Add images or a val split.")
         parts = {"train": (items[keep], targets[keep]), "val": (items[held], targets[held])}
     splits = {split: found.make(split, items, targets) for split, (items, targets) in parts.items()}
     if "val" not in splits and "test" in splits:
-        log.info("%s has no val split: its test split serves for validation.", source)
+        log.info("%s has no val split: using its test split for validation.", source)
         splits["val"] = splits["test"]
     return {split: splits[split] for split in ("train", "val", "test", "all") if split in splits}

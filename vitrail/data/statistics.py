@@ -1,4 +1,4 @@
-"""The mean and standard deviation of a data set's pixels, channel by channel."""
+"""Per-channel mean and standard deviation of a data set."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from vitrail.data.pixels import WHITE
 from vitrail.data.preprocess import Preprocess
 from vitrail.progress import track
 
-MOST = 2000  # images that are measured: more change no digit that matters
+MAX_IMAGES = 2000  # more images do not change the rounded result
 _BATCH = 64
 
 
 def mean_and_std(split: Split, preprocess: Preprocess, workers: int = 2) -> tuple[Floats, Floats]:
-    """Over the whole split or `MOST` images spread evenly over it, as the model sees them; to four digits.
+    """Mean and standard deviation of the preprocessed pixels, rounded to four significant digits.
 
-    A channel that never changes has a standard deviation of 1: without its mean nothing is left to scale.
+    Computed on the whole split, or on `MAX_IMAGES` evenly spaced images. A constant channel gets a standard deviation
+    of 1, to avoid division by zero.
     """
-    chosen = np.linspace(0, len(split) - 1, min(len(split), MOST)).round().astype(np.int64)
+    chosen = np.linspace(0, len(split) - 1, min(len(split), MAX_IMAGES)).round().astype(np.int64)
     reading = batches(split, preprocess, _BATCH, workers, chosen.tolist())
     count, total, squares = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels)
     for pixels, _ in track(reading, "measuring", math.ceil(len(chosen) / _BATCH), "batch"):
@@ -35,8 +36,8 @@ def mean_and_std(split: Split, preprocess: Preprocess, workers: int = 2) -> tupl
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
     std[std < 1e-6 * np.maximum(np.abs(mean), 1e-6)] = 1
-    return _short(mean), _short(std)
+    return _round(mean), _round(std)
 
 
-def _short(values: npt.NDArray[np.float64]) -> Floats:
+def _round(values: npt.NDArray[np.float64]) -> Floats:
     return tuple(float(f"{value:.4g}") for value in values)

@@ -1,7 +1,7 @@
-"""Images that come one after the other and are not kept: shards of a data set that can be read from the front only.
+"""Streaming: shards of images that can only be read sequentially and are not stored.
 
-What is known is how many images each shard brings, and their labels. So the order of an epoch can be drawn before
-anything is read, just as for images on the disk, and a run that resumes does not read the shards that it is past.
+The number of images in each shard and their labels are known up front. So the order of an epoch is drawn before
+anything is read, as for images on disk, and a resumed run skips the shards that it has finished.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vitrail.data.dataset import Numbers
 from vitrail.data.images import Pixels, UnreadableImage, read_image
 from vitrail.errors import UserError
 
-BUFFER = 4096  # images that are held, encoded, at most, to be shuffled
+BUFFER = 4096  # size of the shuffle buffer, in encoded images
 
 
 class Stream(Protocol):
@@ -28,53 +28,53 @@ class Stream(Protocol):
 
     @property
     def counts(self) -> Sequence[int]:
-        """How many images there are in each shard."""
+        """The number of images in each shard."""
 
     def read(self, shard: int) -> Iterator[bytes]:
-        """The content of each image's file, in order; an empty one where there is none."""
+        """The encoded images of a shard in order; empty bytes for a missing one."""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamSplit:
-    """Rows of a stream; `image` reads a shard up to the image, so whoever wants many asks `reading` for them."""
+    """Rows of a stream. `image` reads a shard up to that image; use `reader` for many images."""
 
     stream: Stream
-    rows: Numbers  # ascending, counted through all shards
+    rows: Numbers  # ascending, numbered across all shards
     targets: Numbers
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def image(self, i: int) -> Pixels:
-        return self.reading(np.array([i])).image(i)
+        return self.reader(np.array([i])).image(i)
 
     def name(self, i: int) -> str:
         return f"{self.stream.name}/{self.rows[i]}"
 
     def order(self, rng: np.random.Generator) -> Numbers:
-        """A random order: the shards are shuffled, and then each image waits while up to BUFFER others pass."""
+        """A random order: shuffled shards, then a shuffle buffer of BUFFER images."""
         shards = self.shards(np.arange(len(self)))
-        brought = np.argsort(rng.permutation(len(self.stream.counts))[shards], kind="stable")
-        return brought[np.argsort(np.arange(len(self)) + rng.uniform(0, BUFFER, len(self)))]
+        arrival = np.argsort(rng.permutation(len(self.stream.counts))[shards], kind="stable")
+        return arrival[np.argsort(np.arange(len(self)) + rng.uniform(0, BUFFER, len(self)))]
 
-    def reading(self, wanted: Numbers) -> StreamReading:
-        """The images of these numbers, which must be asked for once each and about in this order."""
+    def reader(self, wanted: Numbers) -> StreamReader:
+        """A reader for these images, each to be requested once and roughly in this order."""
         if len(np.unique(wanted)) < len(wanted):
-            raise UserError("A stream brings every image once, but some are wanted twice. Leave --streaming out.")
-        return StreamReading(self, wanted)
+            raise UserError("A stream delivers every image once, but some are needed twice. Drop --streaming.")
+        return StreamReader(self, wanted)
 
     def shards(self, numbers: Numbers) -> Numbers:
-        """The shards that images lie in."""
+        """The shard of each image."""
         return np.searchsorted(np.cumsum(self.stream.counts), self.rows[numbers], side="right")
 
 
-class StreamReading:
-    """A split that is being read from front to end by several threads."""
+class StreamReader:
+    """One sequential pass over a stream, shared by several threads."""
 
     def __init__(self, split: StreamSplit, wanted: Numbers):
         self.split, self.targets = split, split.targets
-        self._waiting: dict[int, bytes] = {}  # read, but not asked for yet
-        self._coming = self._read(wanted)
+        self._buffer: dict[int, bytes] = {}  # read, but not requested yet
+        self._incoming = self._read(wanted)
         self._lock = threading.Lock()
         self._failure: UserError | None = None
 
@@ -86,26 +86,26 @@ class StreamReading:
 
     def image(self, i: int) -> Pixels:
         with self._lock:
-            while i not in self._waiting:
-                if self._failure is not None:  # another thread has met it, and the stream is at its end
+            while i not in self._buffer:
+                if self._failure is not None:  # another thread hit it, and the stream has ended
                     raise self._failure
                 try:
-                    number, content = next(self._coming)
+                    number, content = next(self._incoming)
                 except UserError as error:
                     self._failure = error
                     raise
-                self._waiting[number] = content
-            content = self._waiting.pop(i)
+                self._buffer[number] = content
+            content = self._buffer.pop(i)
         try:
             return read_image(content)
         except UnreadableImage as error:
             raise UserError(
-                f"{self.name(i)} cannot be read: {error}. Images of a stream are not checked before; without "
-                "--streaming they are, and such ones are left out."
+                f"{self.name(i)} cannot be read: {error}. Streamed images are not verified up front. Drop --streaming "
+                "to skip unreadable images."
             ) from error
 
     def _read(self, wanted: Numbers) -> Iterator[tuple[int, bytes]]:
-        """The wanted images as the stream brings them, with their numbers; shards without any are not opened."""
+        """The wanted images with their numbers, as they arrive; shards without any are not opened."""
         shards = self.split.shards(wanted)
         starts = np.cumsum([0, *self.split.stream.counts])
         for shard in dict.fromkeys(shards.tolist()):
@@ -117,4 +117,4 @@ class StreamReading:
                 if not places:
                     break
             if places:
-                raise UserError(f"{self.split.stream.name} has fewer images than when it was opened: open it again.")
+                raise UserError(f"{self.split.stream.name} has fewer images than when it was opened. Open it again.")

@@ -1,4 +1,4 @@
-"""Tables of images: CSV, TSV or Parquet, a row for every image, with a column of paths and one or more of labels."""
+"""Tables of images: CSV, TSV or Parquet with one row per image, a column of paths and one or more label columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 _IMAGE_NAMES = ("image", "image_path", "path", "file", "filename", "filepath", "img")
 _LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags")
 
-Rows = dict[int, list[str]]  # the cells of every row, stripped, by the row's number as a spreadsheet shows it
+Rows = dict[int, list[str]]  # stripped cells, by the row's number in a spreadsheet
 
 
 def open_table(
@@ -32,18 +32,17 @@ def open_table(
     model: Task | None = None,
     verify: bool = True,
 ) -> Found:
-    """The images that a table lists, in the splits of its column `split` if it has one.
+    """The images listed in a table, split by its column `split` if it has one.
 
-    Columns that are not given are found by their names or their values; so is the task. `model` is the task of a
-    trained model.
+    Columns and task are inferred from names and values unless given. `model` is the task of a trained model.
     """
     names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
     if not rows:
-        raise UserError(f"{path} has no rows: it must have one for every image.")
+        raise UserError(f"{path} has no rows. It must have one per image.")
     columns = {name: i for i, name in enumerate(names) if name}  # pandas writes its index without a name
     if len(columns) < sum(map(bool, names)):
-        twice = next(name for name in columns if names.count(name) > 1)
-        raise UserError(f"{path} has two columns called '{twice}'. Rename one.")
+        duplicate = next(name for name in columns if names.count(name) > 1)
+        raise UserError(f"{path} has two columns named '{duplicate}'. Rename one.")
     given = () if label_column is None else coerce_names("label_column", label_column)
     if not given and model is not None and not model.single and columns.keys() >= set(model.classes):
         given = model.classes
@@ -52,7 +51,7 @@ def open_table(
     kind = task or task_type(infer_from_text(texts))
     if kind.single and len(labels) > 1:
         raise UserError(
-            f"{path}: {kind.title} labels are in one column, but there are {len(labels)}: {', '.join(labels)}."
+            f"{path}: a {kind.title} task needs one label column, but there are {len(labels)}: {', '.join(labels)}."
         )
     listed = ", ".join(f"'{label}'" for label in labels)
     log.info("%s: images are in the column '%s', labels in %s.", path, image, listed)
@@ -61,9 +60,9 @@ def open_table(
     for number, cells in rows.items():
         file, own, part = path.parent / cells[columns[image]], [cells[columns[label]] for label in labels], "train"
         for column, cell in ((image, cells[columns[image]]), *zip(labels, own, strict=True)):
-            # No labels at all are a list of labels, but no 0 or 1 and no number.
+            # An empty cell is a valid list of labels, but not a valid class, 0/1 or number.
             if not cell and (column == image or not kind.optional or len(labels) > 1):
-                raise UserError(f"{path}: row {number} has no {column}. Fill the cell in, or remove the row.")
+                raise UserError(f"{path}: row {number} has no {column}. Fill in the cell or remove the row.")
         if split is not None:
             word = cells[columns[split]]
             if word.lower() not in SPLITS:
@@ -76,11 +75,11 @@ def open_table(
         if where != part:
             raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
     if len(known) < len(rows):
-        log.warning("%s: %d rows repeat another and are left out.", path, len(rows) - len(known))
+        log.warning("%s: skipping %d duplicate rows.", path, len(rows) - len(known))
     found = _by_class(path, known, verify) if kind.single else _by_row(path, known, labels, kind, model, verify)
     if task is None:
         others = " or ".join(other for other in TASKS if other != kind.name)
-        log.info("task: %s, inferred from %s; to change it, give --task %s.", found.task, listed, others)
+        log.info("task: %s, inferred from %s; override it with --task %s.", found.task, listed, others)
     return found
 
 
@@ -110,7 +109,7 @@ def _by_row(
 def _choose(
     path: Path, columns: Mapping[str, int], rows: Rows, image: str | None, labels: tuple[str, ...]
 ) -> tuple[str, tuple[str, ...], str | None]:
-    """The columns of the images, the labels and, if there is one, the splits."""
+    """The image column, the label columns and, if there is one, the split column."""
     for given in (image, *labels):
         if given is not None and given not in columns:
             raise UserError(f"{path} has no column '{given}'.{nearest(given, columns)} It has {', '.join(columns)}.")
@@ -124,21 +123,21 @@ def _choose(
     if image is None:
         image = _named(free, _IMAGE_NAMES) or next((name for name in free if _are_images(rows, columns[name])), None)
         if image is None:
-            raise UserError(f"{path}: which of its columns {', '.join(columns)} has the images? Say --image-column.")
+            raise UserError(f"{path}: which of the columns {', '.join(columns)} has the paths? Set --image-column.")
         free.remove(image)
     if not labels:
         named = _named(free, _LABEL_NAMES)
-        if named in ("y", "Y") and _named(free, ["x"]):  # a place, of which neither alone is the label
+        if named in ("y", "Y") and _named(free, ["x"]):  # coordinates: y alone is not the label
             named = None
         binary = bool(free) and all(are_binary(cells[columns[name]] for cells in rows.values()) for name in free)
         if named is None and len(free) != 1 and not binary:
-            raise UserError(f"{path}: which of its columns {', '.join(columns)} has the labels? Say --label-column.")
+            raise UserError(f"{path}: which of the columns {', '.join(columns)} has the labels? Set --label-column.")
         labels = tuple(free) if named is None else (named,)
     return image, labels, split
 
 
 def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column with the first of the names, in any case."""
+    """The column that matches the first of the names, case-insensitive."""
     by_lower = {column.lower(): column for column in reversed(columns)}
     return next((by_lower[name] for name in names if name in by_lower), None)
 
@@ -149,7 +148,7 @@ def _are_images(rows: Rows, column: int) -> bool:
 
 
 def _read_text(path: Path) -> tuple[list[str], Rows]:
-    """The names of the columns and the rows of a CSV or TSV file; empty rows are left out."""
+    """The column names and the rows of a CSV or TSV file; empty rows are skipped."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -159,23 +158,23 @@ def _read_text(path: Path) -> tuple[list[str], Rows]:
             try:
                 lines = {number: [cell.strip() for cell in cells] for number, cells in enumerate(reader, 1)}
             except csv.Error as error:
-                raise UserError(f"{path}: line {reader.line_num} is not that of a table: {error}.") from error
+                raise UserError(f"{path}: line {reader.line_num} is not valid CSV: {error}.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} must be text in UTF-8, but {error.reason} at byte {error.start}.") from error
+        raise UserError(f"{path} must be UTF-8 text: {error.reason} at byte {error.start}.") from error
     lines = {number: cells for number, cells in lines.items() if any(cells)}
     if not lines:
-        raise UserError(f"{path} is empty: its first row must name the columns, and every other one an image.")
+        raise UserError(f"{path} is empty. It must have a header row with column names, and one row per image.")
     names = lines.pop(min(lines))
     if any(is_image(name) for name in names):
-        raise UserError(f"{path} must name its columns in the first row, but that has {', '.join(names)}.")
+        raise UserError(f"{path} must have a header row with column names, but its first row is {', '.join(names)}.")
     for number, cells in lines.items():
         if len(cells) != len(names):
-            raise UserError(f"{path}: row {number} has {len(cells)} cells, but there are {len(names)} columns.")
+            raise UserError(f"{path}: row {number} has {len(cells)} cells, but the header has {len(names)}.")
     return names, lines
 
 
 def _read_parquet(path: Path) -> tuple[list[str], Rows]:
-    """The names of the columns and the rows of a Parquet file."""
+    """The column names and the rows of a Parquet file."""
     try:
         import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.images import UnreadableImage
 from vitrail.errors import UserError
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor
 
@@ -77,7 +77,7 @@ def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:
             else:
                 yield embedding.file, embedding.features
 
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         images, width = _WRITERS[path.suffix](_parts(readable()), temporary)
         if not images:
             first = "".join(f": {file} ({error})" for file, error in unreadable[:1])

@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.dataset import Numbers
 from vitrail.data.images import Pixels
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.stream import run_split
 from vitrail.models import Model
 from vitrail.progress import log
@@ -31,11 +31,11 @@ def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: 
     strange = sorted({item.label for item in items} - set(numbers))
     if not known:
         raise UserError(
-            f"The run knows none of the classes of the data, {some(strange, 5)}: its classes are "
-            f"{some(card.classes, 5)}. Give a run that was trained on data like this."
+            f"The run knows none of the classes of the data, {shortlist(strange, 5)}: its classes are "
+            f"{shortlist(card.classes, 5)}. Give a run that was trained on data like this."
         )
     if strange:
-        log.warning("The run does not know %s: the labels of these images are not checked.", some(strange, 5))
+        log.warning("The run does not know %s: the labels of these images are not checked.", shortlist(strange, 5))
     seen = card.preprocess
     split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
     logits, labels = run_split(model, split, card.preprocess, workers=workers, device=device, title="checking labels")

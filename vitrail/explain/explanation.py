@@ -14,7 +14,7 @@ from vitrail.charts.style import save
 from vitrail.errors import UserError
 from vitrail.explain.figures import FIGURES
 from vitrail.explain.subject import Drawing, Subject
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.progress import track
 
 
@@ -54,11 +54,11 @@ def _write(drawing: Drawing, folder: Path, format: str, save_data: bool) -> list
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
     path = folder / f"{drawing.name}.{format}"
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         save(drawing.figure, temporary, format)
     if not save_data:
         return [path]
     data = path.with_suffix(".npz")
-    with replacing(data) as temporary, temporary.open("wb") as file:
+    with atomic_write(data) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **drawing.arrays)  # type: ignore[arg-type,unused-ignore]
     return [path, data]

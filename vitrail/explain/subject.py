@@ -22,9 +22,9 @@ from vitrail.data import Data, Split
 from vitrail.data.dataset import Targets
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
-from vitrail.data.pixels import Pixels, picture
+from vitrail.data.pixels import Pixels, to_pil
 from vitrail.data.stream import StreamSplit
-from vitrail.errors import UserError, nearest, some
+from vitrail.errors import UserError, nearest, shortlist
 from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.measure import own_data, split_name
 from vitrail.evaluate.predict import listed
@@ -55,7 +55,7 @@ class Picture:
     @property
     def view(self) -> NDArray[np.uint8]:
         """The image for a person to look at: (h, w, 3)."""
-        return np.asarray(picture(self.pixels.transpose(1, 2, 0)).convert("RGB"))
+        return np.asarray(to_pil(self.pixels.transpose(1, 2, 0)).convert("RGB"))
 
     @property
     def caption(self) -> str:
@@ -254,7 +254,9 @@ def open_subject(
 def _number(name: str, classes: Sequence[str]) -> int:
     """The number of a class."""
     if name not in classes:
-        raise UserError(f"The model knows no class '{name}'.{nearest(name, classes)} It knows {some(classes, 10)}.")
+        raise UserError(
+            f"The model knows no class '{name}'.{nearest(name, classes)} It knows {shortlist(classes, 10)}."
+        )
     return classes.index(name)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitrail.data.dataset import Split
 from vitrail.data.loader import images
-from vitrail.data.pixels import Pixels, picture
+from vitrail.data.pixels import Pixels, to_pil
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.stream import StreamSplit
 
@@ -60,13 +60,13 @@ def read(split: Split, numbers: Sequence[int], workers: int) -> dict[int, Pixels
     """Some images of a split by their numbers, each read once."""
     wanted = sorted(set(numbers))
     if isinstance(split, StreamSplit) and wanted:
-        return dict(zip(wanted, images(split.reading(np.array(wanted)), workers, wanted), strict=True))
+        return dict(zip(wanted, images(split.reader(np.array(wanted)), workers, wanted), strict=True))
     return dict(zip(wanted, images(split, workers, wanted), strict=True))
 
 
 def seen(image: Pixels, preprocess: Preprocess, side: int) -> Image.Image:
     """What of an image the model sees, enlarged or reduced to about this side."""
-    view = picture(np.ascontiguousarray(preprocess.pixels(image).transpose(1, 2, 0))).convert("RGB")
+    view = to_pil(np.ascontiguousarray(preprocess.pixels(image).transpose(1, 2, 0))).convert("RGB")
     scale = side / max(view.size)
     size = max(round(view.width * scale), 1), max(round(view.height * scale), 1)
     return view.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
@@ -85,7 +85,7 @@ def overlay(view: Image.Image, attention: NDArray[np.floating]) -> Image.Image:
 
 def tiles(values: NDArray[np.floating], across: int) -> Image.Image:
     """Small pictures (count, h, w, C) of any numbers side by side, each brightened by itself."""
-    views = [np.asarray(picture(np.ascontiguousarray(tile, np.float32)).convert("RGBA")) for tile in values]
+    views = [np.asarray(to_pil(np.ascontiguousarray(tile, np.float32)).convert("RGBA")) for tile in values]
     views += [np.zeros_like(views[0])] * (-len(views) % across)
     return _sheet(np.stack(views).reshape(-1, across, *views[0].shape))
 

@@ -200,4 +200,4 @@ def _shown(data: Data) -> Split:
     split = data.splits["train"]
     if isinstance(split, StreamSplit):
         return data.splits["val"]
-    return replace(split, least=THUMBNAIL) if isinstance(split, FileSplit | PackedSplit) else split
+    return replace(split, min_side=THUMBNAIL) if isinstance(split, FileSplit | PackedSplit) else split

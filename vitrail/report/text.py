@@ -13,7 +13,7 @@ from vitrail.report.facts import RunFacts
 from vitrail.tasks import Multiclass
 from vitrail.tasks.bootstrap import Interval
 from vitrail.tasks.task import Headline
-from vitrail.weights.recognise import layouts
+from vitrail.weights.recognise import formats_of
 
 _FAMILIES = {"vit": "ViT"}
 _GROUPS = {
@@ -149,8 +149,8 @@ def commands(facts: RunFacts) -> list[tuple[str, str]]:
     if facts.card is None:
         return go_on
     config = facts.card.config
-    layout = layouts(family(config)).get("timm")
-    fits = layout is not None and layout.cannot(config) is None
+    spec = formats_of(family(config)).get("timm")
+    fits = spec is not None and spec.unsupported(config) is None
     timm = shlex.quote(f"{facts.name}-timm.safetensors")
     return [
         *go_on,

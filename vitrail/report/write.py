@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.errors import UserError
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.report.compare import comparison_page
 from vitrail.report.facts import gather
 from vitrail.report.page import run_page
@@ -29,7 +29,7 @@ def write_report(
         folders = folds
     facts = [gather(folder, batch_size, workers, device) for folder in folders]
     text = run_page(facts[0], workers) if len(facts) == 1 else comparison_page(facts, subject)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # a file name may be no text
     return path
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.tasks.arrays import sigmoid
 from vitrail.tasks.average_precision import ap_and_threshold, sample_labels
 from vitrail.tasks.bootstrap import Samples
@@ -114,7 +114,7 @@ class MultilabelScores(Scores):
             for s in shown
         ]
         if self.unseen:
-            lines += ["", f"No image here has {some(self.unseen, 5)}: left out of the means over labels."]
+            lines += ["", f"No image here has {shortlist(self.unseen, 5)}: left out of the means over labels."]
         chosen = "these images" if self.chosen_here else "the run's validation images"
         lines += ["", f"Thresholds maximise F1 on {chosen}, so F1 is optimistic there."]
         return "\n".join(lines + files_line(self.folder))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import AugmentConfig, TrainConfig
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.tasks.arrays import constant
 from vitrail.tasks.bootstrap import Samples, collect, draws
 from vitrail.tasks.columns import alike, column_names, float_columns, read_columns
@@ -177,7 +177,7 @@ class Regression(Task):
 
     def adopt(self, model: Task, parts: Mapping[str, Targets], source: object) -> dict[str, Targets]:
         if missing := sorted(set(model.classes) - set(self.classes)):
-            raise UserError(f"{source} lacks the values {some(missing, 5)}, which the model predicts.")
+            raise UserError(f"{source} lacks the values {shortlist(missing, 5)}, which the model predicts.")
         return super().adopt(model, parts, source)
 
     def reorder(self, targets: Targets, classes: Sequence[str]) -> Targets:
@@ -350,10 +350,10 @@ class Regression(Task):
         return collect(parts)
 
     def goal(self, data: str) -> str:
-        return f"predict {some(self.classes, 3)} from {data}"
+        return f"predict {shortlist(self.classes, 3)} from {data}"
 
     def headline(self, data: str, score: str, images: str) -> tuple[str, str]:
-        return f"predicts {some(self.classes, 3)} from {data}: an R² of ", f" on {images}."
+        return f"predicts {shortlist(self.classes, 3)} from {data}: an R² of ", f" on {images}."
 
     @property
     def output_names(self) -> tuple[str, ...]:

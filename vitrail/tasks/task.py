@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
-from vitrail.errors import UserError, nearest, some
+from vitrail.errors import UserError, nearest, shortlist
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.scores import Array, Floats, Meter, Numbers, Scores, Targets
 
@@ -193,7 +193,7 @@ class Task(ABC):
             if name not in model.classes:
                 raise UserError(
                     f"{source} has a {self.one} '{name}' that the model does not know.{nearest(name, model.classes)} "
-                    f"The model's {len(model.classes)} {self.many} are {some(model.classes, 10)}."
+                    f"The model's {len(model.classes)} {self.many} are {shortlist(model.classes, 10)}."
                 )
         return {split: self.reorder(targets, model.classes) for split, targets in parts.items()}
 

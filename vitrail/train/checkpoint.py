@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from vitrail.errors import UserError
-from vitrail.files import replacing
+from vitrail.files import atomic_write
 from vitrail.runs.run import Run
 
 
@@ -32,7 +32,7 @@ def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
 

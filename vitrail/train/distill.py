@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.config import DistillConfig, TrainConfig
-from vitrail.data.augment import still
+from vitrail.data.augment import is_deterministic
 from vitrail.data.dataset import Split
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.train.progress import Progress
@@ -62,7 +62,7 @@ def introduce_teacher(
         return card
     teacher, workers = objective.teacher, config.source.workers
     card = replace(card, teacher=teacher.introduce(val, workers))
-    if still(config.augment) and not over:
+    if is_deterministic(config.augment) and not over:
         teacher.answer_once(train, workers)
     progress.prepared += progress.tick()
     return card

@@ -17,7 +17,7 @@ from vitrail.config import TrainConfig, flat, override
 from vitrail.data import full_name, open_data
 from vitrail.errors import UserError
 from vitrail.files import write_text
-from vitrail.progress import log, speak
+from vitrail.progress import log, log_to_console
 from vitrail.runs.run import Run, split_settings
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
@@ -36,7 +36,7 @@ def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
 
 def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
     """Trains every fold that is not finished yet; returns the folder that holds them."""
-    speak()
+    log_to_console()
     asked = typed(asked)
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)

@@ -31,12 +31,12 @@ from vitrail.train.recipe_rules import (
 def small(inputs: RecipeInputs) -> TrainConfig:
     """From scratch on small data: the default up to 100,000 images.
 
-    `vitrail train fashion-mnist --time-budget 10m`: 91.59 % of the 10,000 test images on two CPU cores, the mean of
-    three seeds; with 3m 89.11 %. docs/recipes.md has the curves.
-    `vitrail train digits --epochs 30`: 98.05 % of 359 held-out digits at the best epoch, 58 s on the same cores.
+    `vitrail train fashion-mnist --time-budget 10m`: 91.59 % on the 10,000 test images, on two CPU cores, mean of
+    three seeds; 89.11 % with 3m. docs/recipes.md has the curves.
+    `vitrail train digits --epochs 30`: 98.05 % on 359 held-out digits at the best epoch, 58 s on the same cores.
     """
     epochs = inputs.epochs or min(max(round(600_000 / inputs.images), 10), 60)
-    often = epochs >= 20  # often enough to overfit without regularisation
+    often = epochs >= 20  # long enough to overfit without regularisation
     photo = min(inputs.config.img_size) >= 64
     augment = light_augment(inputs.config)
     if photo:
@@ -65,17 +65,17 @@ def small(inputs: RecipeInputs) -> TrainConfig:
 
 
 def finetune(inputs: RecipeInputs) -> TrainConfig:
-    """From trained weights: AdamW, lower rates further from the head; the default with --weights.
+    """Fine-tuning with AdamW and layer-wise learning rates; the default with --weights.
 
     The fine-tuning of BEiT (https://arxiv.org/abs/2106.08254) and MAE (https://arxiv.org/abs/2111.06377): AdamW,
-    weight decay 0.05, cosine, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 a layer, for weights
-    pre-trained without labels, and mix images; the milder 0.85 here, with a body that learns a tenth as fast as the
-    head, suits weights trained to classify and sets too small for mixing to pay. If only a head or LoRA adapters are
-    trained, the learning rate is three times as high. There are at least 200 steps, however few the images: with 20
-    images, 50 were too few (docs/transfer.md).
+    weight decay 0.05, cosine schedule, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 per layer, for
+    self-supervised weights, and use mixup; the milder 0.85 here, with a tenth of the head's learning rate for the
+    backbone, suits supervised weights and data too small for mixup. If only the head or LoRA adapters are trained, the
+    learning rate is three times as high, as no pre-trained weights can be damaged. At least 200 steps: with 20 images,
+    50 were too few (docs/transfer.md).
     """
     batch = batch_size(inputs.images)
-    few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs for _FEWEST_STEPS
+    few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs for the minimum number of steps
     epochs = inputs.epochs or max(min(max(round(200_000 / inputs.images), 5), 50), few)
     return TrainConfig(
         data=inputs.source,
@@ -100,11 +100,11 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
 
 
 def paper_pretrain(inputs: RecipeInputs) -> TrainConfig:
-    """The ViT paper's pre-training: Adam, long warm-up, strong weight decay, no augmentation but crops.
+    """The ViT paper's pre-training: Adam, long warm-up, strong weight decay, crops as the only augmentation.
 
-    https://arxiv.org/abs/2010.11929, Table 3: the row for ImageNet up to 3 million images, that for ImageNet-21k up
-    to 30 million, that for JFT above; of "7/14" and "30/90" epochs the longer. The paper reports 77.91 % on ImageNet
-    for ViT-B/16 after fine-tuning at 384 pixels (Table 5).
+    https://arxiv.org/abs/2010.11929, Table 3: the row for ImageNet up to 3 million images, ImageNet-21k up to 30
+    million, JFT above; of "7/14" and "30/90" epochs the longer. The paper reports 77.91 % on ImageNet for ViT-B/16
+    after fine-tuning at 384 pixels (Table 5).
     """
     c = inputs.config
     optim: dict[str, Any] = {"opt": "adamw", "batch": 4096, "scaling": "sqrt", "warmup_steps": 10_000}
@@ -130,13 +130,13 @@ def paper_pretrain(inputs: RecipeInputs) -> TrainConfig:
 def paper_finetune(inputs: RecipeInputs) -> TrainConfig:
     """The ViT paper's fine-tuning: SGD with momentum at 384 pixels, no weight decay; for --weights.
 
-    https://arxiv.org/abs/2010.11929, Table 4: 500 steps of 512 images below 10,000 images (Pets, Flowers), 10,000
-    steps below 100,000 (CIFAR), 20,000 above (ImageNet), here as the same number of epochs. The paper tries four
-    learning rates on held-out images, 0.003 to 0.06 for ImageNet and 0.001 to 0.03 elsewhere; this takes 0.03 and
-    0.01, defaults of the authors' code for ImageNet and for ViT-B/16 on CIFAR-10: try others with --lr. The code's
-    are the warm-ups too, 500 steps, or 100 of 500. Weights for small images keep their size. The average of weights,
-    "Polyak & Juditsky averaging with a factor of 0.9999", is the paper's for its largest models on ImageNet; here it
-    is always on, as it warms up with the run (--model-ema 0 turns it off).
+    https://arxiv.org/abs/2010.11929, Table 4: 500 steps at batch size 512 below 10,000 images (Pets, Flowers), 10,000
+    steps below 100,000 (CIFAR), 20,000 above (ImageNet), converted to epochs. The paper selects one of four learning
+    rates on held-out images, 0.003 to 0.06 for ImageNet and 0.001 to 0.03 elsewhere; this uses 0.03 and 0.01, the
+    defaults of the authors' code for ImageNet and for ViT-B/16 on CIFAR-10: try others with --lr. The warm-up is also
+    the code's: 500 steps, or 100 of 500. Weights for small images keep their image size. Weight averaging ("Polyak &
+    Juditsky averaging with a factor of 0.9999") is used in the paper for its largest models on ImageNet; here it is
+    always on, because it warms up with the run (--model-ema 0 turns it off).
     """
     many = inputs.images >= 100_000
     steps = 500 if inputs.images < 10_000 else 20_000 if many else 10_000
@@ -160,7 +160,7 @@ def paper_finetune(inputs: RecipeInputs) -> TrainConfig:
     )
 
 
-# Mixup, and RandAugment's operations and magnitude. The paper's magnitudes 15 and 20 go beyond what 10 means here.
+# Mixup and RandAugment settings. The paper's magnitudes 15 and 20 exceed the maximum of 10 here.
 _AUGREG = {
     "none": {},
     "light1": {"randaug": 2, "magnitude": 0.0},
@@ -171,12 +171,12 @@ _AUGREG = {
 
 
 def augreg(inputs: RecipeInputs) -> TrainConfig:
-    """How to train your ViT: Adam, and as much augmentation as the model is large for its data.
+    """How to train your ViT (AugReg): Adam, with augmentation by model and data size.
 
     https://arxiv.org/abs/2106.10270 and the authors' configurations for ImageNet and, above 5 million images, for
-    ImageNet-21k (vit_i1k.py and vit_i21k.py of big_vision): a binary loss for each class, and augmentation by the
-    size of the model from "none" to "medium2", where RandAugment stops at magnitude 10 here, not 15. Their weight
-    decay of 1e-4, which is not multiplied by the learning rate of 1e-3, is 0.1 in AdamW's terms.
+    ImageNet-21k (vit_i1k.py and vit_i21k.py of big_vision): binary cross-entropy per class, and augmentation from
+    "none" to "medium2" by model size, with RandAugment's magnitude limited to 10 instead of 15. Their weight decay of
+    1e-4, not multiplied by the learning rate of 1e-3, corresponds to 0.1 in AdamW.
     """
     c = inputs.config
     if inputs.images < 5_000_000:
@@ -206,7 +206,7 @@ def augreg(inputs: RecipeInputs) -> TrainConfig:
 
 
 def beyer(inputs: RecipeInputs) -> TrainConfig:
-    """Better plain ViT baselines: a simple and good start on ImageNet; average pooling, fixed positions.
+    """Better plain ViT baselines: a simple, strong ImageNet baseline; average pooling, sin-cos positions.
 
     https://arxiv.org/abs/2205.01580 and the authors' vit_s16_i1k.py (big_vision): ViT-S/16 reaches 76.5 % on
     ImageNet in 90 epochs and 80.0 % in 300 (--epochs 300). Weight decay as in `augreg`.
@@ -234,9 +234,9 @@ def deit(inputs: RecipeInputs) -> TrainConfig:
     """DeiT: AdamW and strong augmentation, to train on ImageNet alone.
 
     https://arxiv.org/abs/2012.12877 and the defaults of the authors' main.py: without distillation Ti reaches
-    72.2 %, S 79.9 %, B 81.8 % on ImageNet; with --teacher, in the paper a RegNetY-16GF, and a distillation token Ti
-    74.5 %, S 81.2 %, B 83.4 %. Left out: repeated augmentation (three copies of an image in a batch) and ten epochs at
-    the lowest learning rate after the last.
+    72.2 %, S 79.9 %, B 81.8 % on ImageNet; with a distillation token and --teacher, in the paper a RegNetY-16GF, Ti
+    74.5 %, S 81.2 %, B 83.4 %. Not included: repeated augmentation (three copies of an image per batch) and the ten
+    cool-down epochs at the minimum learning rate.
     """
     return published(
         "deit",
@@ -268,13 +268,13 @@ def deit(inputs: RecipeInputs) -> TrainConfig:
 
 
 def deit3(inputs: RecipeInputs) -> TrainConfig:
-    """DeiT III: LAMB, a binary loss, LayerScale and the three plain changes of 3-Augment, for a long run.
+    """DeiT III: LAMB, binary cross-entropy, LayerScale and 3-Augment, for long runs.
 
     https://arxiv.org/abs/2204.07118 and the authors' commands for ImageNet: S reaches 81.4 %, B 83.8 %, L 84.9 %.
-    B and L are trained at 192 pixels, S at 224 (--img-size 224) and H at 160; B, L and H then for 20 epochs more
-    at 224, with AdamW, a learning rate of 1e-5 and weight decay 0.1. Models smaller than S take its values. Left
-    out: repeated augmentation, and that the class token has no position. The binary loss is the sum over the
-    classes, not their mean, which LAMB does not feel, and the bias of the head begins at -log K, not at 0.
+    B and L are trained at 192 pixels, S at 224 (--img-size 224) and H at 160; B, L and H are then fine-tuned for 20
+    epochs at 224, with AdamW, a learning rate of 1e-5 and weight decay 0.1. Models smaller than S use its values. Not
+    included: repeated augmentation, and the class token without position embedding. The loss is summed over the
+    classes, not averaged, to which LAMB is invariant, and the head's bias starts at -log K, not at 0.
     """
     width = inputs.config.width
     lr = 4e-3 if width < 768 else 3e-3
@@ -309,16 +309,16 @@ def deit3(inputs: RecipeInputs) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, with its defaults where --model and --img-size are not given."""
+    """A recipe, with its default model and image sizes."""
 
     make: Callable[[RecipeInputs], TrainConfig]
-    model: str | None = None  # for photographs; otherwise chosen to fit the images
-    photo: int = 128  # side of photographs; the default trains in minutes
-    resize: int | None = None  # side for weights trained on photographs; otherwise their own
+    model: str | None = None  # default for photographs; None chooses one to fit the images
+    photo: int = 128  # image size for photographs; the default trains in minutes
+    resize: int | None = None  # image size for weights trained on photographs; None keeps theirs
 
     @property
     def line(self) -> str:
-        """What it is for, in a line."""
+        """The one-line description."""
         return (self.make.__doc__ or "").split("\n", 1)[0]
 
 
@@ -333,5 +333,5 @@ RECIPES = {
     "deit3": Recipe(deit3, "vit_b16", 192),
 }
 
-MOST_SMALL = 100_000  # images up to which a data set is small
+MOST_SMALL = 100_000  # images up to which a data set counts as small
 _FEWEST_STEPS = 200  # of fine-tuning

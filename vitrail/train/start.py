@@ -7,10 +7,10 @@ from typing import Any
 
 from vitrail.config import TrainConfig
 from vitrail.data import Data, full_name, open_data
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.measure import evaluate_on
 from vitrail.models import Model
-from vitrail.progress import log, speak
+from vitrail.progress import log, log_to_console
 from vitrail.runs.run import Run, split_settings
 from vitrail.tasks.scores import Scores
 from vitrail.train.divergence import naming_checkpoint
@@ -28,7 +28,7 @@ from vitrail.train.world import World
 
 def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
     """Starts or resumes a run and returns its folder; `vitrail.train` is this with keywords."""
-    speak()
+    log_to_console()
     keep_freed_memory()
     asked = typed(asked)
     if find_lr and (resume is not None or overwrite or asked.get("folds")):
@@ -74,6 +74,6 @@ def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:
     log.info(scores["val"].table())
     if data.unreadable:
         names = [f"{file} ({reason})" for file, reason in data.unreadable]
-        log.warning(f"{len(names)} images could not be read and were left out: {some(names, 10)}.")
+        log.warning(f"{len(names)} images could not be read and were left out: {shortlist(names, 10)}.")
     log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
     return scores

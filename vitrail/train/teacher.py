@@ -17,9 +17,9 @@ from torch import Tensor
 from vitrail.config import DistillConfig, Duration
 from vitrail.data.dataset import Split
 from vitrail.data.loader import batches
-from vitrail.data.pixels import NAMES, WHITE
+from vitrail.data.pixels import BIT_DEPTHS, WHITE
 from vitrail.data.preprocess import Preprocess
-from vitrail.errors import UserError, some
+from vitrail.errors import UserError, shortlist
 from vitrail.progress import log, track
 from vitrail.runs.predictor import Predictor, source_card
 from vitrail.tasks import Task
@@ -137,7 +137,8 @@ def meet(settings: DistillConfig, task: Task, seen: Preprocess) -> Card:
         )
     if set(known.classes) != set(classes) and not known.numbered:
         more, fewer = (
-            some(sorted(set(a) - set(b)), 5) or "none" for a, b in ((known.classes, classes), (classes, known.classes))
+            shortlist(sorted(set(a) - set(b)), 5) or "none"
+            for a, b in ((known.classes, classes), (classes, known.classes))
         )
         raise UserError(
             f"{who} must have the same {many} as the data. Only the teacher has: {more}; only the data has: {fewer}. "
@@ -149,7 +150,7 @@ def meet(settings: DistillConfig, task: Task, seen: Preprocess) -> Card:
             f"{who} reads {need} channels, and the student's {have} cannot be converted. Choose another --teacher."
         )
     if (seen.bits, known.preprocess.bits) not in _DEPTHS:
-        need_bits, have_bits = NAMES[known.preprocess.bits], NAMES[seen.bits]
+        need_bits, have_bits = BIT_DEPTHS[known.preprocess.bits], BIT_DEPTHS[seen.bits]
         raise UserError(f"{who} reads {need_bits} images, and the student's {have_bits} ones cannot be converted.")
     return known
 
@@ -159,7 +160,7 @@ def _order(known: Card, ours: tuple[str, ...]) -> list[int]:
     if set(known.classes) == set(ours):
         return [known.classes.index(name) for name in ours]
     log.warning(
-        f"The teacher's classes have no names. They are assumed to be in the order of the data's: {some(ours, 5)}."
+        f"The teacher's classes have no names. They are assumed to be in the order of the data's: {shortlist(ours, 5)}."
     )
     return list(range(len(ours)))
 

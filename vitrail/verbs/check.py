@@ -47,7 +47,7 @@ def check(
     from vitrail.data.audit.findings import worst_first
     from vitrail.device import choose_device
     from vitrail.evaluate.suspicious_labels import suspicious_labels
-    from vitrail.files import replacing
+    from vitrail.files import atomic_write
     from vitrail.weights import open_run
 
     if workers < 1:
@@ -66,7 +66,7 @@ def check(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
-    with replacing(folder / "check.png") as path:
+    with atomic_write(folder / "check.png") as path:
         save(contact_sheet(result), path)
     return replace(result, sheet=folder / "check.png")
 

@@ -45,9 +45,9 @@ def convert(
     path = Path(out) / WEIGHTS_FILE if to == "hf" else Path(out)
     suffix = ".npz" if to == "npz" else ".safetensors"
     if path.suffix != suffix:
-        raise UserError(f"Weights for {to} are a {suffix} file, but DST is {out}. Name it {path.name}{suffix}.")
+        raise UserError(f"Weights for {to} must be a {suffix} file, but got {out}. Name it {path.name}{suffix}.")
     if path.exists() and not overwrite:
-        raise UserError(f"{path} exists. Choose another name, or replace it with --overwrite.")
+        raise UserError(f"{path} already exists. Choose another name, or replace it with --overwrite.")
     whole, card = open_run(source, model=model, classes=classes, partial=partial, headless=True)
     if to == "vitrail":
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -28,10 +28,10 @@ def report(
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
     """
-    from vitrail.progress import speak
+    from vitrail.progress import log_to_console
     from vitrail.report.write import write_report
 
-    speak()
+    log_to_console()
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
         raise UserError("There is nothing to report: give a run, or several to compare.")

@@ -134,7 +134,10 @@ def read_card(path: Path) -> Card:
     The architecture is validated on first use of `Card.config`, because that needs torch.
     """
     try:
-        return Card.from_json(json.loads(path.read_text(encoding="utf-8")))
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise TypeError("it is not a JSON object")
+        return Card.from_json(document)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

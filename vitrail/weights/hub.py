@@ -1,19 +1,19 @@
-"""Weights of the Hugging Face hub by name: `timm:NAME` and `hf:REPO`, through its cache and offline mode.
+"""Weights from the Hugging Face hub: `timm:NAME` and `hf:REPO`, with its cache and offline mode.
 
-A branch, a tag or a commit may follow: `hf:REPO@REVISION`.
+`hf:REPO@REVISION` selects a branch, tag or commit.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vitrail.errors import UserError, some
-from vitrail.weights.sharded import INDEXES, files_of, is_index
+from vitrail.errors import UserError, shortlist
+from vitrail.weights.sharded import INDEXES, is_index, shard_files
 
 PREFIXES = ("timm:", "hf:")
 
 _WEIGHTS = ("model.safetensors", INDEXES[0], "pytorch_model.bin", INDEXES[1])
-_SETTINGS = ("config.json", "preprocessor_config.json")
+_SIDECARS = ("config.json", "preprocessor_config.json")
 
 
 def is_hub(source: str) -> bool:
@@ -21,51 +21,51 @@ def is_hub(source: str) -> bool:
 
 
 def fetch(source: str) -> Path:
-    """The weights file of a repository, in the cache, with its settings beside it; what is not there is downloaded."""
+    """The cached weights file of a repository, with its sidecar files; downloads what is missing."""
     try:
         import huggingface_hub
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
-        raise UserError(f"{source}: weights of the hub need 'huggingface_hub': pip install 'vitrail[hub]'") from error
+        raise UserError(f"{source}: the hub needs `huggingface_hub`: pip install 'vitrail[hub]'") from error
     kind, _, name = source.partition(":")
     name, _, revision = name.partition("@")
     if not name or source.endswith("@"):
-        raise UserError(f"'{source}' names no weights: write hf:OWNER/NAME, or timm:NAME for one of timm's.")
+        raise UserError(f"'{source}' has no name. Write hf:OWNER/NAME, or timm:NAME for weights of timm.")
     repository = f"timm/{name}" if kind == "timm" else name
-    away = False  # found out once: every attempt is repeated for half a minute
+    offline = False  # remembered, because every attempt is retried for half a minute
 
     def get(file: str) -> Path | None:
-        nonlocal away
+        nonlocal offline
         try:
             cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision or None)
-            if cached is not None:  # a path, or a mark that the repository has no such file
+            if cached is not None:  # a path, or a marker that the repository has no such file
                 return Path(cached) if isinstance(cached, str) else None
-            if away:
+            if offline:
                 return None
             return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision or None))
         except LocalEntryNotFoundError:
-            away = True
+            offline = True
         except EntryNotFoundError:
             pass
-        except Exception as error:  # it has a class of its own for nearly every mistake, and passes others' on
+        except Exception as error:  # it has many exception classes, and passes on those of other packages
             reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-            raise UserError(f"{source} cannot be had from the hub: {reason}.") from error
+            raise UserError(f"{source} cannot be downloaded from the hub: {reason}.") from error
         return None
 
     weights = next((path for path in map(get, _WEIGHTS) if path), None)
-    parts = sorted(set(files_of(weights).values())) if weights and is_index(weights) else []
-    missing = [part for part in parts if get(part) is None]
-    if (weights is None or missing) and away:
-        what = f"{len(missing)} of its {len(parts)} parts are" if missing else "it is"
+    shards = sorted(set(shard_files(weights).values())) if weights and is_index(weights) else []
+    missing = [shard for shard in shards if get(shard) is None]
+    if (weights is None or missing) and offline:
+        what = f"{len(missing)} of {len(shards)} shards of {source} are" if missing else f"{source} is"
         why = "HF_HUB_OFFLINE is set" if huggingface_hub.constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise UserError(
-            f"{source} cannot be had: {what} not in the cache of 'huggingface_hub', and {why}. "
-            "Load it once where there is a network, or give the path of a file."
+            f"{what} not in the cache of `huggingface_hub`, and {why}. Load it once while online, or give the path of "
+            "a file."
         )
     if weights is None:
-        raise UserError(f"{source} has neither {' nor '.join(_WEIGHTS)}: it holds no weights that can be read.")
+        raise UserError(f"{source} has no weights: it must have {' or '.join(_WEIGHTS)}.")
     if missing:
-        raise UserError(f"{source} lacks {some(missing, 4)}, of which its {weights.name} speaks.")
-    for file in _SETTINGS:
+        raise UserError(f"{source} is incomplete: its {weights.name} lists {shortlist(missing, 4)}.")
+    for file in _SIDECARS:
         get(file)
     return weights

@@ -20,18 +20,18 @@ from torch import Tensor
 
 from vitrail.config import CONFIG_FILE, Size, coerce
 from vitrail.device import choose_device
-from vitrail.errors import UserError, some
-from vitrail.files import replacing, write_text
+from vitrail.errors import UserError, shortlist
+from vitrail.files import atomic_write, write_text
 from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, name_of, resized_state
 from vitrail.models.position import Interpolation
 from vitrail.models.vit import ViTConfig
-from vitrail.progress import log, speak
+from vitrail.progress import log, log_to_console
 from vitrail.tasks import Multiclass, Task
 from vitrail.weights import hub, recognise
 from vitrail.weights.card import WEIGHTS_FILE, Card, read_card
 from vitrail.weights.formats import vit
-from vitrail.weights.sharded import INDEXES, is_index, open_parts
-from vitrail.weights.tensors import SUFFIXES, as_float, from_memory, open_tensors
+from vitrail.weights.sharded import INDEXES, is_index, open_sharded
+from vitrail.weights.tensors import SUFFIXES, as_float, from_state_dict, open_tensors
 
 _IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # what is taken first comes first
 
@@ -48,7 +48,7 @@ Source = str | Path | Mapping[str, Any]  # a run, a file, a name of the hub, or 
 def save(path: Path, model: Model, card: Card) -> None:
     """Writes the tensors to `path` (a `.safetensors` file) and the card beside them."""
     write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
-    with replacing(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_bytes(to_bytes({name: value.contiguous() for name, value in model.state_dict().items()}))
 
 
@@ -79,7 +79,7 @@ def open_run(
         fresh = build(card.config).state_dict()
         state |= {name: fresh[name] for name in missing}
     if notes:
-        speak()
+        log_to_console()
         for note in notes:
             log.info(f"From {opened.where}: {note}.")
     lent = isinstance(source, Mapping)  # tensors of another model, which must not change with this one
@@ -204,10 +204,10 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
     Another architecture than the `expected` one is a UserError; `like` tells heads where nothing else does.
     """
     if isinstance(source, Mapping):
-        where, path, tensors = "The state dict", None, from_memory(source, "The state dict")
+        where, path, tensors = "The state dict", None, from_state_dict(source, "The state dict")
     else:
         path = locate(source)
-        where, tensors = str(path), open_parts(path) if is_index(path) else open_tensors(path)
+        where, tensors = str(path), open_sharded(path) if is_index(path) else open_tensors(path)
     if path is not None and not is_index(path) and path.with_suffix(".json").exists():
         card = _own_card(path.with_suffix(".json"))
         if isinstance(expected, str) and canonical(expected)[0] != card.model:
@@ -221,19 +221,19 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
             raise UserError(f"{where} does not fit the architecture in its {path.stem}.json: {error}") from error
     model = recognise.expected(expected)
     weights = recognise.recognise(tensors, where)
-    beside = recognise.settings(weights, path.parent if path is not None else None, like)
-    config = recognise.architecture(weights, beside, model)
-    preprocess, assumed = recognise.preprocessing(weights, config, beside)
+    sidecar = recognise.read_sidecar(weights, path.parent if path is not None else None, like)
+    config = recognise.architecture(weights, sidecar, model)
+    preprocess, assumed = recognise.preprocessing(weights, config, sidecar)
     shapes = weights.shapes()
-    fits = len(beside.classes) == config.classes
-    classes = beside.classes if fits else tuple(map(str, range(config.classes)))
+    fits = len(sidecar.classes) == config.classes
+    classes = sidecar.classes if fits else tuple(map(str, range(config.classes)))
     card = Card(model=name_of(config), config=config, task=Multiclass(classes), preprocess=preprocess)
     notes = [f"{weights.format} weights of a {card.model} at {config.img_size[0]}x{config.img_size[1]}"]
     if isinstance(config, ViTConfig):
-        notes += vit.turned(shapes, config)
-    eps = weights.layout.eps
-    if beside.eps not in (None, eps):
-        notes.append(f"LayerNorm's epsilon is {eps:g} in every {weights.kind} here, not {beside.eps:g}")
+        notes += vit.conversion_notes(shapes, config)
+    eps = weights.spec.eps
+    if sidecar.eps not in (None, eps):
+        notes.append(f"LayerNorm's epsilon is {eps:g} in every {weights.kind} here, not {sidecar.eps:g}")
     if len(tensors.wrapped) > 1:
         notes.append(f"taken from '{tensors.wrapped[0]}', not from {', '.join(map(repr, tensors.wrapped[1:]))}")
     return _Opened(where, card, weights, False, (*notes, assumed) if assumed else tuple(notes))
@@ -289,7 +289,7 @@ def _adapt(
     state = opened.weights.read(old)
     notes = list(opened.notes)
 
-    unneeded = recognise.pretraining(state)
+    unneeded = recognise.pretraining_only(state)
     fresh = not card.task.matches(wanted.task)  # then no old head is needed, nor looked for
     if fresh:
         new_ones, old_ones = wanted.task.many, card.task.many
@@ -298,7 +298,7 @@ def _adapt(
     elif not wanted.classes:
         unneeded += [name for name in state if _HIDDEN.fullmatch(name)]
     if unneeded:
-        notes.append(f"left out {some(unneeded, 4)}")
+        notes.append(f"left out {shortlist(unneeded, 4)}")
     behind = [_HEADS] if wanted.classes else [_HEADS, _HIDDEN]
     leave = (*unneeded, *(name for name in state if fresh and any(part.fullmatch(name) for part in behind)))
     state = {name: value for name, value in state.items() if name not in leave}
@@ -335,7 +335,7 @@ def _adapt(
             start = build(new).state_dict()
             state |= {name: start[name] for name in hidden}
     wrong = _mismatch(state, model.state_dict())
-    for name in [f.name for f in dataclasses.fields(old) if f.name in recognise.UNSEEN]:
+    for name in [f.name for f in dataclasses.fields(old) if f.name in recognise.NOT_IN_TENSORS]:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             wrong[name] = f"reshaped    {name}: {before}, not {after}"

@@ -1,4 +1,4 @@
-"""What the files beside foreign weights say of them: `config.json` and `preprocessor_config.json`."""
+"""Sidecar files of foreign weights, `config.json` and `preprocessor_config.json`: what the tensors do not show."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vitrail.models.vit import ViTConfig
 
 
 @dataclass(frozen=True)
-class Beside:
-    """What tensors do not show; None where nothing says it."""
+class Sidecar:
+    """What the sidecar files specify; None where they do not."""
 
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of the configuration: heads, groups
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the model configuration: heads, groups
     img_size: Size | None = None
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None
@@ -28,7 +28,7 @@ class Beside:
     eps: float | None = None  # of LayerNorm
 
     def __post_init__(self) -> None:
-        """Values as they stand in JSON become those of the configuration, or a UserError."""
+        """Coerces JSON values to the types of the configuration."""
         checked: dict[str, Any] = {
             "img_size": None if self.img_size is None else coerce(ViTConfig, "img_size", self.img_size),
             "classes": tuple(map(str, self.classes)),
@@ -43,7 +43,7 @@ class Beside:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The settings in a JSON file; none if there is no file."""
+    """The object in a JSON file; empty if there is no file."""
     if not path.exists():
         return {}
     try:
@@ -51,5 +51,5 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a JSON file: {error}.") from error
     if not isinstance(document, dict):
-        raise UserError(f"{path} must hold settings, but it holds a {type(document).__name__}.")
+        raise UserError(f"{path} must contain a JSON object, but it contains a {type(document).__name__}.")
     return document

@@ -1,6 +1,6 @@
-"""The tensors of a file, each read when it is asked for, and none by running code.
+"""The tensors of a weights file, read lazily and without running code.
 
-`.safetensors` and `.npz` files are read one tensor at a time, PyTorch's zip files are mapped into memory.
+`.safetensors` and `.npz` files are read one tensor at a time, PyTorch's zip files are memory-mapped.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from vitrail.errors import UserError
 PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *PICKLED, ".npz")
 
-# Where training programs keep a model in a checkpoint; what comes first is taken first: averages are the better models.
-_WRAPPINGS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model")
+# Keys of the model in checkpoints of training programs, in order of preference: averaged weights first.
+_WRAPPERS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-# Weights hardly become smaller by compression: what unpacks to so many times its size is no weights.
-_MOST_UNPACKED = 4
-_ALWAYS_UNPACKED = 1 << 26
+# Weights hardly compress, so an archive that expands more than this is a zip bomb.
+_MAX_RATIO = 4
+_ALWAYS_ALLOWED = 1 << 26  # bytes
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by name. `shapes` holds them on the meta device, where they take no memory.
+    """Tensors by name, read on access. `shapes` has them on the meta device, where they take no memory.
 
-    `wrapped` tells under which names of a checkpoint they were found, the one they were taken from first.
+    `wrapped` lists the known keys of the checkpoint that contained them, the one they were taken from first.
     """
 
     def __init__(self, shapes: Mapping[str, Tensor], read: Callable[[str], Tensor], wrapped: tuple[str, ...] = ()):
@@ -54,10 +54,10 @@ class Tensors(Mapping[str, Tensor]):
 
 
 def open_tensors(path: Path) -> Tensors:
-    """The tensors of a weights file of any kind that can be read without running code."""
+    """The tensors of a weights file of any supported kind."""
     try:
         if not path.is_file():
-            raise UserError(f"{path} is no file: weights cannot be read from it.")
+            raise UserError(f"{path} is not a file.")
         path.open("rb").close()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
@@ -66,43 +66,41 @@ def open_tensors(path: Path) -> Tensors:
     return _open_npz(path) if path.suffix == ".npz" else _open_pickled(path)
 
 
-def from_memory(content: Mapping[str, Any], where: str) -> Tensors:
-    """The tensors of a state dict or of a checkpoint that holds one."""
+def from_state_dict(content: Mapping[str, Any], where: str) -> Tensors:
+    """The tensors of a state dict, or of a checkpoint that contains one."""
     content, wrapped = _unwrap(content)
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
-        raise UserError(f"{where} holds no tensors by name: give the state dict of a model, or a checkpoint with one.")
+        raise UserError(f"{where} contains no named tensors. Give a state dict, or a checkpoint that contains one.")
     for name, value in tensors.items():
         if value.layout != torch.strided or value.is_quantized:
-            kind = "quantised" if value.is_quantized else _word(value.layout)
-            raise UserError(f"{where}: {name} is a {kind} tensor; weights must be plain ones.")
+            kind = "quantised" if value.is_quantized else _name(value.layout)
+            raise UserError(f"{where}: {name} is a {kind} tensor, but weights must be dense.")
         if not value.is_meta and value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            raise UserError(f"{where}: {name} claims {value.numel():,} values, more than it holds.")
+            raise UserError(f"{where}: {name} claims {value.numel():,} values, more than it stores.")
     return Tensors({name: _meta(value) for name, value in tensors.items()}, tensors.__getitem__, wrapped)
 
 
 def as_float(name: str, value: Tensor, where: str) -> Tensor:
-    """A tensor in float32, as all models here are; what is no number at all is a UserError."""
+    """A tensor in float32; a UserError if it is not floating-point or not finite."""
     if value.dtype not in _FLOATS:
-        raise UserError(f"{where}: {name} is made of {_word(value.dtype)}, but weights are floats.")
+        raise UserError(f"{where}: {name} is {_name(value.dtype)}, but weights must be floating-point.")
     if value.is_meta:
         raise UserError(f"{where}: {name} is on the meta device and has no values.")
     value = value.detach().to(torch.float32).contiguous()
     if not torch.isfinite(value).all():
-        raise UserError(
-            f"{where}: {name} has values that are no numbers: the file is damaged, or its training diverged."
-        )
+        raise UserError(f"{where}: {name} has NaN or infinite values. The file is damaged, or its training diverged.")
     return value
 
 
-def damaged(path: Path, reason: object) -> UserError:
+def corrupt_file(path: Path, reason: object) -> UserError:
     line = (str(reason).strip() or type(reason).__name__).splitlines()[0].rstrip(".")
-    return UserError(f"{path} is corrupt or truncated: {line}. Copy it again, or train it again.")
+    return UserError(f"{path} is corrupt or truncated: {line}. Copy or train it again.")
 
 
 def _unwrap(content: Mapping[str, Any], levels: int = 4) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """What is inside a checkpoint, or a checkpoint in it, and the names of all that its outermost level holds."""
-    inner = tuple(name for name in _WRAPPINGS if isinstance(content.get(name), Mapping) and content[name])
+    """The state dict inside a checkpoint, however nested, and the known keys of the outermost level."""
+    inner = tuple(name for name in _WRAPPERS if isinstance(content.get(name), Mapping) and content[name])
     if not levels or not inner or any(isinstance(value, Tensor) for value in content.values()):
         return content, ()
     return _unwrap(content[inner[0]], levels - 1)[0], inner
@@ -112,21 +110,21 @@ def _open_safetensors(path: Path) -> Tensors:
     file: Any
 
     def read(name: str) -> Tensor:
-        # What the library gives is a view of the mapped file. A copy, after which the file is closed, is freed when
-        # it is joined to another tensor, and does not change with the file.
+        # The library returns a view of the mapped file. A copy can be freed on its own, and does not change with the
+        # file.
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 return file.get_tensor(name).clone()
         except (safetensors.SafetensorError, OSError) as error:
-            raise damaged(path, error) from error
+            raise corrupt_file(path, error) from error
 
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-            kinds = {name: _dtype(part.get_dtype(), name, path) for name, part in parts.items()}
-            shapes = {name: torch.empty(parts[name].get_shape(), dtype=kinds[name], device="meta") for name in parts}
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+            dtypes = {name: _dtype(part.get_dtype(), name, path) for name, part in slices.items()}
+            shapes = {name: torch.empty(slices[name].get_shape(), dtype=dtypes[name], device="meta") for name in slices}
     except (safetensors.SafetensorError, OSError) as error:
-        raise damaged(path, error) from error
+        raise corrupt_file(path, error) from error
     return Tensors(shapes, read)
 
 
@@ -135,24 +133,24 @@ def _open_pickled(path: Path) -> Tensors:
     if zipped:
         _check_zip(path)
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # many keep their flags
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # command-line flags
             warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} is damaged, or holds more than tensors and can be read only by running code, which is never done. "
-            "Save its state dict alone, best as .safetensors."
+            f"{path} is damaged, or contains Python objects, which are never loaded because they could run code. "
+            "Save only the state dict, preferably as .safetensors."
         ) from error
-    except Exception as error:  # bytes that mean nothing can fail in any way
-        raise damaged(path, error) from error
+    except Exception as error:  # random bytes can raise anything
+        raise corrupt_file(path, error) from error
     if not isinstance(content, Mapping):
-        raise UserError(f"{path} holds a {type(content).__name__}, but weights are tensors by name.")
-    return from_memory(content, str(path))
+        raise UserError(f"{path} contains a {type(content).__name__}, but weights must be named tensors.")
+    return from_state_dict(content, str(path))
 
 
 def _open_npz(path: Path) -> Tensors:
     if not zipfile.is_zipfile(path):
-        raise damaged(path, "it is no .npz file")
+        raise corrupt_file(path, "not an .npz file")
     _check_zip(path)
 
     def read(name: str) -> Tensor:
@@ -160,7 +158,7 @@ def _open_npz(path: Path) -> Tensors:
             with np.load(path, allow_pickle=False) as file:
                 return torch.from_numpy(file[name])
         except Exception as error:
-            raise damaged(path, error) from error
+            raise corrupt_file(path, error) from error
 
     shapes = {}
     format: Any = np.lib.format
@@ -172,36 +170,36 @@ def _open_npz(path: Path) -> Tensors:
                     header = format.read_array_header_1_0 if first else format.read_array_header_2_0
                     shape, _, dtype = header(stream)
                 if math.prod(shape) * dtype.itemsize > member.file_size:
-                    raise ValueError(f"{member.filename} claims {math.prod(shape):,} values, more than it holds")
+                    raise ValueError(f"{member.filename} claims {math.prod(shape):,} values, more than it stores")
                 name = member.filename.removesuffix(".npy")
                 if dtype.kind not in "fiub":
-                    raise UserError(f"{path}: {name} is made of {dtype}, but weights are floats.")
+                    raise UserError(f"{path}: {name} is {dtype}, but weights must be floating-point.")
                 kind = torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
                 shapes[name] = torch.empty(shape, dtype=kind, device="meta")
     except UserError:
         raise
     except Exception as error:
-        raise damaged(path, error) from error
+        raise corrupt_file(path, error) from error
     return Tensors(shapes, read)
 
 
 def _check_zip(path: Path) -> None:
-    """Refuses an archive that would unpack to far more than any weights, before anything is unpacked."""
+    """Rejects a zip bomb before anything is decompressed."""
     try:
         with zipfile.ZipFile(path) as file:
             unpacked = sum(member.file_size for member in file.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise damaged(path, error) from error
+        raise corrupt_file(path, error) from error
     size = path.stat().st_size
-    if unpacked > max(_MOST_UNPACKED * size, _ALWAYS_UNPACKED):
-        raise UserError(f"{path} has {size:,} bytes but would unpack to {unpacked:,}: no weights do. It is not opened.")
+    if unpacked > max(_MAX_RATIO * size, _ALWAYS_ALLOWED):
+        raise UserError(f"{path} has {size:,} bytes but would expand to {unpacked:,}, which no weights do. Not opened.")
 
 
 def _dtype(name: str, tensor: str, path: Path) -> torch.dtype:
     known = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
     others = {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool, "I8": torch.int8}
     if name not in known | others:
-        raise UserError(f"{path}: {tensor} is made of {name}, but weights are floats.")
+        raise UserError(f"{path}: {tensor} is {name}, but weights must be floating-point.")
     return (known | others)[name]
 
 
@@ -209,5 +207,5 @@ def _meta(value: Tensor) -> Tensor:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
-def _word(kind: torch.dtype | torch.layout) -> str:
+def _name(kind: torch.dtype | torch.layout) -> str:
     return str(kind).removeprefix("torch.")

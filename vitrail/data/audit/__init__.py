@@ -1,4 +1,7 @@
-"""What is wrong with a data set: every image is read once, and nothing is refused that can be reported."""
+"""`audit`: finds duplicates, leaks, label conflicts, unreadable files and class imbalance in a data set.
+
+Every image is read once. Problems are reported as findings, not raised.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.audit.findings import FEW, Audit, Finding, Item, counted, worst_first
-from vitrail.data.audit.near_duplicates import TOLD_APART, closest, signatures
-from vitrail.data.audit.scan import gather
-from vitrail.data.balance import LOPSIDED, imbalance
+from vitrail.data.audit.findings import FEW, Audit, Finding, Item, plural, worst_first
+from vitrail.data.audit.near_duplicates import MIN_SIDE, near_pairs, signatures
+from vitrail.data.audit.scan import scan
+from vitrail.data.balance import SEVERE_RATIO, imbalance
 from vitrail.data.images import (
     THUMBNAIL,
     Pixels,
@@ -25,7 +28,7 @@ from vitrail.data.images import (
 from vitrail.errors import UserError
 from vitrail.progress import track
 
-BLANK = 2.0  # standard deviation in grey levels under which a picture shows nothing
+BLANK = 2.0  # standard deviation in gray levels below which an image counts as blank
 
 
 def audit(
@@ -36,21 +39,21 @@ def audit(
     label_column: str | Sequence[str] | None = None,
     task: str | None = None,
 ) -> Audit:
-    """Everything that can be found out about a data set without a model; the columns are those of a table."""
+    """Audits a data set without a model. `image_column` and `label_column` apply to tables."""
     try:
-        name, root, items, findings, single = gather(source, data_dir, image_column, label_column, task)
+        name, root, items, findings, single = scan(source, data_dir, image_column, label_column, task)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if not items and not findings:
-        raise UserError(f"{source} has no images. It must hold one folder of images for every class.")
+        raise UserError(f"{source} has no images. It must have one folder of images per class.")
     order = ("train", "val", "test")
-    items.sort(key=lambda item: order.index(item.split))  # stable: in a split they stay as they were found
+    items.sort(key=lambda item: order.index(item.split))  # stable: keeps the order within a split
 
     good: list[Item] = []
     surveys: list[Survey] = []
     thumbnails: Pixels = np.empty((len(items), THUMBNAIL, THUMBNAIL), np.uint8)
     with ThreadPoolExecutor(workers, thread_name_prefix="vitrail-check") as pool:
-        step = 1024  # as many as are handed to the threads at a time: a million would need much memory
+        step = 1024  # images submitted at a time, to bound memory
         answers = (answer for at in range(0, len(items), step) for answer in pool.map(_survey, items[at : at + step]))
         for item, answer in zip(items, track(answers, "checking", total=len(items), unit="img"), strict=True):
             if isinstance(answer, str):
@@ -61,17 +64,17 @@ def audit(
                 surveys.append(survey)
     thumbnails = thumbnails[: len(good)]
 
-    findings += _formats(good, surveys)
+    findings += _wrong_extensions(good, surveys)
     findings += _mixed(good, surveys)
-    findings += _repeated(good, surveys, thumbnails)
-    findings += _odd(good, surveys)
+    findings += _duplicates(good, surveys, thumbnails)
+    findings += _odd_sizes(good, surveys)
     known = sorted({label for item in items for label in item.labels})
     counts: dict[str, dict[str, int]] = {label: {} for label in known}
     for item in good:
         for label in item.labels:
             counts[label][item.split] = counts[label].get(item.split, 0) + 1
     if single:
-        findings += _uneven(counts)
+        findings += _class_problems(counts)
     return Audit(
         name=name,
         root=root,
@@ -85,7 +88,7 @@ def audit(
 
 
 def _survey(item: Item) -> tuple[Survey, Pixels] | str:
-    """The facts of an image and its thumbnail, or why it cannot be read."""
+    """The survey and thumbnail of an image, or why it cannot be read."""
     try:
         pixels = item.source if isinstance(item.source, Path) else item.source()
         if isinstance(pixels, Path | bytes):
@@ -95,25 +98,25 @@ def _survey(item: Item) -> tuple[Survey, Pixels] | str:
     return survey_pixels(pixels)
 
 
-# What is wrong ----------------------------------------------------------------------------------------------
+# Findings ----------------------------------------------------------------------------------------------
 
 
-def _formats(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
+def _wrong_extensions(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
     for item, survey in zip(items, surveys, strict=True):
         if isinstance(item.source, Path) and expected_format(item.source) != survey.format:
             yield Finding("extension", "note", f"{survey.format}, not {expected_format(item.source)}", (item.name,))
 
 
 def _mixed(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
-    """Images that cannot be trained on with most of the others, because their channels are other ones."""
-    kinds = Counter(survey.kind for survey in surveys).most_common(1)
+    """Images whose channels or value type differ from the majority's."""
+    majority = Counter(survey.kind for survey in surveys).most_common(1)
     for item, survey in zip(items, surveys, strict=True):
-        if survey.kind != kinds[0][0]:
-            yield Finding("mixed", "error", f"{survey.kind}, not {kinds[0][0]}", (item.name,))
+        if survey.kind != majority[0][0]:
+            yield Finding("mixed", "error", f"{survey.kind}, not {majority[0][0]}", (item.name,))
 
 
-def _repeated(items: Sequence[Item], surveys: Sequence[Survey], thumbnails: Pixels) -> Iterator[Finding]:
-    """Pictures that are there twice: in two splits, in two classes, as bytes or as what is seen."""
+def _duplicates(items: Sequence[Item], surveys: Sequence[Survey], thumbnails: Pixels) -> Iterator[Finding]:
+    """Duplicates and near-duplicates, leaks between splits, label conflicts, and blank images."""
     copies: dict[bytes, list[Item]] = defaultdict(list)
     first: list[int] = []
     for i, (item, survey) in enumerate(zip(items, surveys, strict=True)):
@@ -129,26 +132,26 @@ def _repeated(items: Sequence[Item], surveys: Sequence[Survey], thumbnails: Pixe
         if len(labels) > 1:
             yield Finding("conflict", "error", " and ".join(labels), names)
         if len(splits) > 1:
-            yield Finding("leak", "error", f"in {' and '.join(splits)}, the same bytes", names)
+            yield Finding("leak", "error", f"in {' and '.join(splits)}, identical files", names)
         for split in splits:
             inside = tuple(item.name for item in same if item.split == split)
             if len(inside) > 1:
                 yield Finding("duplicate", "note", "", inside)
 
-    plain = thumbnails.reshape(len(thumbnails), THUMBNAIL**2).std(axis=1) < BLANK
-    yield from (Finding("blank", "note", "", (items[i].name,)) for i in np.flatnonzero(plain))
-    shown = [i for i in first if not plain[i] and min(surveys[i].h, surveys[i].w) >= TOLD_APART]
-    for a, b, alike in closest(signatures(thumbnails[shown]), [items[i].split for i in shown]):
-        one, other = items[shown[a]], items[shown[b]]
+    blank = thumbnails.reshape(len(thumbnails), THUMBNAIL**2).std(axis=1) < BLANK
+    yield from (Finding("blank", "note", "", (items[i].name,)) for i in np.flatnonzero(blank))
+    compared = [i for i in first if not blank[i] and min(surveys[i].h, surveys[i].w) >= MIN_SIDE]
+    for a, b, similarity in near_pairs(signatures(thumbnails[compared]), [items[i].split for i in compared]):
+        one, other = items[compared[a]], items[compared[b]]
         names = (one.name, other.name)
         if one.split == other.split:
-            yield Finding("near", "note", f"{alike:.1%} alike", names)
+            yield Finding("near", "note", f"{similarity:.1%} similar", names)
         else:
-            yield Finding("leak", "error", f"in {one.split} and {other.split}, {alike:.1%} alike", names)
+            yield Finding("leak", "error", f"in {one.split} and {other.split}, {similarity:.1%} similar", names)
 
 
-def _odd(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
-    """Images whose shorter side is a quarter of what is usual, or that are four times as long as is usual."""
+def _odd_sizes(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
+    """Images whose shorter side is a quarter of the median or less, or whose aspect ratio is four times the median."""
     if not surveys:
         return
     short = np.array([min(survey.h, survey.w) for survey in surveys])
@@ -158,23 +161,23 @@ def _odd(items: Sequence[Item], surveys: Sequence[Survey]) -> Iterator[Finding]:
         yield Finding("size", "note", f"{surveys[i].h}x{surveys[i].w}", (items[i].name,))
 
 
-def _uneven(counts: dict[str, dict[str, int]]) -> Iterator[Finding]:
+def _class_problems(counts: dict[str, dict[str, int]]) -> Iterator[Finding]:
     train = {label: by_split.get("train", 0) for label, by_split in counts.items()}
     for label, count in train.items():
         if not count:
             where = " and ".join(counts[label])
-            detail = f"'{label}' is in {where}, but not in train" if where else f"no image of '{label}' can be read"
+            detail = f"'{label}' is in {where} but not in train" if where else f"'{label}' has no readable image"
             yield Finding("class", "error", detail)
         elif count < FEW:
-            yield Finding("few", "note", f"'{label}' has {counted(count, 'image')}")
+            yield Finding("few", "note", f"'{label}' has {plural(count, 'image')}")
     learned = {label: count for label, count in train.items() if count}
     if len(learned) == 1:
         yield Finding("class", "error", f"'{next(iter(learned))}' is the only class in train: a classifier needs two")
     elif found := imbalance(learned):
-        yield Finding("imbalance", "error" if found.ratio > LOPSIDED else "note", str(found))
+        yield Finding("imbalance", "error" if found.ratio > SEVERE_RATIO else "note", str(found))
 
 
-# In words ---------------------------------------------------------------------------------------------------
+# Summary ---------------------------------------------------------------------------------------------------
 
 _MODES = {
     "1": "black and white",
@@ -182,8 +185,8 @@ _MODES = {
     "LA": "grey with transparency",
     "I;16": "16-bit grey",
     "I;16B": "16-bit grey",
-    "I": "deep grey",
-    "F": "deep grey",
+    "I": "high-bit-depth grey",
+    "F": "high-bit-depth grey",
     "P": "palette",
     "RGB": "colour",
     "RGBA": "colour with transparency",

@@ -1,4 +1,4 @@
-"""The contact sheet of an audit: the pictures of its findings, side by side where they belong together."""
+"""The contact sheet of an audit: the images of its findings, with duplicates side by side."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from vitrail.charts.tiles import Caption, Section, Tile, sheet
 from vitrail.data.audit.findings import KINDS, Audit, Finding, Item
 from vitrail.data.pixels import UnreadableImage, thumbnail
 
-_ACROSS = 8  # pictures in a row
-_MOST = 2 * _ACROSS  # pictures of a kind
-_TOGETHER = 4  # pictures of a finding
+_COLUMNS = 8  # images in a row
+_LIMIT = 2 * _COLUMNS  # images per kind of finding
+_PER_FINDING = 4  # images of one finding
 
 
 def sections(audit: Audit) -> list[tuple[str, list[Finding]]]:
-    """The kinds of findings that have pictures, each with the findings that are shown."""
+    """The kinds of findings that have images, each with the findings that are shown."""
     found = []
     for kind, group in groupby(audit.findings, key=lambda finding: finding.kind):
-        findings, pictures = [], 0
+        findings, images = [], 0
         for finding in (finding for finding in group if finding.files and kind != "layout"):
-            pictures += len(_files(finding))
-            if pictures <= _MOST:
+            images += len(_files(finding))
+            if images <= _LIMIT:
                 findings.append(finding)
         if findings:
             found.append((kind, findings))
@@ -33,7 +33,7 @@ def sections(audit: Audit) -> list[tuple[str, list[Finding]]]:
 
 
 def contact_sheet(audit: Audit) -> Figure:
-    """A section for every kind of finding, worst first."""
+    """One section per kind of finding, worst first."""
     items = {item.name: item for item in audit.items}
     return sheet(*(_section(audit, items, kind, findings) for kind, findings in sections(audit)))
 
@@ -41,12 +41,12 @@ def contact_sheet(audit: Audit) -> Figure:
 def _section(audit: Audit, items: Mapping[str, Item], kind: str, findings: Sequence[Finding]) -> Section:
     every = [finding for finding in audit.findings if finding.kind == kind]
     shown, total = sum(len(_files(finding)) for finding in findings), sum(len(finding.files) for finding in every)
-    note = f"{shown} of {total:,} pictures" if shown < total else f"{shown} picture{'s' if shown > 1 else ''}"
+    note = f"{shown} of {total:,} images" if shown < total else f"{shown} image{'s' if shown > 1 else ''}"
     colour = ORANGE if any(finding.severity == "error" for finding in every) else INK
     rows: list[list[Tile]] = []
     for finding in findings:
         tiles = _tiles(finding, items, audit.root)
-        if not rows or len(rows[-1]) + len(tiles) > _ACROSS:  # no finding is broken over two rows
+        if not rows or len(rows[-1]) + len(tiles) > _COLUMNS:  # no finding is broken over two rows
             rows.append([])
         rows[-1] += tiles
     return Section(KINDS[kind][0], note, rows, colour)
@@ -54,11 +54,11 @@ def _section(audit: Audit, items: Mapping[str, Item], kind: str, findings: Seque
 
 def _files(finding: Finding) -> tuple[str, ...]:
     """The files of a finding that are shown."""
-    return finding.files[:_TOGETHER]
+    return finding.files[:_PER_FINDING]
 
 
 def _tiles(finding: Finding, items: Mapping[str, Item], root: str) -> list[Tile]:
-    """The pictures of a finding; what it says stands below the first one, or in place of one that cannot be read."""
+    """The images of a finding; its detail is the caption of the first, or replaces one that cannot be read."""
     files, tiles = _files(finding), []
     for number, name in enumerate(files):
         item = items.get(name)
@@ -71,7 +71,7 @@ def _tiles(finding: Finding, items: Mapping[str, Item], root: str) -> list[Tile]
 
 
 def _read(item: Item | None) -> Image.Image | None:
-    """The picture of an item; None if there is none, or it can no longer be read."""
+    """The image of an item; None if there is none or it cannot be read."""
     try:
         return None if item is None else thumbnail(item.read())
     except UnreadableImage:

@@ -1,4 +1,4 @@
-"""What an audit of a data set gives: the images that there are, everything that is wrong, and this in words."""
+"""The result of an audit: counts, sizes and findings, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from typing import Any, Literal
 
 from vitrail.data.images import Pixels, read_image
 
-FEW = 5  # images, fewer of which are few for a class
-_SHOWN = 5  # findings of a kind on screen
-_ROWS = 24  # classes up to which every one has its line
+FEW = 5  # a class with fewer images is reported
+_SHOWN = 5  # findings per kind in the table
+_ROWS = 24  # classes in the table
 
-# Every kind of finding, worst first: what it is called, and what to do about it.
+# Every kind of finding, worst first: its title, and what to do about it.
 KINDS = {
-    "layout": ("the folder cannot be trained on as it is", "Every class needs a folder of its own, in every split."),
-    "leak": ("the same picture in two splits", "The model is measured on what it learned. Remove one of each."),
-    "conflict": ("the same picture in two classes", "One of the labels is wrong. Remove or correct it."),
+    "layout": ("invalid folder layout", "Every split needs one folder of images per class."),
+    "leak": ("the same image in two splits", "Inflates the validation score. Remove one of each."),
+    "conflict": ("the same image in two classes", "One of the labels is wrong. Correct or remove it."),
     "unreadable": (
         "unreadable files",
-        "They are left out in training, or stop it if they are many. Repair or remove them.",
+        "Training skips them, or stops if there are many. Repair or remove them.",
     ),
-    "mixed": ("images of another kind than most", "All must have the same channels. Remove or convert them."),
+    "mixed": ("images with different channels", "All images must have the same channels. Convert or remove these."),
     "class": ("classes that cannot be learned", "Add images of them to train, or remove them."),
     "imbalance": (
-        "uneven classes",
-        "The model will favour the large ones. Collect more of the small, or train with --balanced-sampling.",
+        "class imbalance",
+        "The model will favour the large classes. Collect more of the small ones, or train with --balanced-sampling.",
     ),
     "suspicious": (
         "labels that the run contradicts",
-        "Look at them. What the run was trained on it may have learned by heart, wrong labels too.",
+        "Look at them. The run may have memorised wrong labels of its own training images.",
     ),
-    "duplicate": ("files that are the same, byte for byte", "A random split may put copies on both sides."),
-    "near": ("pictures that are nearly the same", "Each with the one that is closest. A random split may part them."),
+    "duplicate": ("identical files", "A random split may put copies on both sides."),
+    "near": ("near-duplicates", "Each with its most similar image. A random split may separate them."),
     "extension": (
-        "content of another format than the name says",
-        "Rename them: other names than images have are skipped.",
+        "wrong file extensions",
+        "The content has another format. Rename the files: those without an image extension are skipped.",
     ),
-    "loose": ("images beside the class folders", "They are left out. Move them into a class."),
-    "few": ("classes with few images", f"Fewer than {FEW} in train are hardly learned."),
-    "blank": ("pictures of one colour", "They show nothing. Remove them if that is a mistake."),
-    "size": ("odd sizes", "Much smaller or longer than the others: after resizing little is left of them."),
+    "loose": ("images outside the class folders", "They are skipped. Move them into a class folder."),
+    "few": ("classes with few images", f"Fewer than {FEW} training images are hardly learned."),
+    "blank": ("blank images", "They have a single colour. Remove them unless that is intended."),
+    "size": ("unusual sizes", "Much smaller or narrower than the others: resizing leaves little of them."),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong; an "error" would hurt a training run."""
+    """One problem; an "error" would harm a training run."""
 
-    kind: str  # of KINDS
+    kind: str  # a key of KINDS
     severity: Literal["error", "note"]
     detail: str
     files: tuple[str, ...] = ()
@@ -58,13 +58,13 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """An image of the data set as it lies there, readable or not."""
+    """An image listed in a data set, readable or not."""
 
     name: str
     split: str
-    label: str  # as it is written
-    labels: tuple[str, ...]  # what it is an example of: its class, or all labels that it has
-    source: Path | Callable[[], Pixels | bytes]  # where its file is, or what gives its content or its pixels
+    label: str  # as text
+    labels: tuple[str, ...]  # its class, or all its labels
+    source: Path | Callable[[], Pixels | bytes]  # its file, or a function that returns its content or pixels
 
     def read(self, channels: int | None = None, bits: int | None = None) -> Pixels:
         content = self.source if isinstance(self.source, Path) else self.source()
@@ -73,16 +73,16 @@ class Item:
 
 @dataclass(frozen=True)
 class Audit:
-    """What a data set holds, and what is wrong with it."""
+    """The content of a data set and the problems found in it."""
 
     name: str
-    root: str  # what the names of files begin with
+    root: str  # the common prefix of the file names
     splits: tuple[str, ...]
     counts: dict[str, dict[str, int]]  # class: split: readable images
     sizes: dict[str, tuple[int, int]]  # smallest, median, largest: h, w
-    modes: dict[str, int]  # "colour", "grey", …: images
+    modes: dict[str, int]  # images per mode: "colour", "grey", …
     findings: tuple[Finding, ...]  # worst first
-    items: tuple[Item, ...] = field(repr=False)  # that can be read
+    items: tuple[Item, ...] = field(repr=False)  # readable images
     sheet: Path | None = None
 
     @property
@@ -91,7 +91,7 @@ class Audit:
 
     @property
     def errors(self) -> int:
-        """How many findings would hurt a training run."""
+        """The number of findings that would harm a training run."""
         return sum(finding.severity == "error" for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
@@ -107,8 +107,8 @@ class Audit:
         }
 
     def table(self) -> str:
-        """The audit for people."""
-        lines = [f"{self.name}: {counted(self.images, 'image')}, {counted(len(self.counts), 'class', 'classes')}"]
+        """The audit as text."""
+        lines = [f"{self.name}: {plural(self.images, 'image')}, {plural(len(self.counts), 'class', 'classes')}"]
         if self.sizes:
             sizes = ", ".join(f"{which} {h}x{w}" for which, (h, w) in self.sizes.items())
             modes = ", ".join(f"{count:,} {mode}" for mode, count in self.modes.items())
@@ -117,10 +117,10 @@ class Audit:
             lines += ["", *self._count_lines()]
         for kind, group in groupby(self.findings, key=lambda finding: finding.kind):
             lines += ["", *self._finding_lines(kind, list(group))]
-        harm = f"{counted(self.errors, 'finding')} would hurt a training run." if self.errors else ""
-        lines += ["", harm or ("Nothing here would hurt a training run." if self.findings else "Nothing is wrong.")]
+        errors = f"{plural(self.errors, 'finding')} would harm a training run." if self.errors else ""
+        lines += ["", errors or ("No finding would harm a training run." if self.findings else "No problems found.")]
         if self.sheet is not None:
-            lines.append(f"The pictures are in {self.sheet}.")
+            lines.append(f"The images are in {self.sheet}.")
         return "\n".join(lines)
 
     def _count_lines(self) -> Iterator[str]:
@@ -151,12 +151,12 @@ class Audit:
 
 
 def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Kinds with an error before those without, each in the order of KINDS and together."""
-    harmful = {finding.kind for finding in findings if finding.severity == "error"}
+    """Findings grouped by kind: kinds with an error first, then in the order of KINDS."""
+    with_errors = {finding.kind for finding in findings if finding.severity == "error"}
     order = list(KINDS)
-    return tuple(sorted(findings, key=lambda f: (f.kind not in harmful, order.index(f.kind), f.severity)))
+    return tuple(sorted(findings, key=lambda f: (f.kind not in with_errors, order.index(f.kind), f.severity)))
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """A number with its noun."""
+def plural(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: "1 image", "1,200 images"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

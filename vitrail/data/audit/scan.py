@@ -1,4 +1,4 @@
-"""Every image that a data set lists, for an audit: whether it can be read or not, and without holding any out."""
+"""Lists all images of a data set for the audit, readable or not, without holding any out."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import FileSplit, PackedSplit, Split
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import Pixels, image_format
-from vitrail.data.sources import find, folder_kind
+from vitrail.data.sources import folder_kind, open_source
 from vitrail.errors import UserError
 from vitrail.tasks import task_type
 
 
-def gather(
+def scan(
     source: str | Path,
     data_dir: str | None,
     image_column: str | None,
     label_column: str | Sequence[str] | None,
     task: str | None,
 ) -> tuple[str, str, list[Item], list[Finding], bool]:
-    """The short name, the common prefix of all names, every image, misplaced files, and if images have one class."""
+    """The data's name, the prefix of its file names, its images, findings on the layout, if images have one class."""
     path = Path(source).expanduser()
     columns = image_column is not None or label_column is not None
     built_in = isinstance(source, str) and source in BUILT_IN
     if path.is_dir() and not columns and not built_in and folder_kind(path) == "classes":
         return path.resolve().name, f"{path}/", *_walk(path), True
     kind = None if task is None else task_type(task)
-    found = find(source, data_dir, image_column, label_column, kind, verify=False)
+    found = open_source(source, data_dir, image_column, label_column, kind, verify=False)
     findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in found.unreadable]
     items = []
     for title, (stored, targets) in found.parts.items():
         split = found.make(title, stored, targets)
         for i, (label, labels) in enumerate(found.task.describe(split.targets)):
-            items.append(Item(split.name(i), title, label, labels, _place(split, i)))
+            items.append(Item(split.name(i), title, label, labels, _image_source(split, i)))
     return found.name, f"{path.parent}/" if path.is_file() else "", items, findings, found.task.single
 
 
-def _place(split: Split, i: int) -> Path | Callable[[], Pixels | bytes]:
+def _image_source(split: Split, i: int) -> Path | Callable[[], Pixels | bytes]:
     if isinstance(split, FileSplit):
         return split.paths[i]
     return partial(split.content if isinstance(split, PackedSplit) else split.image, i)
@@ -63,7 +63,7 @@ def _walk(root: Path) -> tuple[list[Item], list[Finding]]:
         if loose and classes:
             findings.append(Finding("loose", "note", f"{len(loose)} in {folder}", loose))
         elif loose:
-            findings.append(Finding("layout", "error", f"{folder} holds images but no class folders", loose))
+            findings.append(Finding("layout", "error", f"{folder} has images but no class folders", loose))
         elif not classes and len(folders) > 1:
             findings.append(Finding("layout", "error", f"the {split} split has no images", (str(folder),)))
         for child in classes:
@@ -74,6 +74,6 @@ def _walk(root: Path) -> tuple[list[Item], list[Finding]]:
                 findings.append(Finding("layout", "error", "the class folder has no images", (str(child),)))
             for path in files:
                 if not is_image(path) and (kind := image_format(path)):
-                    detail = f"{kind}, but a file that ends in '{path.suffix}' is left out"
+                    detail = f"{kind}, but files with the extension '{path.suffix}' are skipped"
                     findings.append(Finding("extension", "note", detail, (str(path),)))
     return items, findings

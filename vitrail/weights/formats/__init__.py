@@ -1,13 +1,12 @@
-"""What others call the tensors of each family: one module per family, in the same form as `weights/vit.py` for ViTs.
+"""Foreign weight formats, one module per model family.
 
-A module of a family has
-- `LAYOUTS`: how each format lays out its tensors. The first whose marker is found is taken, so order may tell apart
-  what one name cannot;
-- `architecture(where, state, beside, model)`: the configuration that tensors under our names show. What they do not
-  show (heads, groups, the image size) is as `beside` says, or `model`, or as usual; else it is a UserError. Whether the
-  rest of `model` fits is compared by the caller; `classes` is 0 where there is no head;
-- where there is a layout of Hugging Face's, `hf_settings(document)`: fields of the configuration that a `config.json`
-  tells and tensors do not, and `hf_document(config)`: what a `config.json` must say of the architecture.
+The module of a family has
+- `FORMATS`: its foreign formats. The first whose marker matches a tensor name is used, so their order matters;
+- `architecture(where, state, sidecar, model)`: the configuration, from the shapes of tensors under our names. What
+  shapes do not show (heads, groups, image size) comes from `sidecar`, `model` or the published models; if none of them
+  has it, a UserError. The caller checks that the rest matches `model`. `classes` is 0 if there is no head;
+- for Hugging Face formats, `hf_fields(document)`: the configuration fields that only `config.json` has, and
+  `hf_config(config)`: the architecture as `config.json` describes it.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ Format = Literal["timm", "hf", "npz", "torchvision", "original", "vitrail"]
 
 
 @dataclass(frozen=True)
-class Habit:
-    """How images are prepared for published weights, where nothing beside them says it."""
+class ImageDefaults:
+    """The preprocessing assumed for published weights that have no sidecar files."""
 
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
-    crop: float = 0.9  # below 384 pixels; from there on it is 1
+    crop: float = 0.9  # below 384 pixels; 1 from there
     interpolation: Resizing = "bicubic"
 
 
-HALF = Habit()
-IMAGENET = Habit(IMAGENET_MEAN, IMAGENET_STD)
+HALF = ImageDefaults()
+IMAGENET = ImageDefaults(IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _nothing(_: Any) -> None:
@@ -44,24 +43,24 @@ def _nothing(_: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How one of the other formats lays out a family's tensors."""
+class FormatSpec:
+    """How a foreign format stores a family's tensors."""
 
-    marker: str  # a regular expression for the name of a tensor, without prefix, by which the format is known
-    read: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]  # theirs -> ours, on the meta device too
+    marker: str  # regular expression for a tensor name, without prefix, that identifies the format
+    read: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]  # theirs -> ours; also works on the meta device
     write: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] | None = None  # ours, config -> theirs
-    cannot: Callable[[Any], str | None] = _nothing  # what of a config the format has no place for
-    habit: Habit = HALF
-    eps: float = 1e-6  # of LayerNorm in our model, where files of the format may tell another one
+    unsupported: Callable[[Any], str | None] = _nothing  # the feature of a config that the format cannot represent
+    defaults: ImageDefaults = HALF
+    eps: float = 1e-6  # LayerNorm epsilon of our model; sidecar files may specify another
 
 
-def same(tensors: Mapping[str, Tensor], _: Any = None) -> dict[str, Tensor]:
-    """Tensors whose names are ours."""
+def identity(tensors: Mapping[str, Tensor], _: Any = None) -> dict[str, Tensor]:
+    """For formats that use our names."""
     return dict(tensors)
 
 
 def from_stages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """timm's names where its stages are our layers: `stages` is a method of every model here."""
+    """timm's `stages` under our name `layers`: `stages` is a method of our models."""
     return {re.sub(r"^stages\.", "layers.", name): tensors[name] for name in tensors}
 
 
@@ -70,18 +69,18 @@ def to_stages(state: Mapping[str, Tensor], _: Any = None) -> dict[str, Tensor]:
     return {re.sub(r"^layers\.", "stages.", name): value for name, value in state.items()}
 
 
-def sizes(where: str, kind: str, state: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
-    """The shape of a tensor that a `kind` of model must have, with so many dimensions."""
+def tensor_shape(where: str, kind: str, state: Mapping[str, Tensor], name: str, dimensions: int) -> tuple[int, ...]:
+    """The shape of a tensor that every model of a `kind` has, with a given number of dimensions."""
     if name not in state:
-        raise UserError(f"{where} is no whole {kind}: {name} is missing.")
+        raise UserError(f"{where} is not a complete {kind}: {name} is missing.")
     shape = tuple(state[name].shape)
     if len(shape) != dimensions or min(shape) < 1:
-        raise UserError(f"{where} is no {kind}: {name} is {shape}, but it must have {dimensions} dimensions.")
+        raise UserError(f"{where} is not a {kind}: {name} is {shape}, but it must have {dimensions} dimensions.")
     return shape
 
 
-def compare(where: str, seen: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuses what is seen of weights if it is not as `model` has it."""
+def check_match(where: str, seen: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
+    """Raises a UserError if the weights differ from the requested `model`."""
     for name, value in seen.items():
-        if asked[name] != value:
-            raise UserError(f"{where} has {name} {value}, but `model` asks for {asked[name]}.")
+        if requested[name] != value:
+            raise UserError(f"{where} has {name} {value}, but `model` has {requested[name]}.")

@@ -1,7 +1,6 @@
-"""BiTs in the formats of others: timm, Hugging Face's `BitForImageClassification`, and the authors' `.npz` files.
+"""BiT formats: timm, Hugging Face's `BitForImageClassification`, and the authors' `.npz` files.
 
-All have the same tensors. Hugging Face's head is a matrix; the authors count from 1, and store kernels with the output
-last.
+All have the same tensors. Hugging Face's head is a matrix; the authors count from 1 and store kernels output last.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from torch import Tensor
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import CONFIGS, BiTConfig
-from vitrail.weights.formats import HALF, Format, Layout, compare, from_stages, sizes, to_stages
+from vitrail.weights.formats import HALF, Format, FormatSpec, check_match, from_stages, tensor_shape, to_stages
 from vitrail.weights.key_tables import count_blocks, inverse, new_name
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.sidecar import Sidecar
 
 _BLOCK = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.")
 
@@ -94,90 +93,92 @@ def _write_npz(state: Mapping[str, Tensor], _: BiTConfig) -> dict[str, Tensor]:
     return named
 
 
-def _cannot_npz(config: BiTConfig) -> str | None:
-    return None if config.shrink else "a stem that does not shrink the image"
+def _unsupported_npz(config: BiTConfig) -> str | None:
+    return None if config.shrink else "a stem without downsampling"
 
 
-def _cannot(config: BiTConfig) -> str | None:
-    return _cannot_npz(config) or uneven(config.widths)
+def _unsupported(config: BiTConfig) -> str | None:
+    return _unsupported_npz(config) or uneven(config.widths)
 
 
 def uneven(widths: Ints) -> str | None:
-    """What of a ResNet's widths timm and Hugging Face would round: they divide by 4, to multiples of 8."""
-    return next((f"a stage of width {width}, which is no multiple of 32" for width in widths if width % 32), None)
+    """A width that timm and Hugging Face cannot represent: they round a quarter of it to a multiple of 8."""
+    return next((f"a stage of width {width}, not a multiple of 32" for width in widths if width % 32), None)
 
 
-_HABIT = replace(HALF, crop=0.875, interpolation="bilinear")
-LAYOUTS: dict[Format, Layout] = {
-    "timm": Layout(r"(?:stages|layers)\.0\.blocks\.0\.conv3\.weight", from_stages, to_stages, _cannot, _HABIT),
-    "hf": Layout(r"encoder\.stages\.0\.layers\.0\.conv3\.weight", _read_hf, _write_hf, _cannot, _HABIT),
-    "npz": Layout(r"root_block/standardized_conv2d/kernel", _read_npz, _write_npz, _cannot_npz, _HABIT),
+_DEFAULTS = replace(HALF, crop=0.875, interpolation="bilinear")
+FORMATS: dict[Format, FormatSpec] = {
+    "timm": FormatSpec(
+        r"(?:stages|layers)\.0\.blocks\.0\.conv3\.weight", from_stages, to_stages, _unsupported, _DEFAULTS
+    ),
+    "hf": FormatSpec(r"encoder\.stages\.0\.layers\.0\.conv3\.weight", _read_hf, _write_hf, _unsupported, _DEFAULTS),
+    "npz": FormatSpec(r"root_block/standardized_conv2d/kernel", _read_npz, _write_npz, _unsupported_npz, _DEFAULTS),
 }
 
 
-def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: BiTConfig | None) -> BiTConfig:
-    """The architecture that tensors have, by their shapes: all but the groups, and the image size, which fits any."""
-    _, channels, kernel, _ = sizes(where, "BiT", state, "stem.conv.weight", 4)
+def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, model: BiTConfig | None) -> BiTConfig:
+    """The configuration, from tensor shapes; these do not show the groups, and fit any image size."""
+    _, channels, kernel, _ = tensor_shape(where, "BiT", state, "stem.conv.weight", 4)
     widths, depths = stages(where, "BiT", state, "layers")
     if model is not None:
-        compare(where, {"widths": widths, "depths": depths}, vars(model))
+        check_match(where, {"widths": widths, "depths": depths}, vars(model))
     shrink = kernel != 3
     listed = [c for c in CONFIGS.values() if (c.widths, c.depths, c.shrink) == (widths, depths, shrink)]
-    alike = [model] if model is not None else listed
+    similar = [model] if model is not None else listed
     return BiTConfig(
         widths=widths,
         depths=depths,
         shrink=shrink,
-        groups=groups(where, "BiT", widths, beside, alike),
-        img_size=beside.img_size or next((c.img_size for c in alike), (224, 224)),
+        groups=groups(where, "BiT", widths, sidecar, similar),
+        img_size=sidecar.img_size or next((c.img_size for c in similar), (224, 224)),
         channels=channels,
-        classes=sizes(where, "BiT", state, "head.fc.weight", 4)[0] if "head.fc.weight" in state else 0,
+        classes=tensor_shape(where, "BiT", state, "head.fc.weight", 4)[0] if "head.fc.weight" in state else 0,
     )
 
 
 def stages(where: str, kind: str, state: Mapping[str, Tensor], place: str) -> tuple[Ints, Ints]:
-    """The widths and depths of the stages of a ResNet, which are found under a name."""
+    """The widths and depths of the ResNet stages under the prefix `place`."""
     count = count_blocks(state, rf"{re.escape(place)}\.(\d+)\.")
-    widths = tuple(sizes(where, kind, state, f"{place}.{i}.blocks.0.conv3.weight", 4)[0] for i in range(count))
+    widths = tuple(tensor_shape(where, kind, state, f"{place}.{i}.blocks.0.conv3.weight", 4)[0] for i in range(count))
     depths = tuple(count_blocks(state, rf"{re.escape(place)}\.{i}\.blocks\.(\d+)\.") for i in range(count))
     return widths, depths
 
 
-def groups(where: str, kind: str, widths: Ints, beside: Beside, alike: Iterable[Any]) -> int:
-    """How many groups of channels are normalised, as somebody says, or models that are alike have it, or as usual."""
-    told: int | None = beside.fields.get("groups") or next((config.groups for config in alike), None)
-    if told is None and any(width % (4 * _USUAL_GROUPS) for width in widths):
+def groups(where: str, kind: str, widths: Ints, sidecar: Sidecar, similar: Iterable[Any]) -> int:
+    """The number of GroupNorm groups: from the sidecar, or from similar models, or the usual number."""
+    known: int | None = sidecar.fields.get("groups") or next((config.groups for config in similar), None)
+    if known is None and any(width % (4 * _USUAL_GROUPS) for width in widths):
         raise UserError(
-            f"{where} is a {kind} whose number of groups its tensors do not show: the usual {_USUAL_GROUPS} do not "
-            f"divide a quarter of the widths {widths}. Put a config.json beside it, or give `model`."
+            f"{where} is a {kind} whose tensors do not show the number of groups: the usual {_USUAL_GROUPS} do not "
+            f"divide a quarter of the widths {widths}. Add a config.json to its folder, or give `model`."
         )
-    return told or _USUAL_GROUPS
+    return known or _USUAL_GROUPS
 
 
-def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups, which the tensors do not show."""
+def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of groups, which tensors do not show."""
     check_hf(document, _HF_KIND)
     return {"groups": document.get("num_groups")}
 
 
 def check_hf(document: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuses what the ResNet of a `config.json` may be, and ours is not; what is not said is as a BiT has it."""
+    """Rejects a ResNet `config.json` that our models do not support; missing fields default to those of a BiT."""
     for name, value in ours.items():
-        told = document.get(name, _HF_KIND[name])
-        if str(told).lower() != str(value).lower():
-            raise UserError(f"Its {name} is {told!r}, but vitrail's models have {value!r}.")
+        theirs = document.get(name, _HF_KIND[name])
+        if str(theirs).lower() != str(value).lower():
+            raise UserError(f"Its {name} is {theirs!r}, but vitrail's models have {value!r}.")
     stages = len(document.get("depths", (3, 4, 6, 3)))
     if document.get("output_stride", 32) < _stride(stages):
         raise UserError(f"Its output_stride is {document['output_stride']}, but vitrail's models have no dilation.")
 
 
-def hf_document(config: BiTConfig) -> dict[str, Any]:
-    """What `config.json` must say of the architecture."""
+def hf_config(config: BiTConfig) -> dict[str, Any]:
+    """The architecture for `config.json`."""
     return {"architectures": ["BitForImageClassification"], **hf_resnet(config, _HF_KIND)}
 
 
 def hf_resnet(config: Any, kind: Mapping[str, Any]) -> dict[str, Any]:
-    """What `config.json` must say of the ResNet of a BiT or a hybrid."""
+    """The ResNet of a BiT or a hybrid for `config.json`."""
     return {
         "model_type": "bit",
         "embedding_size": config.first,
@@ -190,5 +191,5 @@ def hf_resnet(config: Any, kind: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stride(stages: int) -> int:
-    """What a ResNet divides the image by."""
+    """The output stride of a ResNet."""
     return 4 * 2 ** (stages - 1)

@@ -1,7 +1,7 @@
-"""Hugging Face transformers: ViT, DeiT, ViT-MAE, ViT-MSN, and DINOv2 with and without registers.
+"""ViT format of Hugging Face transformers: ViT, DeiT, ViT-MAE, ViT-MSN, and DINOv2 with and without registers.
 
-Their files have other names than their modules since transformers 5; both are read, and those of the files are written,
-which every version understands.
+Since transformers 5 the names in files and in modules differ. Both are read; those of files, which every version
+understands, are written.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.key_tables import count_blocks, inverse, join, rename, split_qkv, stems
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.key_tables import count_blocks, fuse, inverse, key_table, rename, split_qkv
+from vitrail.weights.sidecar import Sidecar
 
 MARKER = "embeddings.patch_embeddings.projection.weight"
 
@@ -73,14 +73,14 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     table = inverse(_TOP) | inverse(_TWO_HEADS)
     for block in (_VIT, _DINOV2, *_MLP.values(), _MODULES):
         for where in (_FILE, _MODULE):
-            table |= inverse(stems(depth, {}, block, where))
-    return join(rename(tensors, table))
+            table |= inverse(key_table(depth, {}, block, where))
+    return fuse(rename(tensors, table))
 
 
 def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our tensors under the names of their files.
 
-    DINOv2's head reads the class token and the average of the patches: one of the class token alone gets zeros.
+    DINOv2's head reads the class token and the patch average: a head on the class token alone is padded with zeros.
     """
     theirs = split_qkv(state)
     kind = _model_type(config)
@@ -91,32 +91,32 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
             theirs["mask_token"] = torch.zeros(1, config.width)
     block = _DINOV2 | _MLP[config.act] if kind.startswith("dinov2") else _VIT
     top = _TOP | _TWO_HEADS if kind == "deit" else _TOP
-    named = rename(theirs, stems(config.depth, top, block, _FILE))
+    named = rename(theirs, key_table(config.depth, top, block, _FILE))
     return {name if "classifier." in name else f"{kind}.{name}": value for name, value in named.items()}
 
 
-def cannot(config: ViTConfig) -> str | None:
-    """What of a model the format has no place for."""
+def unsupported(config: ViTConfig) -> str | None:
+    """The feature of a model that the format cannot represent."""
     parts = {
         f"pooling '{config.pool}'": config.pool not in ("cls", "cls_dist", "cls_gap"),
         "a hidden tanh layer before the head": config.head != "linear",
-        "LayerScale beside a distillation token": config.layer_scale and config.pool == "cls_dist",
+        "LayerScale with a distillation token": config.layer_scale and config.pool == "cls_dist",
         "registers without LayerScale": config.registers and not config.layer_scale,
         "gated MLPs without LayerScale": config.act != "gelu" and not config.layer_scale,
-        "a head on the average of the patches without LayerScale": config.pool == "cls_gap" and not config.layer_scale,
+        "a head on the patch average without LayerScale": config.pool == "cls_gap" and not config.layer_scale,
         f"an MLP of {config.mlp} for a width of {config.width}": config.layer_scale and _mlp_ratio(config) is None,
     }
     return next((what for what, there in parts.items() if there), None)
 
 
-def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What `config.json` says of a ViT and tensors do not show."""
+def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a ViT that only `config.json` has."""
     check_act(document)
     return {"heads": document.get("num_attention_heads")}
 
 
-def hf_document(config: ViTConfig) -> dict[str, Any]:
-    """What `config.json` must say of a ViT."""
+def hf_config(config: ViTConfig) -> dict[str, Any]:
+    """A ViT for `config.json`."""
     kind = _model_type(config)
     architecture = {
         "vit": "ViTForImageClassification",
@@ -124,7 +124,7 @@ def hf_document(config: ViTConfig) -> dict[str, Any]:
         "dinov2": "Dinov2ForImageClassification",
         "dinov2_with_registers": "Dinov2WithRegistersForImageClassification",
     }[kind]
-    about: dict[str, Any] = {
+    document: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": kind,
         "hidden_size": config.width,
@@ -136,27 +136,28 @@ def hf_document(config: ViTConfig) -> dict[str, Any]:
         "qkv_bias": True,
     }
     if config.layer_scale:
-        about |= {"mlp_ratio": _mlp_ratio(config), "use_swiglu_ffn": config.act == "swiglu", "use_mask_token": False}
-        about |= {"num_register_tokens": config.registers} if config.registers else {}
+        document |= {"mlp_ratio": _mlp_ratio(config), "use_swiglu_ffn": config.act == "swiglu", "use_mask_token": False}
+        document |= {"num_register_tokens": config.registers} if config.registers else {}
     else:
-        about |= {"intermediate_size": config.mlp}
-    return about
+        document |= {"intermediate_size": config.mlp}
+    return document
 
 
-def documents(about: Mapping[str, Any], classes: tuple[str, ...], preprocess: Preprocess) -> dict[str, dict[str, Any]]:
-    """The files that stand beside the tensors: `config.json`, with what it says of the architecture, and
-    `preprocessor_config.json`."""
+def sidecar_files(
+    architecture: Mapping[str, Any], classes: tuple[str, ...], preprocess: Preprocess
+) -> dict[str, dict[str, Any]]:
+    """The contents of `config.json`, including `architecture`, and of `preprocessor_config.json`."""
     h, w = preprocess.img_size
     channels = preprocess.channels
     document = {
-        **about,
+        **architecture,
         "image_size": h if h == w else [h, w],
         "num_channels": channels,
         "id2label": {str(i): name for i, name in enumerate(classes)},
         "label2id": {name: i for i, name in enumerate(classes)},
     }
     resized = {"height": int(h / preprocess.crop), "width": int(w / preprocess.crop)}
-    # Ours keeps the shape of a picture and crops it. Theirs has no words for that but for squares, the usual case.
+    # We resize with the aspect ratio kept and crop. Their processors can express that for square sizes only.
     processor = {
         "image_processor_type": "BitImageProcessor" if h == w else "ViTImageProcessor",
         "do_resize": True,
@@ -173,19 +174,20 @@ def documents(about: Mapping[str, Any], classes: tuple[str, ...], preprocess: Pr
     return {"config.json": document, "preprocessor_config.json": processor}
 
 
-def settings(document: Mapping[str, Any], processor: Mapping[str, Any], fields: Mapping[str, Any]) -> Beside:
-    """What `config.json` and `preprocessor_config.json` say; `fields` is what the first says of the architecture."""
+def read_sidecar(document: Mapping[str, Any], processor: Mapping[str, Any], fields: Mapping[str, Any]) -> Sidecar:
+    """The content of `config.json` and `preprocessor_config.json`; `fields` are the family's `hf_fields`."""
     labels = document.get("id2label") or {}
     names = [str(labels[str(i)]) for i in range(len(labels)) if str(i) in labels]
-    if names == [f"LABEL_{i}" for i in range(len(names))]:  # what transformers writes where there are none
+    if names == [f"LABEL_{i}" for i in range(len(names))]:  # placeholders of transformers
         names = []
     crop = None
     if processor:
-        whole, part = _edge(processor.get("size")), _edge(processor.get("crop_size"))
-        crop = part / whole if whole and part and processor.get("do_center_crop") and part <= whole else 1.0
-    return Beside(
+        resized, cropped = _edge(processor.get("size")), _edge(processor.get("crop_size"))
+        center = processor.get("do_center_crop")
+        crop = cropped / resized if resized and cropped and center and cropped <= resized else 1.0
+    return Sidecar(
         fields=fields,
-        img_size=document.get("image_size") or _made(processor),
+        img_size=document.get("image_size") or _output_size(processor),
         classes=tuple(names),
         mean=processor.get("image_mean"),
         std=processor.get("image_std"),
@@ -196,13 +198,13 @@ def settings(document: Mapping[str, Any], processor: Mapping[str, Any], fields: 
 
 
 def check_act(document: Mapping[str, Any]) -> None:
-    """Refuses another activation than that of our transformers."""
+    """Rejects activations other than GELU."""
     if document.get("hidden_act", "gelu") != "gelu":
         raise UserError(f"Its activation is {document['hidden_act']!r}, but vitrail's models have GELU.")
 
 
 def _mlp_ratio(config: ViTConfig) -> int | None:
-    """The whole number from which DINOv2's classes work out the hidden width; None if there is none."""
+    """The integer from which DINOv2's classes derive the hidden width; None if there is none."""
 
     def hidden(ratio: int) -> int:
         full = config.width * ratio
@@ -211,8 +213,8 @@ def _mlp_ratio(config: ViTConfig) -> int | None:
     return next((ratio for ratio in range(1, 33) if hidden(ratio) == config.mlp), None)
 
 
-def _made(processor: Mapping[str, Any]) -> Any:
-    """The size of the images that their processor makes: networks that take any have none in their `config.json`."""
+def _output_size(processor: Mapping[str, Any]) -> Any:
+    """The output size of their processor, for models of any size, whose `config.json` has none."""
     size = processor.get("crop_size" if processor.get("do_center_crop") else "size")
     if isinstance(size, Mapping):
         return size.get("shortest_edge") or [size["height"], size["width"]]
@@ -220,7 +222,7 @@ def _made(processor: Mapping[str, Any]) -> Any:
 
 
 def _edge(size: Any) -> int | None:
-    """The shorter side of a size as their processors write it: a number, or a dictionary of one kind or another."""
+    """The shorter side of a size in one of their notations: a number or a dictionary."""
     if isinstance(size, Mapping):
         size = size.get("shortest_edge") or min(size.get("height", 0), size.get("width", 0))
     return size if isinstance(size, int) and size > 0 else None

@@ -1,8 +1,8 @@
-"""Hybrids in the formats of others: timm, whose names are ours, Hugging Face's `ViTHybridForImageClassification`, and
-the authors' `.npz` files, `R50+ViT-B_16.npz` and AugReg's.
+"""Hybrid formats: timm (our names), Hugging Face's `ViTHybridForImageClassification`, and the authors' `.npz` files
+(`R50+ViT-B_16.npz` and AugReg's).
 
-Behind the ResNet stands a ViT, which each of them names as any other. The authors count the ResNet's blocks from 1, and
-store kernels with the output last, and scales with four dimensions.
+The ViT behind the ResNet is named as in the ViT formats. The authors count ResNet blocks from 1, and store kernels
+output last and scales with four dimensions.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from vitrail.models.hybrid import CONFIGS, HybridConfig
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.formats import Format, Layout, bit, compare, hf, npz, same, sizes, vit
+from vitrail.weights.formats import Format, FormatSpec, bit, check_match, hf, identity, npz, tensor_shape, vit
 from vitrail.weights.key_tables import inverse, new_name
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.sidecar import Sidecar
 
 _RESNET = "patch_embed.backbone."
 _BLOCK = re.compile(r"stages\.(\d+)\.blocks\.(\d+)\.")
@@ -104,13 +104,13 @@ def _write_npz(state: Mapping[str, Tensor], config: HybridConfig) -> dict[str, T
 
 
 def _split(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The tensors of the ResNet, by their names in it, and those of the ViT."""
+    """The tensors of the ResNet, without prefix, and those of the ViT."""
     resnet = {name.removeprefix(_RESNET): value for name, value in state.items() if name.startswith(_RESNET)}
     return resnet, {name: value for name, value in state.items() if not name.startswith(_RESNET)}
 
 
 def _vit(config: HybridConfig) -> ViTConfig:
-    """The ViT that reads the ResNet's map."""
+    """The ViT that reads the ResNet's feature map."""
     h, w = (side * config.patch for side in config.grid)
     features = config.widths[-1] if config.widths else config.first
     return ViTConfig(
@@ -118,69 +118,69 @@ def _vit(config: HybridConfig) -> ViTConfig:
     )
 
 
-def _cannot(config: HybridConfig) -> str | None:
+def _unsupported(config: HybridConfig) -> str | None:
     if config.widths and config.widths[0] == config.first:
-        return "a first stage as wide as its stem"  # where theirs has a shortcut with weights
+        return "a first stage as wide as its stem"  # theirs always has a projection shortcut there
     return bit.uneven(config.widths)
 
 
-def _cannot_hf(config: HybridConfig) -> str | None:
-    return _cannot(config) if config.widths else "a ResNet that is a stem alone"
+def _unsupported_hf(config: HybridConfig) -> str | None:
+    return _unsupported(config) if config.widths else "a ResNet without stages"
 
 
-LAYOUTS: dict[Format, Layout] = {
-    "timm": Layout(r"patch_embed\.backbone\.(?:stem\.)?conv\.weight", same, same, _cannot),
-    "hf": Layout(re.escape(_HF_RESNET) + r"embedder\.convolution\.weight", _read_hf, _write_hf, _cannot_hf),
-    "npz": Layout(r"conv_root/kernel", _read_npz, _write_npz),
+FORMATS: dict[Format, FormatSpec] = {
+    "timm": FormatSpec(r"patch_embed\.backbone\.(?:stem\.)?conv\.weight", identity, identity, _unsupported),
+    "hf": FormatSpec(re.escape(_HF_RESNET) + r"embedder\.convolution\.weight", _read_hf, _write_hf, _unsupported_hf),
+    "npz": FormatSpec(r"conv_root/kernel", _read_npz, _write_npz),
 }
 
 
-def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: HybridConfig | None) -> HybridConfig:
-    """The architecture that tensors have, by their shapes: all but the heads and the groups."""
+def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, model: HybridConfig | None) -> HybridConfig:
+    """The configuration, from tensor shapes; these do not show heads and groups."""
     resnet, rest = _split(state)
     widths, depths = bit.stages(where, "Hybrid", resnet, "stages")
-    first, channels, _, _ = sizes(where, "Hybrid", resnet, "stem.conv.weight" if widths else "conv.weight", 4)
-    width = sizes(where, "Hybrid", rest, "patch_embed.proj.weight", 4)[0]
+    first, channels, _, _ = tensor_shape(where, "Hybrid", resnet, "stem.conv.weight" if widths else "conv.weight", 4)
+    width = tensor_shape(where, "Hybrid", rest, "patch_embed.proj.weight", 4)[0]
     seen = {"width": width, "first": first, "widths": widths, "depths": depths}
     if model is not None:
-        compare(where, seen, vars(model))
+        check_match(where, seen, vars(model))
     listed = [config for config in CONFIGS.values() if vars(config) | seen == vars(config)]
-    alike = listed if model is None else [model]
-    shrinks = 4 * 2 ** max(len(widths) - 1, 0)
-    h, w = (max(side // shrinks, 1) for side in beside.img_size or (1, 1))
-    told = {"heads": next((config.heads for config in alike), None), **beside.fields}
-    inner = Beside(told, (h, w) if beside.img_size else None)
-    behind = vit.architecture(where, rest, inner, None if model is None else _vit(model))
+    similar = listed if model is None else [model]
+    stride = 4 * 2 ** max(len(widths) - 1, 0)
+    h, w = (max(side // stride, 1) for side in sidecar.img_size or (1, 1))
+    known = {"heads": next((config.heads for config in similar), None), **sidecar.fields}
+    inner = Sidecar(known, (h, w) if sidecar.img_size else None)
+    encoder = vit.architecture(where, rest, inner, None if model is None else _vit(model))
     return HybridConfig(
         width=width,
-        depth=behind.depth,
-        heads=behind.heads,
-        mlp=behind.mlp,
+        depth=encoder.depth,
+        heads=encoder.heads,
+        mlp=encoder.mlp,
         widths=widths,
         depths=depths,
         first=first,
-        groups=bit.groups(where, "Hybrid", (4 * first, *widths), beside, alike),
-        patch=behind.patch,
-        img_size=(behind.img_size[0] * shrinks, behind.img_size[1] * shrinks),
+        groups=bit.groups(where, "Hybrid", (4 * first, *widths), sidecar, similar),
+        patch=encoder.patch,
+        img_size=(encoder.img_size[0] * stride, encoder.img_size[1] * stride),
         channels=channels,
-        classes=behind.classes,
+        classes=encoder.classes,
     )
 
 
-def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The heads and the groups, which the tensors do not show."""
-    resnet = document.get("backbone_config") or _HF_KIND  # which is what they take for one
+def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Heads and groups, which tensors do not show."""
+    resnet = document.get("backbone_config") or _HF_KIND  # their default
     bit.check_hf(resnet, _HF_KIND)
-    return {"groups": resnet.get("num_groups"), **hf.hf_settings(document)}
+    return {"groups": resnet.get("num_groups"), **hf.hf_fields(document)}
 
 
-def hf_document(config: HybridConfig) -> dict[str, Any]:
-    """What `config.json` must say of the architecture."""
-    behind = _vit(config)
+def hf_config(config: HybridConfig) -> dict[str, Any]:
+    """The architecture for `config.json`."""
+    encoder = _vit(config)
     return {
-        **hf.hf_document(behind),
+        **hf.hf_config(encoder),
         "architectures": ["ViTHybridForImageClassification"],
         "model_type": "vit-hybrid",
         "backbone_config": {**bit.hf_resnet(config, _HF_KIND), "out_features": [f"stage{len(config.widths)}"]},
-        "backbone_featmap_shape": [1, behind.channels, *behind.img_size],
+        "backbone_featmap_shape": [1, encoder.channels, *encoder.img_size],
     }

@@ -1,6 +1,6 @@
-"""The `.npz` files of the paper's authors: ViT-B_16.npz, AugReg's, and those of big_vision.
+"""ViT format of the paper's authors: `.npz` files such as ViT-B_16.npz, AugReg's and big_vision's.
 
-Kernels are stored input first, and those of attention with a dimension for the heads.
+Kernels are stored input first, those of attention with a dimension for the heads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.key_tables import Table, count_blocks, inverse, join, new_name, split_qkv, stems
+from vitrail.weights.key_tables import Table, count_blocks, fuse, inverse, key_table, new_name, split_qkv
 
 MARKER = "embedding/kernel"
 
@@ -47,17 +47,18 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors under our names, in our layout."""
     depth = count_blocks(tensors, r"Transformer/encoderblock_(\d+)/")
     big_vision = any("/MlpBlock_0/" in name for name in tensors)
-    table = inverse(stems(depth, _TOP, _BIG_VISION if big_vision else _BLOCK, _WHERE)) | {"pos_embedding": "pos_embed"}
+    table = inverse(key_table(depth, _TOP, _BIG_VISION if big_vision else _BLOCK, _WHERE))
+    table["pos_embedding"] = "pos_embed"
     state = {}
     for name in tensors:
         new = new_name(re.sub("/(kernel|scale|bias)$", _kind, name), table)
         state[new] = _to_ours(new, tensors[name])
-    return join(state)
+    return fuse(state)
 
 
 def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our tensors under their names, in their layout."""
-    table = stems(config.depth, _TOP, _BLOCK, _WHERE)
+    table = key_table(config.depth, _TOP, _BLOCK, _WHERE)
     named = {}
     for name, value in split_qkv(state).items():
         kind = "scale" if value.ndim == 1 else "kernel"
@@ -66,8 +67,8 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     return named
 
 
-def cannot(config: ViTConfig) -> str | None:
-    """What of a model the format has no place for."""
+def unsupported(config: ViTConfig) -> str | None:
+    """The feature of a model that the format cannot represent."""
     parts = {
         "registers": config.registers,
         "LayerScale": config.layer_scale,
@@ -78,7 +79,7 @@ def cannot(config: ViTConfig) -> str | None:
 
 
 def heads(tensors: Mapping[str, Tensor]) -> int | None:
-    """The number of heads, which only this format shows."""
+    """The number of heads, which only tensors of this format show."""
     shapes = [value.shape for name, value in tensors.items() if name.endswith("/query/kernel")]
     return shapes[0][1] if shapes and len(shapes[0]) == 3 else None
 

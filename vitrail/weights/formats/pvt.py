@@ -1,7 +1,7 @@
-"""PVT: transformers' `PvtForImageClassification`, and the files of the authors, whose names are ours.
+"""PVT formats: transformers' `PvtForImageClassification`, and the authors' files (our names).
 
-transformers has one epsilon for all norms; the authors, and so we, have 1e-5 in the norms of patches and of keys. What
-comes with transformers' `config.json` keeps its own, so that it gives the same answers.
+transformers has one epsilon for all norms; the authors, and we, use 1e-5 in the norms of patches and keys. Weights with
+a transformers `config.json` keep its epsilon, so that their outputs do not change.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from vitrail.config import Ints, Size
 from vitrail.errors import UserError
 from vitrail.models.pvt import CONFIGS, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.weights.formats import IMAGENET, Format, Layout, compare, same, sizes
+from vitrail.weights.formats import IMAGENET, Format, FormatSpec, check_match, identity, tensor_shape
 from vitrail.weights.formats.hf import check_act
-from vitrail.weights.key_tables import count_blocks, inverse, join, rename, split_qkv
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.key_tables import count_blocks, fuse, inverse, rename, split_qkv
+from vitrail.weights.sidecar import Sidecar
 
 _BLOCK = {
     "norm1": "layer_norm_1",
@@ -38,7 +38,7 @@ _BLOCK = {
 
 
 def _table(depths: Sequence[int]) -> dict[str, str]:
-    """What each of our modules is called by transformers, which counts stages from 0."""
+    """The key table for transformers, which counts stages from 0."""
     table = {"norm": "encoder.layer_norm", "head": "classifier"}
     table["cls_token"] = f"encoder.patch_embeddings.{len(depths) - 1}.cls_token"
     for i, depth in enumerate(depths):
@@ -52,7 +52,7 @@ def _table(depths: Sequence[int]) -> dict[str, str]:
 
 
 def _read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return join(rename(tensors, inverse(_table(count_depths(tensors, "encoder.block.{}.")))), "kv")
+    return fuse(rename(tensors, inverse(_table(count_depths(tensors, "encoder.block.{}.")))), "kv")
 
 
 def _write_hf(state: Mapping[str, Tensor], config: PVTConfig) -> dict[str, Tensor]:
@@ -60,122 +60,124 @@ def _write_hf(state: Mapping[str, Tensor], config: PVTConfig) -> dict[str, Tenso
     return {name if name.startswith("classifier.") else f"pvt.{name}": value for name, value in named.items()}
 
 
-def _cannot_hf(config: PVTConfig) -> str | None:
+def _unsupported_hf(config: PVTConfig) -> str | None:
     if config.img_size[0] != config.img_size[1]:
-        return "images that are no squares"
-    # Its classes count positions as if the first patches had 4 pixels, whatever they have.
-    return None if config.patch == 4 else f"first patches of {config.patch} pixels"
+        return "images that are not square"
+    # Its number of positions assumes a first patch size of 4.
+    return None if config.patch == 4 else f"a first patch size of {config.patch}"
 
 
-HABIT = replace(IMAGENET, crop=0.875)  # of the authors, for both versions
-LAYOUTS: dict[Format, Layout] = {
-    "hf": Layout(r"encoder\.patch_embeddings\.0\.projection\.weight", _read_hf, _write_hf, _cannot_hf, HABIT),
-    "original": Layout("pos_embed1", same, habit=HABIT),
+DEFAULTS = replace(IMAGENET, crop=0.875)  # the authors', for PVT and PVT v2
+FORMATS: dict[Format, FormatSpec] = {
+    "hf": FormatSpec(
+        r"encoder\.patch_embeddings\.0\.projection\.weight", _read_hf, _write_hf, _unsupported_hf, DEFAULTS
+    ),
+    "original": FormatSpec("pos_embed1", identity, defaults=DEFAULTS),
 }
 
 
-def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: PVTConfig | None) -> PVTConfig:
-    """The architecture that tensors have, by their shapes."""
-    _, channels, patch, other = sizes(where, "PVT", state, "patch_embed1.proj.weight", 4)
+def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, model: PVTConfig | None) -> PVTConfig:
+    """The configuration, from tensor shapes."""
+    _, channels, patch, other = tensor_shape(where, "PVT", state, "patch_embed1.proj.weight", 4)
     if patch != other:
-        raise UserError(f"{where} has patches of {patch}x{other} pixels; vitrail's are squares.")
+        raise UserError(f"{where} has patches of {patch}x{other} pixels, but vitrail's are square.")
     seen = pyramid(where, state, "block{}.", first=1)
     usual = {config.widths: config.heads for config in CONFIGS.values()}
     return PVTConfig(
         **seen,
-        heads=count_heads(where, seen["widths"], usual, beside, model),
+        heads=count_heads(where, seen["widths"], usual, sidecar, model),
         patch=patch,
-        img_size=_img_size(where, state, patch, beside.img_size, None if model is None else model.img_size),
+        img_size=_img_size(where, state, patch, sidecar.img_size, None if model is None else model.img_size),
         channels=channels,
-        classes=sizes(where, "PVT", state, "head.weight", 2)[0] if "head.weight" in state else 0,
-        eps=key_eps(beside, model),
+        classes=tensor_shape(where, "PVT", state, "head.weight", 2)[0] if "head.weight" in state else 0,
+        eps=key_eps(sidecar, model),
     )
 
 
-def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers' `config.json` says and tensors do not show."""
+def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that only transformers' `config.json` has."""
     check_act(document)
     return {"heads": document.get("num_attention_heads")}
 
 
-def hf_document(config: PVTConfig) -> dict[str, Any]:
-    """What transformers' `config.json` must say."""
+def hf_config(config: PVTConfig) -> dict[str, Any]:
+    """The architecture for transformers' `config.json`."""
     return {
         "architectures": ["PvtForImageClassification"],
         "model_type": "pvt",
-        "num_labels": config.classes,  # 1000 else, whatever the names of the classes are
+        "num_labels": config.classes,  # else 1000, whatever id2label says
         "sequence_reduction_ratios": list(config.reductions),
         "patch_sizes": strides(config),
         **hf_pyramid(config),
     }
 
 
-def _img_size(where: str, state: Mapping[str, Tensor], patch: int, *said: Size | None) -> Size:
-    """The image size that the positions of the first stage are for: as somebody says if that fits, else of a square."""
-    rows = sizes(where, "PVT", state, "pos_embed1", 3)[1]
-    for size in said:
+def _img_size(where: str, state: Mapping[str, Tensor], patch: int, *candidates: Size | None) -> Size:
+    """The image size that matches the position embeddings of the first stage: a candidate that fits, else a square."""
+    rows = tensor_shape(where, "PVT", state, "pos_embed1", 3)[1]
+    for size in candidates:
         if size is not None and (size[0] // patch) * (size[1] // patch) == rows:
             return size
     side = math.isqrt(rows)
     if side * side == rows:
         return side * patch, side * patch
     raise UserError(
-        f"{where} has {rows} positions in its first stage, which are no square of patches. Give the model with its "
-        "image size: `model` may be a configuration, vitrail.models.configure(NAME, img_size=…)."
+        f"{where} has {rows} positions in its first stage, which fit no square image. Give `model` with its image "
+        "size: vitrail.models.configure(NAME, img_size=…)."
     )
 
 
-# What PVT and PVT v2 share. A `stage` is where its blocks are, with a place for its number, which begins with `first`.
+# Shared by PVT and PVT v2. `stage` is the prefix of a stage's blocks, with a placeholder for its number from `first`.
 
 
 def count_depths(names: Mapping[str, Tensor], stage: str, first: int = 0) -> Ints:
-    """How many blocks each stage has."""
+    """The number of blocks in each stage."""
     stages = count_blocks(names, re.escape(stage).replace(r"\{\}", r"(\d+)"))
     return tuple(count_blocks(names, re.escape(stage.format(first + i)) + r"(\d+)\.") for i in range(stages))
 
 
 def pyramid(where: str, state: Mapping[str, Tensor], stage: str, first: int = 0) -> dict[str, Any]:
-    """What the blocks show of a configuration. Of a stage, the first shows all but how many there are."""
+    """The configuration fields shown by the blocks."""
     depths = count_depths(state, stage, first) or (0,)
     blocks = [f"{stage.format(first + i)}0" for i in range(len(depths))]
-    mlps = [sizes(where, "PVT", state, f"{block}.mlp.fc1.weight", 2) for block in blocks]
+    mlps = [tensor_shape(where, "PVT", state, f"{block}.mlp.fc1.weight", 2) for block in blocks]
     for hidden, width in mlps:
         if hidden % width:
-            raise UserError(f"{where} has an MLP of {hidden} for a width of {width}; a PVT's are multiples of it.")
+            raise UserError(f"{where} has an MLP of {hidden} for a width of {width}, but it must be a multiple.")
     filters = [f"{block}.attn.sr.weight" for block in blocks]
     return {
         "widths": tuple(width for _, width in mlps),
         "depths": depths,
         "ratios": tuple(hidden // width for hidden, width in mlps),
-        "reductions": tuple(sizes(where, "PVT", state, name, 4)[2] if name in state else 1 for name in filters),
+        "reductions": tuple(tensor_shape(where, "PVT", state, name, 4)[2] if name in state else 1 for name in filters),
     }
 
 
-def count_heads(where: str, widths: Ints, usual: Mapping[Ints, Ints], beside: Beside, model: Any) -> Ints:
-    """The number of heads of each stage: as a `config.json` says, or `model`, or as usual for the widths."""
+def count_heads(where: str, widths: Ints, usual: Mapping[Ints, Ints], sidecar: Sidecar, model: Any) -> Ints:
+    """The number of heads of each stage: from `config.json`, `model`, or a published model of the same widths."""
     if model is not None:
-        compare(where, {"widths": widths}, {"widths": model.widths})
-    told: Ints | None = beside.fields.get("heads") or (usual.get(widths) if model is None else model.heads)
-    if told is None:
+        check_match(where, {"widths": widths}, {"widths": model.widths})
+    heads: Ints | None = sidecar.fields.get("heads") or (usual.get(widths) if model is None else model.heads)
+    if heads is None:
         raise UserError(
-            f"{where} is a PVT of widths {widths}, whose numbers of heads its tensors do not show. "
-            "Put a config.json beside it, or give `model`."
+            f"{where} is a PVT of widths {widths}, whose tensors do not show the number of heads. "
+            "Add a config.json to its folder, or give `model`."
         )
-    return told
+    return heads
 
 
-def key_eps(beside: Beside, model: PVTConfig | PVTv2Config | None) -> float:
-    """The epsilon of the norms of patches and of keys: as a `config.json` says, or `model`, or the authors'."""
-    return beside.eps or (PVTConfig.eps if model is None else model.eps)
+def key_eps(sidecar: Sidecar, model: PVTConfig | PVTv2Config | None) -> float:
+    """The epsilon of the norms of patches and keys: from `config.json`, `model`, or the authors'."""
+    return sidecar.eps or (PVTConfig.eps if model is None else model.eps)
 
 
 def strides(config: PVTConfig | PVTv2Config) -> list[int]:
-    """By what each stage divides the map before it."""
+    """The stride of each stage."""
     return [config.patch, *(2 for _ in config.widths[1:])]
 
 
 def hf_pyramid(config: PVTConfig | PVTv2Config) -> dict[str, Any]:
-    """What transformers' `config.json` calls alike in both."""
+    """The part of transformers' `config.json` that PVT and PVT v2 share."""
     return {
         "num_encoder_blocks": len(config.widths),
         "depths": list(config.depths),

@@ -1,7 +1,7 @@
-"""PVT v2: timm's `PyramidVisionTransformerV2`, transformers' `PvtV2ForImageClassification`, and the authors' files.
+"""PVT v2 formats: timm's `PyramidVisionTransformerV2`, transformers' `PvtV2ForImageClassification`, the authors' files.
 
-transformers has one epsilon for all norms; the authors, timm and we have 1e-5 in the norms of patches and of keys. What
-comes with transformers' `config.json` keeps its own, so that it gives the same answers.
+transformers has one epsilon for all norms; the authors, timm and we use 1e-5 in the norms of patches and keys. Weights
+with a transformers `config.json` keep its epsilon, so that their outputs do not change.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from vitrail.errors import UserError
 from vitrail.models.pvt_v2 import CONFIGS, PVTv2Config
-from vitrail.weights.formats import IMAGENET, Format, Layout, from_stages, sizes, to_stages
-from vitrail.weights.formats.pvt import HABIT, count_depths, count_heads, hf_pyramid, key_eps, pyramid, strides
-from vitrail.weights.formats.pvt import hf_settings as hf_settings  # they tell the same
-from vitrail.weights.key_tables import inverse, join, rename, split_qkv
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.formats import IMAGENET, Format, FormatSpec, from_stages, tensor_shape, to_stages
+from vitrail.weights.formats.pvt import DEFAULTS, count_depths, count_heads, hf_pyramid, key_eps, pyramid, strides
+from vitrail.weights.formats.pvt import hf_fields as hf_fields  # the same fields
+from vitrail.weights.key_tables import fuse, inverse, rename, split_qkv
+from vitrail.weights.sidecar import Sidecar
 
 _HF_BLOCK = {
     "norm1": "layer_norm_1",
@@ -37,7 +37,7 @@ _ORIGINAL = {"patch_embed": "downsample", "block": "blocks", "norm": "norm"}
 
 
 def _table(depths: Sequence[int]) -> dict[str, str]:
-    """What each of our modules is called by transformers."""
+    """The key table for transformers."""
     table = {"head": "classifier"}
     for i, depth in enumerate(depths):
         layer = f"encoder.layers.{i}"
@@ -51,7 +51,7 @@ def _table(depths: Sequence[int]) -> dict[str, str]:
 
 
 def _read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return join(rename(tensors, inverse(_table(count_depths(tensors, "encoder.layers.{}.blocks.")))), "kv")
+    return fuse(rename(tensors, inverse(_table(count_depths(tensors, "encoder.layers.{}.blocks.")))), "kv")
 
 
 def _write_hf(state: Mapping[str, Tensor], config: PVTv2Config) -> dict[str, Tensor]:
@@ -60,7 +60,7 @@ def _write_hf(state: Mapping[str, Tensor], config: PVTv2Config) -> dict[str, Ten
 
 
 def _read_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The authors count stages from 1, and have the patches, blocks and norms of all of them side by side."""
+    """The authors count stages from 1 and store patches, blocks and norms of all stages at the top level."""
 
     def ours(name: str) -> str:
         name = re.sub(r"^patch_embed1\.", "patch_embed.", name).replace(".mlp.dwconv.dwconv.", ".mlp.dwconv.")
@@ -71,30 +71,30 @@ def _read_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {ours(name): tensors[name] for name in tensors}
 
 
-def _cannot_timm(config: PVTv2Config) -> str | None:
-    return None if config.patch == 4 else f"first patches of {config.patch} pixels"
+def _unsupported_timm(config: PVTv2Config) -> str | None:
+    return None if config.patch == 4 else f"a first patch size of {config.patch}"
 
 
-LAYOUTS: dict[Format, Layout] = {
-    "timm": Layout(
-        r"(?:stages|layers)\.0\.blocks\.0\.mlp\.dwconv\.weight", from_stages, to_stages, _cannot_timm, IMAGENET
+FORMATS: dict[Format, FormatSpec] = {
+    "timm": FormatSpec(
+        r"(?:stages|layers)\.0\.blocks\.0\.mlp\.dwconv\.weight", from_stages, to_stages, _unsupported_timm, IMAGENET
     ),
-    "hf": Layout(r"encoder\.layers\.0\.patch_embedding\.proj\.weight", _read_hf, _write_hf, habit=HABIT),
-    "original": Layout(r"block1\.0\.mlp\.dwconv\.dwconv\.weight", _read_original, habit=HABIT),
+    "hf": FormatSpec(r"encoder\.layers\.0\.patch_embedding\.proj\.weight", _read_hf, _write_hf, defaults=DEFAULTS),
+    "original": FormatSpec(r"block1\.0\.mlp\.dwconv\.dwconv\.weight", _read_original, defaults=DEFAULTS),
 }
 
 
-def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: PVTv2Config | None) -> PVTv2Config:
-    """The architecture that tensors have, by their shapes. Of image sizes, which all fit, the usual one is 224."""
-    _, channels, kernel, other = sizes(where, "PVT v2", state, "patch_embed.proj.weight", 4)
+def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, model: PVTv2Config | None) -> PVTv2Config:
+    """The configuration, from tensor shapes; these fit any image size, by default 224."""
+    _, channels, kernel, other = tensor_shape(where, "PVT v2", state, "patch_embed.proj.weight", 4)
     if kernel != other or kernel % 2 == 0:
-        raise UserError(f"{where} has first filters of {kernel}x{other} pixels; those of a PVT v2 are odd squares.")
+        raise UserError(f"{where} has {kernel}x{other} filters in its stem, but those of a PVT v2 are odd squares.")
     seen = pyramid(where, state, "layers.{}.blocks.")
     known = {config.widths: config for config in CONFIGS.values()}
     usual = {widths: config.heads for widths, config in known.items()}
-    heads = count_heads(where, seen["widths"], usual, beside, model)
+    heads = count_heads(where, seen["widths"], usual, sidecar, model)
     linear = seen["reductions"][0] == 1 and "layers.0.blocks.0.attn.sr.weight" in state
-    if linear:  # its filters are of 1x1, and what `reductions` says is not used
+    if linear:  # with 1x1 filters, and `reductions` unused
         halved = tuple(2**i for i in reversed(range(len(seen["widths"]))))
         seen["reductions"] = halved if model is None else model.reductions
     size = known[seen["widths"]].img_size if seen["widths"] in known else (224, 224)
@@ -103,15 +103,15 @@ def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model:
         heads=heads,
         linear=linear,
         patch=(kernel + 1) // 2,
-        img_size=beside.img_size or (size if model is None else model.img_size),
+        img_size=sidecar.img_size or (size if model is None else model.img_size),
         channels=channels,
-        classes=sizes(where, "PVT v2", state, "head.weight", 2)[0] if "head.weight" in state else 0,
-        eps=key_eps(beside, model),
+        classes=tensor_shape(where, "PVT v2", state, "head.weight", 2)[0] if "head.weight" in state else 0,
+        eps=key_eps(sidecar, model),
     )
 
 
-def hf_document(config: PVTv2Config) -> dict[str, Any]:
-    """What transformers' `config.json` must say."""
+def hf_config(config: PVTv2Config) -> dict[str, Any]:
+    """The architecture for transformers' `config.json`."""
     return {
         "architectures": ["PvtV2ForImageClassification"],
         "model_type": "pvt_v2",

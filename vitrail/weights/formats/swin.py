@@ -1,6 +1,6 @@
-"""Swin in the formats of others: timm, Hugging Face's `SwinForImageClassification`, and the files of its authors.
+"""Swin formats: timm, Hugging Face's `SwinForImageClassification`, and the authors' files.
 
-timm merges tokens before a stage, as we do. The authors and Hugging Face do it at the end of the stage before.
+timm, like us, merges patches at the start of a stage; the authors and Hugging Face at the end of the previous one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.errors import UserError
 from vitrail.models.swin import SwinConfig
-from vitrail.weights.formats import IMAGENET, Format, Layout, same, sizes
+from vitrail.weights.formats import IMAGENET, Format, FormatSpec, identity, tensor_shape
 from vitrail.weights.formats.hf import check_act
-from vitrail.weights.key_tables import Table, count_blocks, inverse, join, rename, split_qkv
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.key_tables import Table, count_blocks, fuse, inverse, rename, split_qkv
+from vitrail.weights.sidecar import Sidecar
 
-_BUFFERS = re.compile(r".*\.(relative_position_index|attn_mask)")  # made anew by every model
+_BUFFERS = re.compile(r".*\.(relative_position_index|attn_mask)")  # recomputed by every model
 _TABLE = "layers.0.blocks.0.attn.relative_position_bias_table"
-_MERGE = ("norm", "reduction")  # the parts of a merge of tokens
+_MERGE = ("norm", "reduction")  # the modules of patch merging
 
 _HF_TOP = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
@@ -43,7 +43,7 @@ _HF_BLOCK = {
     "mlp.fc1": "intermediate.dense",
     "mlp.fc2": "output.dense",
 }
-_HF_MODULES = {  # how transformers 5 calls the modules that it reads from such files
+_HF_MODULES = {  # module names of transformers 5
     "attn.relative_position_bias_table": "attention.relative_position_bias.relative_position_bias_table",
     "attn.q": "attention.q_proj",
     "attn.k": "attention.k_proj",
@@ -78,7 +78,7 @@ def _hf_table(depths: Sequence[int], block: Table) -> dict[str, str]:
 def _read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     depths = _depths(tensors, r"encoder\.")
     table = inverse(_hf_table(depths, _HF_BLOCK)) | inverse(_hf_table(depths, _HF_MODULES))
-    return join(rename(_read(tensors), table))
+    return fuse(rename(_read(tensors), table))
 
 
 def _write_hf(state: Mapping[str, Tensor], config: SwinConfig) -> dict[str, Tensor]:
@@ -86,14 +86,14 @@ def _write_hf(state: Mapping[str, Tensor], config: SwinConfig) -> dict[str, Tens
     return {name if name.startswith("classifier.") else f"swin.{name}": value for name, value in named.items()}
 
 
-def _cannot_timm(config: SwinConfig) -> str | None:
-    """Where a map is smaller than a window, theirs makes that window smaller."""
+def _unsupported_timm(config: SwinConfig) -> str | None:
+    """timm shrinks a window that is larger than the map."""
     h, w = config.grid
     return f"a map of {h}x{w} in windows of {config.window}" if min(h, w) < config.window else None
 
 
-def _cannot_hf(config: SwinConfig) -> str | None:
-    """Theirs pads a map before it is shifted, not after, and shifts it along both sides or along none."""
+def _unsupported_hf(config: SwinConfig) -> str | None:
+    """Hugging Face pads a map before the shift, not after, and shifts it in both directions or in none."""
     if config.widths != tuple(config.widths[0] * 2**i for i in range(len(config.widths))):
         return f"the widths {config.widths}, which do not double"
     n = config.window
@@ -103,56 +103,56 @@ def _cannot_hf(config: SwinConfig) -> str | None:
     return None
 
 
-LAYOUTS: dict[Format, Layout] = {
-    "hf": Layout(
+FORMATS: dict[Format, FormatSpec] = {
+    "hf": FormatSpec(
         r"encoder\.layers\.0\.blocks\.0\.attention\.(?:self|relative_position_bias)\.relative_position_bias_table",
         _read_hf,
         _write_hf,
-        _cannot_hf,
+        _unsupported_hf,
         replace(IMAGENET, crop=1.0),
         eps=1e-5,
     ),
-    "original": Layout(
-        r"layers\.0\.downsample\.reduction\.weight", _read_original, habit=replace(IMAGENET, crop=0.875)
+    "original": FormatSpec(
+        r"layers\.0\.downsample\.reduction\.weight", _read_original, defaults=replace(IMAGENET, crop=0.875)
     ),
-    "timm": Layout(re.escape(_TABLE), _read, same, _cannot_timm, IMAGENET),
+    "timm": FormatSpec(re.escape(_TABLE), _read, identity, _unsupported_timm, IMAGENET),
 }
 
 
-def architecture(where: str, state: Mapping[str, Tensor], beside: Beside, model: SwinConfig | None) -> SwinConfig:
-    """The architecture that tensors have, by their shapes: all but the image size, which fits any."""
-    _, channels, patch, other = sizes(where, "Swin", state, "patch_embed.proj.weight", 4)
+def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, model: SwinConfig | None) -> SwinConfig:
+    """The configuration, from tensor shapes; these fit any image size."""
+    _, channels, patch, other = tensor_shape(where, "Swin", state, "patch_embed.proj.weight", 4)
     if patch != other:
-        raise UserError(f"{where} has patches of {patch}x{other} pixels; vitrail's are squares.")
+        raise UserError(f"{where} has patches of {patch}x{other} pixels, but vitrail's are square.")
     depths = _depths(state, "")
     widths, heads = [], []
     for i in range(len(depths)):
-        widths.append(sizes(where, "Swin", state, f"layers.{i}.blocks.0.attn.proj.weight", 2)[0])
-        rows, count = sizes(where, "Swin", state, f"layers.{i}.blocks.0.attn.relative_position_bias_table", 2)
+        widths.append(tensor_shape(where, "Swin", state, f"layers.{i}.blocks.0.attn.proj.weight", 2)[0])
+        rows, count = tensor_shape(where, "Swin", state, f"layers.{i}.blocks.0.attn.relative_position_bias_table", 2)
         heads.append(count)
         if rows != math.isqrt(rows) ** 2 or rows % 2 == 0:
-            raise UserError(f"{where} has {rows} biases in stage {i + 1}, which are those of no square window.")
-    window = (math.isqrt(sizes(where, "Swin", state, _TABLE, 2)[0]) + 1) // 2
+            raise UserError(f"{where} has {rows} position biases in stage {i + 1}, which fit no square window.")
+    window = (math.isqrt(tensor_shape(where, "Swin", state, _TABLE, 2)[0]) + 1) // 2
     return SwinConfig(
         widths=tuple(widths),
         depths=tuple(depths),
         heads=tuple(heads),
         window=window,
         patch=patch,
-        img_size=beside.img_size or (model.img_size if model is not None else _img_size(window)),
+        img_size=sidecar.img_size or (model.img_size if model is not None else _img_size(window)),
         channels=channels,
-        classes=sizes(where, "Swin", state, "head.fc.weight", 2)[0] if "head.fc.weight" in state else 0,
+        classes=tensor_shape(where, "Swin", state, "head.fc.weight", 2)[0] if "head.fc.weight" in state else 0,
     )
 
 
-def hf_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing that the tensors do not show; what our Swins do not have is refused."""
+def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
+    """No fields: tensors show everything. Rejects unsupported activations."""
     check_act(document)
     return {}
 
 
-def hf_document(config: SwinConfig) -> dict[str, Any]:
-    """What `config.json` must say of the architecture."""
+def hf_config(config: SwinConfig) -> dict[str, Any]:
+    """The architecture for `config.json`."""
     return {
         "architectures": ["SwinForImageClassification"],
         "model_type": "swin",
@@ -174,5 +174,5 @@ def _depths(names: Mapping[str, Tensor], prefix: str) -> list[int]:
 
 
 def _img_size(window: int) -> Size:
-    """The size for which models with such windows were published: 224 with windows of 7, 384 with 12."""
+    """The image size of published models with such windows: 224 for 7, 384 for 12."""
     return (32 * window, 32 * window)

@@ -1,4 +1,4 @@
-"""torchvision's `vit_b_16` and its sisters."""
+"""ViT format of torchvision: `vit_b_16` and its siblings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.key_tables import count_blocks, inverse, rename, stems
+from vitrail.weights.key_tables import count_blocks, inverse, key_table, rename
 
 MARKER = "conv_proj.weight"
 
@@ -35,21 +35,21 @@ _WHERE = "encoder.layers.encoder_layer_{}."
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors under our names."""
     depth = count_blocks(tensors, r"encoder\.layers\.encoder_layer_(\d+)\.")
-    old = stems(depth, {}, _OLD_BLOCK, _WHERE)
-    return rename(tensors, inverse(stems(depth, _TOP, _BLOCK, _WHERE)) | inverse(old))
+    old = key_table(depth, {}, _OLD_BLOCK, _WHERE)
+    return rename(tensors, inverse(key_table(depth, _TOP, _BLOCK, _WHERE)) | inverse(old))
 
 
 def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Our tensors under their names."""
-    return rename(state, stems(config.depth, _TOP, _BLOCK, _WHERE))
+    return rename(state, key_table(config.depth, _TOP, _BLOCK, _WHERE))
 
 
-def cannot(config: ViTConfig) -> str | None:
-    """What of a model the format has no place for."""
+def unsupported(config: ViTConfig) -> str | None:
+    """The feature of a model that the format cannot represent."""
     parts = {
         "registers": config.registers,
         "LayerScale": config.layer_scale,
         "gated MLPs": config.act != "gelu",
-        "pooling other than the class token's": config.pool != "cls",
+        f"pooling '{config.pool}'": config.pool != "cls",
     }
     return next((what for what, there in parts.items() if there), None)

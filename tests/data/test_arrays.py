@@ -97,9 +97,9 @@ def test_labels_that_are_not_there_are_asked_for_by_name(tmp_path):
     np.save(tmp_path / "pictures.npy", images())
     with pytest.raises(UserError, match=r"There is no .*y_train\.npy"):
         open_data(tmp_path / "x_train.npy")
-    with pytest.raises(UserError, match=r"x_train\.npy has no labels: they must lie in y_train\.npy"):
+    with pytest.raises(UserError, match=r"x_train\.npy has no labels: y_train\.npy must be"):
         open_data(tmp_path)
-    with pytest.raises(UserError, match="neither word in its name: rename it"):
+    with pytest.raises(UserError, match="neither word: rename it"):
         open_data(tmp_path / "pictures.npy")
 
 
@@ -115,7 +115,7 @@ def test_two_files_for_one_split_are_a_user_error(tmp_path):
     ("content", "reason"),
     [
         (np.array([{}, {}], dtype=object), "could run code"),
-        (images(9), r"one label for every image"),
+        (images(9), r"one label per image"),
         (images(10, 5, 8, 8), r"the shape \(N, height, width\)"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_cut_file_is_a_user_error(tmp_path, keep):
     np.save(tmp_path / "y.npy", labels())
     path = tmp_path / "x.npy"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"x\.npy is not a whole \.npy file"):
+    with pytest.raises(UserError, match=r"x\.npy is not a complete \.npy file"):
         open_data(path)
 
 

@@ -24,9 +24,10 @@ from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_run, recognise, save
-from vitrail.weights.tensors import from_memory
+from vitrail.weights.tensors import from_state_dict
 
 BIT = BiTConfig((32, 64, 128), (2, 1, 1), True, 4, (40, 56), channels=1, classes=5)
 HYBRID = HybridConfig(32, 2, 4, 128, (32, 64), (2, 1), 8, 4, 1, (32, 48), channels=1, classes=5)
@@ -47,7 +48,7 @@ def kept(config: ModelConfig, folder: Path) -> tuple[Path, models.Model]:
     seen = Preprocess(config.img_size, config.channels, 0.9, (0.4,), (0.2,), interpolation="bilinear")
     path = folder / "ours" / "model.safetensors"
     path.parent.mkdir()
-    save(path, model, Card(model=models.name_of(config), config=config, classes=names, preprocess=seen))
+    save(path, model, Card(model=models.name_of(config), config=config, task=Multiclass(names), preprocess=seen))
     return path, model
 
 
@@ -234,7 +235,7 @@ def test_an_npz_file_shows_the_heads(tmp_path):
     path, _ = kept(HYBRID, tmp_path)
     there = convert(path, tmp_path / "theirs.npz", to="npz")
     there.with_suffix(".json").unlink()
-    with pytest.raises(UserError, match="has heads 4, but `model` asks for 2"):
+    with pytest.raises(UserError, match="has heads 4, but `model` has 2"):
         load(there, model=replace(HYBRID, heads=2))
 
 
@@ -271,8 +272,8 @@ def of_shapes(build: Callable[[], nn.Module]) -> ModelConfig:
     """The architecture that the tensors of a model show by themselves."""
     with torch.device("meta"):
         state = build().state_dict()
-    weights = recognise.recognise(from_memory(state, "x"), "x")
-    found: ModelConfig = recognise.architecture(weights, recognise.settings(weights, None), None)
+    weights = recognise.recognise(from_state_dict(state, "x"), "x")
+    found: ModelConfig = recognise.architecture(weights, recognise.read_sidecar(weights, None), None)
     return found
 
 
@@ -294,17 +295,17 @@ def test_timms_own_models_are_known_by_their_shapes(name):
 @pytest.mark.parametrize(
     ("config", "to", "message"),
     [
-        (replace(BIT, shrink=False), "timm", "a stem that does not shrink the image"),
-        (replace(BIT, shrink=False), "npz", "a stem that does not shrink the image"),
-        (replace(BIT, widths=(48, 64, 128)), "hf", "a stage of width 48, which is no multiple of 32"),
+        (replace(BIT, shrink=False), "timm", "a stem without downsampling"),
+        (replace(BIT, shrink=False), "npz", "a stem without downsampling"),
+        (replace(BIT, widths=(48, 64, 128)), "hf", "a stage of width 48, not a multiple of 32"),
         (replace(HYBRID, first=32), "timm", "a first stage as wide as its stem"),
-        (STEM, "hf", "a ResNet that is a stem alone"),
+        (STEM, "hf", "a ResNet without stages"),
     ],
     ids=str,
 )
 def test_what_others_have_no_place_for_is_refused(tmp_path, config, to, message):
     path, _ = kept(config, tmp_path)
-    with pytest.raises(UserError, match=f"The model has {message}, for which {to} has no place"):
+    with pytest.raises(UserError, match=f"The model has {message}, which {to} does not support"):
         convert(path, tmp_path / NAMES[to], to=to)
 
 
@@ -312,7 +313,7 @@ def test_groups_that_nothing_shows_must_be_told():
     state = randomise(models.build(BIT)).state_dict()
     with pytest.raises(UserError, match=r"the usual 32 do not divide .* \(32, 64, 128\).*give `model`"):
         load(state)
-    with pytest.raises(UserError, match=r"has widths \(32, 64, 128\), but `model` asks for \(256, 512, 1024, 2048\)"):
+    with pytest.raises(UserError, match=r"has widths \(32, 64, 128\), but `model` has \(256, 512, 1024, 2048\)"):
         load(state, model="bit_r50x1")
 
 

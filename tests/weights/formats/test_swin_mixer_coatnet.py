@@ -24,9 +24,10 @@ from vitrail.errors import UserError
 from vitrail.models.coatnet import CoAtNetConfig
 from vitrail.models.mixer import MixerConfig
 from vitrail.models.swin import SwinConfig
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_card, open_run, recognise, save, start_from
-from vitrail.weights.tensors import from_memory
+from vitrail.weights.tensors import from_state_dict
 
 SWIN = SwinConfig((32, 64), (2, 2), (2, 4), 4, 2, (32, 48), channels=1, classes=5)
 MIXER = MixerConfig(32, 2, 16, 128, 8, (32, 48), channels=1, classes=5)
@@ -66,7 +67,7 @@ def keep(model, path):
     """Our model as a file with its card."""
     config = model.config
     seen = Preprocess(config.img_size, config.channels, 0.9, (0.4,), (0.2,))
-    save(path, model, Card(model=models.name_of(config), config=config, classes=NAMES, preprocess=seen))
+    save(path, model, Card(model=models.name_of(config), config=config, task=Multiclass(NAMES), preprocess=seen))
     return path
 
 
@@ -115,8 +116,8 @@ TIMM = [
 def test_timms_models_are_known_by_their_shapes_as_by_their_names(name):
     with torch.device("meta"):
         theirs = peers.timm().create_model(name).state_dict()
-    weights = recognise.recognise(from_memory(theirs, "it"), "it")
-    config = recognise.architecture(weights, recognise.Beside(), None)
+    weights = recognise.recognise(from_state_dict(theirs, "it"), "it")
+    config = recognise.architecture(weights, recognise.Sidecar(), None)
     assert config == models.canonical(name)[1]
     with torch.device("meta"):
         ours = models.build(config).state_dict()
@@ -199,7 +200,7 @@ def test_microsofts_swin_gives_timms_logits(tmp_path):
     assert model.config == SWIN
     assert distance(model(images(SWIN)), theirs(images(SWIN))) < TOLERANCE
     assert card.preprocess.crop == 0.875
-    with pytest.raises(UserError, match="A swin is written for vitrail, hf or timm, but not for npz"):
+    with pytest.raises(UserError, match="A swin can be written for vitrail, hf or timm, but not for npz"):
         convert(tmp_path / "swin.pth", tmp_path / "x.npz", to="npz", model=SWIN)
 
 
@@ -277,12 +278,12 @@ def test_every_family_is_known_in_every_format(name):
     config = models.configure("vit_ti16" if name == "vit" else f"{name}_nano")
     with torch.device("meta"):
         state = models.build(config).state_dict()
-    own = recognise.recognise(from_memory(state, "it"), "it")
+    own = recognise.recognise(from_state_dict(state, "it"), "it")
     assert (own.family, own.shapes().keys()) == (name, state.keys())
-    for format, layout in recognise.layouts(name).items():
+    for format, layout in recognise.formats_of(name).items():
         if layout.write is not None:
             theirs = {f"module.model.{key}": value for key, value in layout.write(state, config).items()}
-            found = recognise.recognise(from_memory(theirs, "it"), "it")
+            found = recognise.recognise(from_state_dict(theirs, "it"), "it")
             assert (found.family, found.format) == (name, format)
             assert {n: v.shape for n, v in found.shapes().items()} == {n: v.shape for n, v in state.items()}
 
@@ -298,10 +299,10 @@ def test_whether_a_coatnets_stem_shrinks_is_as_something_tells_it(tmp_path):
     small = models.create("coatnet_nano", classes=3)
     assert load(small.state_dict()).config == small.config  # a listed model
     model = models.build(replace(COATNET, shrink=False, img_size=(16, 16)))
-    start_from(model.state_dict(), models.build(model.config), NAMES)  # the model to train
+    start_from(model.state_dict(), models.build(model.config), Multiclass(NAMES))  # the model to train
     path = keep(model, tmp_path / "own.safetensors")
     with pytest.raises(UserError, match="reshaped    shrink: False, not True"):
-        start_from(path, models.build(replace(COATNET, img_size=(32, 32))), NAMES)
+        start_from(path, models.build(replace(COATNET, img_size=(32, 32))), Multiclass(NAMES))
 
 
 # Others than those that are asked for
@@ -330,7 +331,7 @@ def test_weights_without_a_head_begin_a_training(config):
     with pytest.raises(UserError, match="has no classification head"):
         open_run(body, model=config)
     model = models.build(replace(config, classes=2))
-    notes = start_from({"model": body}, model, ("a", "b"))
+    notes = start_from({"model": body}, model, Multiclass(("a", "b")))
     assert "new head for 2 classes" in notes
     first = next(name for name in theirs if name.startswith(("stem", "patch_embed")))
     assert torch.equal(model.state_dict()[first], theirs[first])
@@ -350,13 +351,13 @@ def test_what_is_missing_is_named_and_left_out_if_asked(config):
 @pytest.mark.parametrize(
     ("config", "model", "message"),
     [
-        (SWIN, "vit_b16", "The state dict is a Swin, but `model` asks for vit_b16"),
-        (SWIN, "swin_t", r"has widths \(32, 64\), but `model` asks for \(96, 192, 384, 768\)"),
-        (SWIN, replace(SWIN, window=8), "has window 4, but `model` asks for 8"),
-        (replace(MIXER, img_size=(32, 32)), "mixer_b16", "has width 32, but `model` asks for 768"),
-        (MIXER, None, "mixes 24 tokens, which are no square of patches. Give the model with its image size"),
-        (replace(COATNET, img_size=(32, 32)), "coatnet_0", r"has widths \(32, 64, 96\), but `model` asks for"),
-        (COATNET, None, "has biases for 77 offsets, which are those of no square map"),
+        (SWIN, "vit_b16", "The state dict is a Swin, but `model` is vit_b16"),
+        (SWIN, "swin_t", r"has widths \(32, 64\), but `model` has \(96, 192, 384, 768\)"),
+        (SWIN, replace(SWIN, window=8), "has window 4, but `model` has 8"),
+        (replace(MIXER, img_size=(32, 32)), "mixer_b16", "has width 32, but `model` has 768"),
+        (MIXER, None, "mixes 24 tokens, which fit no square image. Give `model` with its image size"),
+        (replace(COATNET, img_size=(32, 32)), "coatnet_0", r"has widths \(32, 64, 96\), but `model` has"),
+        (COATNET, None, "biases for 77 offsets, which fit no square image"),
     ],
     ids=str,
 )
@@ -370,19 +371,19 @@ def test_another_model_than_the_one_that_is_asked_for(config, model, message):
 @pytest.mark.parametrize(
     ("config", "name", "shape", "message"),
     [
-        (SWIN, "patch_embed.proj.weight", (32, 1, 2, 3), "patches of 2x3 pixels; vitrail's are squares"),
-        (SWIN, "patch_embed.proj.weight", (32, 2), r"is no Swin: patch_embed.proj.weight is \(32, 2\), but it must"),
-        (SWIN, "layers.1.blocks.0.attn.relative_position_bias_table", (48, 4), "48 biases in stage 2"),
+        (SWIN, "patch_embed.proj.weight", (32, 1, 2, 3), "patches of 2x3 pixels, but vitrail's are square"),
+        (SWIN, "patch_embed.proj.weight", (32, 2), r"is not a Swin: patch_embed.proj.weight is \(32, 2\), but it must"),
+        (SWIN, "layers.1.blocks.0.attn.relative_position_bias_table", (48, 4), "48 position biases in stage 2"),
         (
             SWIN,
             "layers.1.blocks.0.attn.relative_position_bias_table",
             (49, 3),
-            "is no Swin that vitrail can build: The",
+            "is not a Swin that vitrail can build: The",
         ),
         (MIXER, "stem.proj.weight", (32, 1, 8, 4), "patches of 8x4 pixels"),
-        (MIXER, "blocks.0.mlp_channels.fc1.weight", (7,), "is no Mixer: blocks.0.mlp_channels.fc1.weight"),
+        (MIXER, "blocks.0.mlp_channels.fc1.weight", (7,), "is not a Mixer: blocks.0.mlp_channels.fc1.weight"),
         (COATNET, "layers.2.blocks.0.attn.proj.weight", (90, 96, 1, 1), "must be a multiple of 32, but one is 90"),
-        (COATNET, "stem.conv2.weight", (0, 1, 1, 1), "is no CoAtNet: stem.conv2.weight"),
+        (COATNET, "stem.conv2.weight", (0, 1, 1, 1), "is not a CoAtNet: stem.conv2.weight"),
     ],
 )
 def test_shapes_of_no_model(config, name, shape, message):
@@ -395,14 +396,14 @@ def test_shapes_of_no_model(config, name, shape, message):
 @pytest.mark.parametrize(
     ("config", "to", "message"),
     [
-        (SWIN, "torchvision", "A swin is written for vitrail, hf or timm, but not for torchvision"),
-        (replace(SWIN, img_size=(8, 8)), "timm", "a map of 2x2 in windows of 4, for which timm has no place"),
-        (replace(SWIN, img_size=(16, 48)), "hf", "a map of 4x12 in windows of 4, for which hf has no place"),
+        (SWIN, "torchvision", "A swin can be written for vitrail, hf or timm, but not for torchvision"),
+        (replace(SWIN, img_size=(8, 8)), "timm", "a map of 2x2 in windows of 4, which timm does not support"),
+        (replace(SWIN, img_size=(16, 48)), "hf", "a map of 4x12 in windows of 4, which hf does not support"),
         (replace(SWIN, img_size=(28, 44)), "hf", "a map of 14x22 in windows of 4"),
         (replace(SWIN, widths=(32, 48)), "hf", r"the widths \(32, 48\), which do not double"),
-        (MIXER, "hf", "A mixer is written for vitrail, timm or npz, but not for hf"),
-        (replace(COATNET, shrink=False), "timm", "a stem that does not shrink the image"),
-        (replace(COATNET, img_size=(40, 40)), "timm", "images of 40x40, which are no multiples of 16"),
+        (MIXER, "hf", "A mixer can be written for vitrail, timm or npz, but not for hf"),
+        (replace(COATNET, shrink=False), "timm", "a stem without downsampling"),
+        (replace(COATNET, img_size=(40, 40)), "timm", "images of 40x40, not multiples of 16"),
     ],
     ids=str,
 )
@@ -422,21 +423,21 @@ def test_a_card_of_another_family_is_refused(tmp_path):
 
 def test_a_merge_of_tokens_alone_is_no_swin():
     state = {"patch_embed.proj.weight": (32, 1, 2, 2), "layers.0.downsample.reduction.weight": (64, 128)}
-    with pytest.raises(UserError, match=r"is no whole Swin: layers\.0\.blocks\.0\.attn.* is missing"):
+    with pytest.raises(UserError, match=r"is not a complete Swin: layers\.0\.blocks\.0\.attn.* is missing"):
         load({name: torch.zeros(shape) for name, shape in state.items()})
 
 
 def test_the_image_size_and_preprocessing_are_as_usual_where_nothing_says_them(tmp_path):
     with torch.device("meta"):
         state = models.create("swin_b_w12").state_dict()
-    weights = recognise.recognise(from_memory(state, "it"), "it")
-    config = recognise.architecture(weights, recognise.Beside(), None)
+    weights = recognise.recognise(from_state_dict(state, "it"), "it")
+    config = recognise.architecture(weights, recognise.Sidecar(), None)
     assert (config.img_size, config.window) == ((384, 384), 12)
-    seen, note = recognise.preprocessing(weights, config, recognise.Beside())
+    seen, note = recognise.preprocessing(weights, config, recognise.Sidecar())
     assert (seen.crop, seen.mean[0]) == (1.0, 0.485)
     assert (
         note
-        == "mean 0.485, std 0.229, crop 1, bicubic resizing: as usual for such weights, nothing beside them says it"
+        == "mean 0.485, std 0.229, crop 1, bicubic resizing: assumed as usual for such weights, without a sidecar file"
     )
     save_file(models.build(MIXER).state_dict(), tmp_path / "model.safetensors")
     about = {"pretrained_cfg": {"input_size": [1, 32, 48], "mean": [0.1], "std": [0.3], "crop_pct": 0.7}}

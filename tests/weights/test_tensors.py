@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import load, open_card, start_from
-from vitrail.weights.formats.vit import LAYOUTS
+from vitrail.weights.formats.vit import FORMATS
 
 CONFIG = ViTConfig(width=16, depth=1, heads=2, mlp=32, patch=4, img_size=(8, 8), classes=3)
 
@@ -36,7 +37,7 @@ def state():
 def write(path, state):
     """A good file of the kind that the suffix says."""
     if path.suffix == ".npz":
-        np.savez(path, **{name: value.numpy() for name, value in LAYOUTS["npz"].write(state, CONFIG).items()})
+        np.savez(path, **{name: value.numpy() for name, value in FORMATS["npz"].write(state, CONFIG).items()})
     elif path.suffix == ".safetensors":
         save_file(state, path)
     else:
@@ -58,7 +59,7 @@ def test_truncated_files(tmp_path, state, suffix):
     content = path.read_bytes()
     for keep in (0, 1, 9, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:keep])
-        with pytest.raises(UserError, match=r"m\.\w+ (is|holds|has)"):
+        with pytest.raises(UserError, match=r"m\.\w+ (is|contains|has)"):
             load(path, CONFIG)
 
 
@@ -105,20 +106,20 @@ def test_code_in_a_pickle_is_not_run(tmp_path, state, new):
     torch.save({"model": state, "x": Code(tmp_path / "run")}, tmp_path / "m.pth", _use_new_zipfile_serialization=new)
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Code(tmp_path / "run")))
     for name in ("m.pth", "plain.pt"):
-        with pytest.raises(UserError, match="can be read only by running code, which is never done"):
+        with pytest.raises(UserError, match="never loaded because they could run code"):
             load(tmp_path / name, CONFIG)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_whole_pickled_model_is_refused(tmp_path):
     torch.save(build(CONFIG), tmp_path / "m.pth")
-    with pytest.raises(UserError, match="Save its state dict alone"):
+    with pytest.raises(UserError, match="Save only the state dict"):
         load(tmp_path / "m.pth", CONFIG)
 
 
 def test_code_in_an_npz_is_not_run(tmp_path):
     np.savez(tmp_path / "m.npz", **{"embedding/kernel": np.array([Code(tmp_path / "run")], dtype=object)})
-    with pytest.raises(UserError, match=r"m\.npz: embedding/kernel is made of object, but weights are floats"):
+    with pytest.raises(UserError, match=r"m\.npz: embedding/kernel is object, but weights must be floating-point"):
         load(tmp_path / "m.npz")
     assert not (tmp_path / "run").exists()
 
@@ -132,7 +133,7 @@ def test_the_flags_of_a_training_program_do_no_harm(tmp_path, state):
 def test_values_that_are_no_numbers(tmp_path, state, suffix):
     broken = {name: value.clone() for name, value in state.items()}
     broken["blocks.0.mlp.fc1.weight"][3, 3] = float("nan")
-    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.fc1\.weight has values that are no numbers"):
+    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.fc1\.weight has NaN or infinite values"):
         load(write(tmp_path / f"m{suffix}", broken), CONFIG)
 
 
@@ -143,7 +144,7 @@ def test_values_that_are_no_numbers(tmp_path, state, suffix):
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_other_types_of_values(tmp_path, state, dtype, suffix, partial):
     broken = state | {"head.weight": torch.zeros(3, 16).to(dtype)}
-    with pytest.raises(UserError, match="but weights are floats"):
+    with pytest.raises(UserError, match="but weights must be floating-point"):
         load(write(tmp_path / f"m{suffix}", broken), CONFIG, partial=partial)
 
 
@@ -173,7 +174,7 @@ def test_wrappings_in_wrappings(state):
     endless = {}
     endless["model"] = endless
     for content in (endless, {"model": [state]}, {"model": {}}, {"model": None}, {}):
-        with pytest.raises(UserError, match="holds no tensors by name"):
+        with pytest.raises(UserError, match="contains no named tensors"):
             load(content, CONFIG)
 
 
@@ -184,7 +185,7 @@ def test_what_is_no_file(tmp_path, state):
     (tmp_path / "dangling.bin").symlink_to(tmp_path / "nowhere")
     (tmp_path / "endless.safetensors").symlink_to("/dev/zero")
     for name in ("folder.pth", "pipe.pth", "loop.npz", "dangling.bin", "endless.safetensors", "n" * 5000, "nul\0.pth"):
-        with pytest.raises(UserError, match=r"is neither a run folder nor|is no file|cannot be opened"):
+        with pytest.raises(UserError, match=r"is neither a run folder nor|is not a file|cannot be opened"):
             load(tmp_path / name)
     (tmp_path / "link.pth").symlink_to(write(tmp_path / "good.pth", state))
     assert load(tmp_path / "link.pth", CONFIG).config == CONFIG
@@ -215,8 +216,8 @@ def test_wrong_shapes(state, shape):
             load(state | {name: torch.zeros(shape)}, CONFIG, partial=True)
         with suppress(UserError):
             other = build(replace(CONFIG, img_size=(16, 16), channels=1))
-            start_from(state | {name: torch.zeros(shape)}, other, ("a", "b", "c"), partial=True)
-    arrays = LAYOUTS["npz"].write(state, CONFIG)
+            start_from(state | {name: torch.zeros(shape)}, other, Multiclass(("a", "b", "c")), partial=True)
+    arrays = FORMATS["npz"].write(state, CONFIG)
     for name in ("embedding/kernel", "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"):
         with pytest.raises(UserError):
             load(arrays | {name: torch.zeros(shape)}, CONFIG)
@@ -245,7 +246,7 @@ def test_sizes_far_beyond_the_file(tmp_path, state):
     torch.save(state | {"head.weight": spread}, tmp_path / "spread.pth")
     for name in ("m.safetensors", "long.safetensors", "packed.npz", "packed.pth", "claims.npz", "spread.pth"):
         for reading in (load, open_card):
-            with pytest.raises(UserError, match=r"corrupt or truncated|would unpack to|more than it holds"):
+            with pytest.raises(UserError, match=r"corrupt or truncated|would expand to|more than it stores"):
                 reading(tmp_path / name)
 
 
@@ -253,15 +254,15 @@ def test_what_holds_no_model(tmp_path, state):
     torch.save([1, 2], tmp_path / "list.pth")
     torch.save({"epoch": 3}, tmp_path / "numbers.pth")
     for source, message in {
-        tmp_path / "list.pth": "holds a list",
-        tmp_path / "numbers.pth": "holds no tensors by name",
+        tmp_path / "list.pth": "contains a list",
+        tmp_path / "numbers.pth": "contains no named tensors",
     }.items():
         with pytest.raises(UserError, match=message):
             load(source)
-    with pytest.raises(UserError, match=r"is no ViT, and none of its relatives, of .* or vitrail: it holds conv1"):
+    with pytest.raises(UserError, match=r"is not a model known from .* or vitrail: it contains conv1"):
         load({"conv1.weight": torch.zeros(3)})
     both = {f"{side}.{name}": value for side in ("student", "teacher") for name, value in state.items()}
-    with pytest.raises(UserError, match=r"holds several models: student\., teacher\.\. Give the state dict of one"):
+    with pytest.raises(UserError, match=r"contains several models: student\., teacher\.\. Give the state dict of one"):
         load(both, CONFIG)
 
 

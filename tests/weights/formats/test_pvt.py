@@ -15,10 +15,11 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, recognise, save, start_from
 from vitrail.weights.formats import hf, pvt, pvt_v2
-from vitrail.weights.sidecar import Beside
+from vitrail.weights.sidecar import Sidecar
 from vitrail.weights.tensors import Tensors
 
 PVT = PVTConfig((32, 64, 96), (1, 2, 1), (1, 2, 3), (4, 2, 2), (4, 2, 1), 4, (32, 32), channels=1, classes=5)
@@ -73,7 +74,7 @@ def timm(config):
 def keep(config, folder):
     """A random model of ours as a file with its card."""
     model = randomise(models.build(config))
-    card = Card(model="pvt", config=config, classes=tuple("abcde"), preprocess=Preprocess(config.img_size, 1))
+    card = Card(model="pvt", config=config, task=Multiclass(tuple("abcde")), preprocess=Preprocess(config.img_size, 1))
     save(folder / "own.safetensors", model, card)
     return model, folder / "own.safetensors"
 
@@ -198,9 +199,9 @@ def test_timm_takes_what_is_written_for_it(tmp_path, config):
 @pytest.mark.parametrize(
     ("config", "to", "message"),
     [
-        (replace(PVT, img_size=(32, 64)), "hf", "images that are no squares, for which hf has no place"),
-        (replace(PVT, patch=2), "hf", "first patches of 2 pixels, for which hf has no place"),
-        (replace(PVT_V2, patch=2), "timm", "first patches of 2 pixels, for which timm has no place"),
+        (replace(PVT, img_size=(32, 64)), "hf", "images that are not square, which hf does not support"),
+        (replace(PVT, patch=2), "hf", "a first patch size of 2, which hf does not support"),
+        (replace(PVT_V2, patch=2), "timm", "a first patch size of 2, which timm does not support"),
         (PVT, "timm", "timm"),
         (PVT_V2, "npz", "npz"),
     ],
@@ -226,9 +227,9 @@ def shapes(state):
 
 def hugging_faces(config):
     """What transformers builds from the `config.json` that is written for it."""
-    about = MODULES[type(config)].hf_document(config)
+    about = MODULES[type(config)].hf_config(config)
     names = tuple(map(str, range(config.classes)))
-    document = hf.documents(about, names, Preprocess(config.img_size, config.channels))["config.json"]
+    document = hf.sidecar_files(about, names, Preprocess(config.img_size, config.channels))["config.json"]
     model = peers.transformers().AutoModelForImageClassification
     return on_meta(model.from_config, peers.transformers().AutoConfig.for_model(**document))
 
@@ -238,8 +239,8 @@ def test_every_named_model_is_known_by_its_shapes_and_is_the_peers(name):
     config = models.configure(name)
     state = on_meta(models.build, config)
     assert seen(state) == config
-    for format, layout in MODULES[type(config)].LAYOUTS.items():
-        if layout.write is not None and layout.cannot(config) is None:
+    for format, layout in MODULES[type(config)].FORMATS.items():
+        if layout.write is not None and layout.unsupported(config) is None:
             theirs = layout.write(state, config)
             assert seen(theirs) == config
             peer = hugging_faces(config) if format == "hf" else on_meta(peers.timm().create_model, name)
@@ -249,17 +250,19 @@ def test_every_named_model_is_known_by_its_shapes_and_is_the_peers(name):
 def seen(state):
     """The architecture that is seen in tensors without their values."""
     weights = recognise.recognise(Tensors(state, state.__getitem__), "It")
-    return recognise.architecture(weights, Beside(), None)
+    return recognise.architecture(weights, Sidecar(), None)
 
 
 def test_what_no_tensor_shows_must_be_told():
     model = models.build(PVT)
     own = model.state_dict()
-    with pytest.raises(UserError, match=r"PVT of widths \(32, 64, 96\), whose numbers of heads .* give `model`"):
+    with pytest.raises(
+        UserError, match=r"PVT of widths \(32, 64, 96\), whose tensors do not show the number of heads.* give `model`"
+    ):
         load(own)
-    assert start_from(own, model, tuple("01234"))  # the model to train tells them
+    assert start_from(own, model, Multiclass(tuple("01234")))  # the model to train tells them
     wide = models.build(replace(PVT, img_size=(32, 64))).state_dict()
-    with pytest.raises(UserError, match="128 positions in its first stage, which are no square of patches"):
+    with pytest.raises(UserError, match="128 positions in its first stage, which fit no square image"):
         load(wide, model=PVT)
     assert load(wide, model=replace(PVT, img_size=(64, 32))).config.img_size == (64, 32)
 
@@ -267,15 +270,15 @@ def test_what_no_tensor_shows_must_be_told():
 @pytest.mark.parametrize(
     ("config", "model", "changes", "message"),
     [
-        (PVT, PVT_V2, {}, "is a PVT, but `model` asks for"),
-        (PVT, replace(PVT, depths=(1, 1, 1)), {}, r"has depths \(1, 2, 1\), but `model` asks for \(1, 1, 1\)"),
-        (PVT, "pvt_ti", {}, r"has widths \(32, 64, 96\), but `model` asks for \(64, 128, 320, 512\)"),
-        (LINEAR, "pvt_v2_b2_li", {}, r"has widths \(32, 64, 96\), but `model` asks for \(64, 128, 320, 512\)"),
-        (PVT_V2, LINEAR, {}, "has linear False, but `model` asks for True"),
+        (PVT, PVT_V2, {}, "is a PVT, but `model` is"),
+        (PVT, replace(PVT, depths=(1, 1, 1)), {}, r"has depths \(1, 2, 1\), but `model` has \(1, 1, 1\)"),
+        (PVT, "pvt_ti", {}, r"has widths \(32, 64, 96\), but `model` has \(64, 128, 320, 512\)"),
+        (LINEAR, "pvt_v2_b2_li", {}, r"has widths \(32, 64, 96\), but `model` has \(64, 128, 320, 512\)"),
+        (PVT_V2, LINEAR, {}, "has linear False, but `model` has True"),
         (PVT, PVT, {"block1.0.mlp.fc1.weight": (100, 32)}, "has an MLP of 100 for a width of 32"),
         (PVT, PVT, {"patch_embed1.proj.weight": (32, 1, 4, 2)}, "patches of 4x2 pixels"),
-        (PVT, PVT, {"block2.0.mlp.fc1.weight": None}, "is no whole PVT: block2.0.mlp.fc1.weight is missing"),
-        (PVT_V2, PVT_V2, {"patch_embed.proj.weight": (32, 1, 6, 6)}, "first filters of 6x6 pixels"),
+        (PVT, PVT, {"block2.0.mlp.fc1.weight": None}, "is not a complete PVT: block2.0.mlp.fc1.weight is missing"),
+        (PVT_V2, PVT_V2, {"patch_embed.proj.weight": (32, 1, 6, 6)}, "6x6 filters in its stem"),
         (PVT_V2, PVT_V2, {"layers.1.blocks.1.norm1.bias": None}, "missing     layers.1.blocks.1.norm1.bias"),
     ],
 )

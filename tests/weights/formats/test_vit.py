@@ -29,9 +29,10 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import CONFIGS, build, canonical, configure
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import load, open_card, open_run, recognise, start_from
 from vitrail.weights.formats import vit
-from vitrail.weights.tensors import from_memory
+from vitrail.weights.tensors import from_state_dict
 
 CONFIG = ViTConfig(width=32, depth=2, heads=4, mlp=128, patch=4, img_size=(24, 24), classes=5)
 DINOV2 = replace(CONFIG, layer_scale=1e-5)
@@ -89,7 +90,7 @@ def test_timm(config, options):
 def test_the_width_of_a_published_vit_tells_its_heads(name):
     with torch.device("meta"):
         state = build(CONFIGS[name]).state_dict()
-    found = recognise.architecture(recognise.recognise(from_memory(state, "it"), "it"), recognise.Beside(), None)
+    found = recognise.architecture(recognise.recognise(from_state_dict(state, "it"), "it"), recognise.Sidecar(), None)
     assert (found.width, found.heads) == (CONFIGS[name].width, CONFIGS[name].heads)
 
 
@@ -104,7 +105,7 @@ def test_deit3_of_its_authors_keeps_its_positions_where_it_is_asked_for():
     assert model.config == config
     assert distance(model(images(config)), theirs(images(config))) < TOLERANCE
     fresh = build(config)
-    start_from({"model": files}, fresh, tuple("01234"))
+    start_from({"model": files}, fresh, Multiclass(tuple("01234")))
     assert identical(fresh.state_dict(), model.state_dict())
 
 
@@ -345,8 +346,8 @@ TIMM = [
 def test_timms_models_are_known_by_their_shapes_as_by_their_names(name):
     with torch.device("meta"):
         theirs = peers.timm().create_model(name)
-    weights = recognise.recognise(from_memory(theirs.state_dict(), "it"), "it")
-    config = recognise.architecture(weights, recognise.Beside(), None)
+    weights = recognise.recognise(from_state_dict(theirs.state_dict(), "it"), "it")
+    config = recognise.architecture(weights, recognise.Sidecar(), None)
     _, expected = canonical(name)
     assert config == replace(expected, classes=theirs.num_classes)  # DINOv2 has no head
     with torch.device("meta"):
@@ -355,14 +356,14 @@ def test_timms_models_are_known_by_their_shapes_as_by_their_names(name):
     assert {n: s for n, s in shapes.items() if n in found or not n.startswith("head.")} == found
 
 
-@pytest.mark.parametrize("format", vit.LAYOUTS)
+@pytest.mark.parametrize("format", vit.FORMATS)
 def test_a_b16_of_full_size_is_known_in_every_format(format):
     config = configure("vit_b16")
     with torch.device("meta"):
         state = build(config).state_dict()
-    weights = recognise.recognise(from_memory(vit.LAYOUTS[format].write(state, config), "it"), "it")
+    weights = recognise.recognise(from_state_dict(vit.FORMATS[format].write(state, config), "it"), "it")
     assert weights.format == format
-    assert recognise.architecture(weights, recognise.Beside(), None) == config
+    assert recognise.architecture(weights, recognise.Sidecar(), None) == config
     assert {n: v.shape for n, v in weights.shapes(config).items()} == {n: v.shape for n, v in state.items()}
 
 
@@ -374,7 +375,7 @@ def test_all_that_is_adapted_is_logged(caplog):
     text = "\n".join(record.message for record in caplog.records)
     for part in (
         "timm weights of a vit_w32d2p4 at 24x24",
-        "mean 0.5, std 0.5, crop 0.9, bicubic resizing: as usual",
+        "mean 0.5, std 0.5, crop 0.9, bicubic resizing: assumed as usual",
         "new head for 3 classes",
         "positions resampled from 6x6 to 4x8 patches (bicubic)",
         "patch filters changed from 3 to 1 channels",
@@ -386,7 +387,7 @@ def test_all_that_is_adapted_is_logged(caplog):
 def test_training_starts_from_foreign_weights(tmp_path):
     np.savez(tmp_path / "ViT.npz", **jax_arrays(replace(CONFIG, head="tanh")))
     model = build(replace(CONFIG, head="tanh", classes=2))
-    notes = start_from(tmp_path / "ViT.npz", model, ("cat", "dog"))
+    notes = start_from(tmp_path / "ViT.npz", model, Multiclass(("cat", "dog")))
     assert "new head for 2 classes" in notes
     expected = load(tmp_path / "ViT.npz")
     assert torch.equal(model.blocks[1].attn.qkv.weight, expected.blocks[1].attn.qkv.weight)
@@ -403,15 +404,15 @@ def test_a_model_shares_nothing_with_the_one_its_weights_come_from():
 
 def test_another_model_than_the_one_asked_for_is_refused():
     state = timm_vit(CONFIG).state_dict()
-    with pytest.raises(UserError, match="has width 32, but `model` asks for 768"):
+    with pytest.raises(UserError, match="has width 32, but `model` has 768"):
         load(state, "vit_b16")
-    with pytest.raises(UserError, match="has depth 2, but `model` asks for 3"):
+    with pytest.raises(UserError, match="has depth 2, but `model` has 3"):
         load(state, replace(CONFIG, depth=3))
 
 
 def test_positions_of_no_square_need_to_be_told():
     state = timm_vit(replace(CONFIG, img_size=(16, 32))).state_dict()
-    with pytest.raises(UserError, match="33 positions, which are no square of patches"):
+    with pytest.raises(UserError, match="33 positions, which fit no square image"):
         load(state, CONFIG)
     assert load(state, replace(CONFIG, img_size=(16, 32))).config.img_size == (16, 32)
 

@@ -15,6 +15,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, load, open_card, open_run, save
 
@@ -32,7 +33,7 @@ def keep(model, path):
     config = model.config
     names = tuple(f"class {i}" for i in range(config.classes))
     seen = Preprocess(config.img_size, config.channels, 0.9, (0.4,), (0.2,))
-    save(path, model, Card(model="vit_w32", config=config, classes=names, preprocess=seen))
+    save(path, model, Card(model="vit_w32", config=config, task=Multiclass(names), preprocess=seen))
     return path
 
 
@@ -103,7 +104,7 @@ def test_a_body_of_hugging_faces_comes_back_with_a_new_head(tmp_path, name):
     body = {n: v for n, v in body.items() if "mask_token" not in n}
     own = convert(tmp_path / "theirs", tmp_path / "own.safetensors", classes=3)
     if name == "ViTModel":  # whose pooler no classifier of theirs has
-        with pytest.raises(UserError, match="a hidden tanh layer before the head, for which hf has no place"):
+        with pytest.raises(UserError, match="a hidden tanh layer before the head, which hf does not support"):
             convert(own, tmp_path / "back", to="hf")
         return
     back = load_file(convert(own, tmp_path / "back", to="hf"))
@@ -255,20 +256,20 @@ def test_a_jax_file_that_is_written_is_that_of_the_authors(tmp_path, head):
 @pytest.mark.parametrize(
     ("to", "changes", "message"),
     [
-        ("hf", {"pool": "gap"}, "pooling 'gap', for which hf has no place"),
+        ("hf", {"pool": "gap"}, "pooling 'gap', which hf does not support"),
         ("hf", {"registers": 1}, "registers without LayerScale"),
-        ("hf", {"pool": "cls_gap"}, "a head on the average of the patches without LayerScale"),
-        ("hf", {"pool": "cls_dist", "layer_scale": 0.1}, "LayerScale beside a distillation token"),
+        ("hf", {"pool": "cls_gap"}, "a head on the patch average without LayerScale"),
+        ("hf", {"pool": "cls_dist", "layer_scale": 0.1}, "LayerScale with a distillation token"),
         ("hf", {"act": "swiglu"}, "gated MLPs without LayerScale"),
         ("hf", {"mlp": 100, "layer_scale": 0.1}, "an MLP of 100 for a width of 32"),
-        ("npz", {"layer_scale": 0.1}, "LayerScale, for which npz"),
+        ("npz", {"layer_scale": 0.1}, "LayerScale, which npz"),
         ("npz", {"pool": "cls_dist"}, "pooling 'cls_dist'"),
         ("npz", {"act": "swiglu"}, "gated MLPs"),
-        ("timm", {"pos": "sincos2d"}, "positions 'sincos2d', for which timm"),
+        ("timm", {"pos": "sincos2d"}, "positions 'sincos2d', which timm"),
         ("timm", {"stem": "conv"}, "a convolutional stem"),
-        ("timm", {"pool": "cls_gap"}, "a head on the class token and the average"),
-        ("timm", {"pool": "cls_dist", "registers": 1}, "registers beside a distillation token"),
-        ("torchvision", {"pool": "gap"}, "pooling other"),
+        ("timm", {"pool": "cls_gap"}, "a head on the class token and the patch average"),
+        ("timm", {"pool": "cls_dist", "registers": 1}, "registers with a distillation token"),
+        ("torchvision", {"pool": "gap"}, "pooling 'gap'"),
         ("torchvision", {"act": "swiglu"}, "gated MLPs"),
     ],
 )
@@ -283,11 +284,11 @@ def test_what_a_format_has_no_place_for_is_refused(tmp_path, to, changes, messag
 def test_convert_refuses_wrong_names_and_what_is_there(tmp_path):
     model = ours()
     path = keep(model, tmp_path / "own.safetensors")
-    with pytest.raises(UserError, match=r"for npz are a \.npz file, but DST is .*x\. Name it x\.npz"):
+    with pytest.raises(UserError, match=r"for npz must be a \.npz file, but got .*x\. Name it x\.npz"):
         convert(path, tmp_path / "x", to="npz")
     with pytest.raises(UserError, match=r"'to' must be one of .*Did you mean 'timm'"):
         convert(path, tmp_path / "x.safetensors", to="tim")
-    with pytest.raises(UserError, match="exists"):
+    with pytest.raises(UserError, match="already exists"):
         convert(path, path)
     assert convert(path, path, overwrite=True) == path
     assert identical(load(path).state_dict(), model.state_dict())

@@ -14,6 +14,7 @@ from sklearn.datasets import load_sample_image
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
 from vitrail.weights import Card, open_card, save
 
@@ -24,7 +25,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 def processor(folder, seen):
     """transformers' own processor for what is written of a model that sees images so."""
     config = replace(CONFIG, img_size=seen.img_size)
-    card = Card(model="vit_w16", config=config, classes=("a", "b"), preprocess=seen)
+    card = Card(model="vit_w16", config=config, task=Multiclass(("a", "b")), preprocess=seen)
     save(folder / "own.safetensors", build(config), card)
     there = convert(folder / "own.safetensors", folder / "there", to="hf").parent
     return peers.transformers().AutoImageProcessor.from_pretrained(there, backend="pil")
