@@ -102,13 +102,14 @@ def test_it_predicts(run, tmp_path):
     assert sum(answer.probabilities) == pytest.approx(1)
 
 
-def test_it_is_explained(run):
-    explained = vitrail.explain(run)
+def test_it_is_explained(run, data, digits):
+    image = digits / "0" / "0.png"
+    explained = vitrail.explain(run, [image], data=data)
     drawn = {file.stem.partition("-")[0] for file in explained.files}
     assert {"rollout", "relevance", "map", "wrong", "uncertain", "neighbours"} <= drawn
-    assert vitrail.explain(run, target="above 1 dim").files
+    assert vitrail.explain(run, [image], target="above 1 dim").files
     with pytest.raises(UserError, match="knows no class 'above'"):
-        vitrail.explain(run, target="above")
+        vitrail.explain(run, [image], target="above")
 
 
 def test_it_is_reported(run):
