@@ -281,7 +281,7 @@ def test_tensorboard_shows_what_metrics_csv_holds(train, small):
 def test_an_existing_run_is_not_touched(train, small, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "file").write_text("mine")
-    with pytest.raises(UserError, match=r"run exists\. Choose another --name, continue it with `vitrail train --resume"):
+    with pytest.raises(UserError, match=r"run exists\. Choose another --name, continue it with"):
         train(**small, name="run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["file"]
 
