@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrail.evaluate.metrics import measure
-from vitrail.report.gallery import choose
 
 import vitrail
 from vitrail import cli
@@ -28,6 +26,7 @@ from vitrail.report.images import Album, overlay, similarities, tiles
 from vitrail.report.tables import Cell, Line, Table
 from vitrail.report.text import settings
 from vitrail.runs.run import Run
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, save
 
 
@@ -52,7 +51,7 @@ def untrained(folder: Path, like: Path, data: Path, classes: tuple[str, ...], **
     config = load_yaml(TrainConfig, like / "config.yaml")
     changes = {"data": str(data), "channels": read.channels, "bits": read.bits, "stem": "patch"}
     save_yaml(override(config, changes), folder / "config.yaml")
-    card = Card(model="vit_nano4", config=model.config, classes=classes, preprocess=read)
+    card = Card(model="vit_nano4", config=model.config, task=Multiclass(classes), preprocess=read)
     save(folder / "model.safetensors", model, card)
     return folder
 
@@ -218,9 +217,8 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
         ({"stem": "conv"}, "Filters of the first convolution", "principal components"),
     ):
         model = create("vit_nano4", img_size=8, channels=1, classes=10, depth=2, **({"stem": "patch"} | changes))
-        card = Card(
-            model="vit_nano4", config=model.config, classes=tuple("0123456789"), preprocess=Preprocess((8, 8), 1)
-        )
+        task = Multiclass(tuple("0123456789"))
+        card = Card(model="vit_nano4", config=model.config, task=task, preprocess=Preprocess((8, 8), 1))
         save(run / "model.safetensors", model, card)
         text = text_of(vitrail.report(run))
         assert present in text
@@ -240,12 +238,9 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
 def test_places_are_shown_of_every_stage(trained, tmp_path, name, headings):
     run = copy(trained, tmp_path / "run")
     model = create(name, img_size=32, channels=1, classes=10)
-    preprocess = Preprocess((32, 32), 1)
-    save(
-        run / "model.safetensors",
-        model,
-        Card(model=name, config=model.config, classes=tuple("0123456789"), preprocess=preprocess),
-    )
+    task = Multiclass(tuple("0123456789"))
+    card = Card(model=name, config=model.config, task=task, preprocess=Preprocess((32, 32), 1))
+    save(run / "model.safetensors", model, card)
     text = text_of(vitrail.report(run))
     found = re.findall(r"(?:Relative positions|Position similarity|Token mixing), (?:stage|layer) \d", text)
     assert set(headings) <= set(found)
@@ -359,23 +354,6 @@ def test_attention_glows_where_it_is():
     attention[0, 0] = 1
     glow = np.asarray(overlay(Image.new("RGB", (64, 64), "grey"), attention), np.int64).sum(axis=-1)
     assert glow[4, 4] > 3 * glow[60, 60]
-
-
-def test_the_gallery_shows_the_surest_mistakes_first():
-    labels = np.arange(30) % 3
-    logits = np.zeros((30, 3), np.float32)
-    logits[np.arange(30), labels] = 2
-    logits[4] = [9, 0, 0]  # is 1
-    logits[7] = [5, 0, 0]
-    logits[5] = [0, 4, 0]  # is 2
-    gallery = choose(measure(logits, labels, "abc"), logits, labels)
-    assert [answer.number for answer in gallery.worst] == [4, 7, 5]
-    assert [(pair.true, pair.said, pair.count, pair.numbers) for pair in gallery.confused] == [
-        ("b", "a", 2, (4, 7)),
-        ("c", "b", 1, (5,)),
-    ]
-    assert sorted(answer.truth for answer in gallery.best[:3]) == ["a", "b", "c"]
-    assert all(answer.right for answer in gallery.best)
 
 
 def test_every_setting_is_on_the_page(trained):
