@@ -70,7 +70,7 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
     assert 1_000_000 < page.stat().st_size < 5_000_000
     text = text_of(page)
     top1 = vitrail.evaluate(trained, out=tmp_path / "out").top1
-    assert re.search(rf"tells the 10 classes of digits apart: {100 * top1:.1f}% ± \d\.\d of 359 validation", text)
+    assert re.search(rf"classifies digits into 10 classes: {100 * top1:.1f}% ± \d\.\d of 359 validation", text)
     assert "1,438 train, 359 val images" in text
     assert re.search(r"hardware .+ \d+ threads?", text)
     assert re.search(r"throughput [\d,]+ images a second", text)
@@ -79,7 +79,7 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
     for heading in ("Attention distance", "Position similarity", "Patch filters", "Images of each class"):
         assert heading in text
     assert "weight_decay" in text
-    assert "has not come to its end" not in text
+    assert "Training is not finished" not in text
 
 
 def test_a_run_without_an_epoch_says_so(trained, tmp_path):
@@ -87,8 +87,8 @@ def test_a_run_without_an_epoch_says_so(trained, tmp_path):
     run.mkdir()
     shutil.copy(trained / "config.yaml", run)
     text = text_of(vitrail.report(run))
-    assert "A ViT is learning to tell the 10 classes of digits apart." in text
-    assert "its first epoch is not finished" in text
+    assert "A ViT is learning to classify digits into 10 classes." in text
+    assert "Training is not finished: the first epoch is not finished" in text
     assert "vitrail train --resume" in text
     assert "vitrail predict" not in text
 
@@ -98,7 +98,7 @@ def test_a_run_that_was_stopped_says_how_far_it_came(trained, tmp_path):
     save_yaml(override(load_yaml(TrainConfig, run / "config.yaml"), {"epochs": 9}), run / "config.yaml")
     shutil.rmtree(run / "evaluation")
     text = text_of(vitrail.report(run))
-    assert "has not come to its end: this is the state after 2 of 9 epochs" in text
+    assert "Training is not finished: this is the state after 2 of 9 epochs" in text
     assert f"vitrail train --resume {run}" in text
 
 
@@ -122,13 +122,13 @@ def test_a_run_whose_data_has_changed_or_is_gone_keeps_its_numbers(digits, tiny,
     shutil.rmtree(data)
     gone = text_of(vitrail.report(run))
     assert "The data cannot be shown" in gone
-    score = re.search(r"apart: ([\d.]+%) ±", whole)[1]
+    score = re.search(r"classes: ([\d.]+%) ±", whole)[1]
     assert f"{score} ±" in gone  # the interval, too, from the confusion matrix
     assert "Confusion matrix" in gone
     assert "Worst predictions" not in gone
     assert f"vitrail evaluate {run} DATA" in gone
     shutil.rmtree(run / "evaluation")
-    assert "is learning to tell" in text_of(vitrail.report(run))
+    assert "is learning to classify" in text_of(vitrail.report(run))
 
 
 def table(folder: Path, columns: dict[str, list[object]]) -> Path:
@@ -148,7 +148,7 @@ def test_labels_have_a_page(tiny, tmp_path):
     kinds = ["red|blue", "blue", "red", "", "green|red"]
     data = table(tmp_path, {"labels": [kinds[i % 5] for i in range(60)]})
     text = text_of(vitrail.report(vitrail.train(data, out=tmp_path, name="run", **tiny)))
-    assert re.search(r"finds the 3 labels of table: a mean average precision of [\d.]+% ± [\d.]+ on \d+ val", text)
+    assert re.search(r"labels table with 3 labels: a mean average precision of [\d.]+% ± [\d.]+ on \d+ val", text)
     for heading in ("Average precision", "Precision and recall", "Reliability", "threshold", "Worst predictions"):
         assert heading in text
 
@@ -157,8 +157,8 @@ def test_numbers_have_a_page(tiny, tmp_path):
     data = table(tmp_path, {"x": [i / 7 for i in range(60)], "y": [i % 13 / 3 for i in range(60)]})
     run = vitrail.train(data, out=tmp_path, name="run", label_column="x,y", **tiny)
     text = text_of(vitrail.report(run))
-    assert re.search(r"measures x, y in table: an R² of -?[\d.]+ ± [\d.]+ on \d+ validation images", text)
-    for heading in ("On the line, predicted is true", "How near each number comes", "lowest", "Worst predictions"):
+    assert re.search(r"predicts x, y from table: an R² of -?[\d.]+ ± [\d.]+ on \d+ validation images", text)
+    for heading in ("On the line, predicted is true", "Scores of each value", "minimum", "Worst predictions"):
         assert heading in text
 
 
@@ -258,7 +258,7 @@ def test_runs_are_compared(trained, tmp_path):
     page = vitrail.report([trained, other])
     assert page == Path("report.html")
     text = text_of(page)
-    assert "Of 2 runs, trained comes out first" in text
+    assert "Best of 2 runs: trained with" in text
     assert re.search(r"lr [\d.e-]+ 0.5", text)
     assert "measured on the same images" in text
     assert re.search(r"−[\d.]+% \(−[\d.]+ to −[\d.]+%\)", text)  # far apart: the interval leaves out zero

@@ -127,15 +127,6 @@ def test_mode_is_restored_when_the_data_fails(tmp_path: Path):
     assert model.training
 
 
-def test_bf16_is_near_and_comes_back_as_float32(npz: Path):
-    model, card = tiny()
-    split = open_data(npz).splits["val"]
-    exact, _ = run_split(model, split, card.preprocess)
-    near, _ = run_split(model, split, card.preprocess, amp="bf16")
-    assert near.dtype == np.float32
-    assert 0 < np.abs(near - exact).max() < 0.1 * np.abs(exact).max()
-
-
 def test_a_run_is_evaluated_on_its_own_validation_images(evaluated: MulticlassScores, npz: Path):
     model, card = tiny()
     split = open_data(npz, val_fraction=0.25, seed=3).splits["val"]
