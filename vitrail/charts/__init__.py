@@ -1,4 +1,5 @@
-"""Charts as data (`kinds`, made by `build`), drawn for files by matplotlib (`draw`); the house style; sheets of tiles.
+"""Charts as data: `kinds` defines them, `build` makes them, `draw` draws them with matplotlib.
 
-The report draws the same charts on its page, see `vitrail.report.charts`.
+`style` is the house style, `tiles` draws sheets of images. The report draws the same charts in HTML, see
+`vitrail.report.charts`.
 """

@@ -1,4 +1,4 @@
-"""Builders: measured values in, charts out. A task calls those that fit its scores."""
+"""Builds charts from measured values. A task calls those that fit its scores."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vitrail.charts.kinds import (
 )
 from vitrail.charts.measure import Measure, count, number, percent
 
-Rows = Sequence[Mapping[str, float]]  # of metrics.csv, one for each epoch
+Rows = Sequence[Mapping[str, float]]  # of metrics.csv, one per epoch
 
-_COLUMNS = 6  # of numbers, each a scatter plot
+_COLUMNS = 6  # maximum scatter plots, one per value
 
 
 # Training -------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def curves(rows: Rows, main: Measure) -> list[Lines]:
         Lines(
             name="curves",
             title="Loss",
-            note=f"validation ends at {rows[-1]['val_loss']:.3f}",
+            note=f"final validation loss {rows[-1]['val_loss']:.3f}",
             x="epoch",
             lines=tuple(losses),
             low=0,
@@ -54,8 +54,8 @@ def curves(rows: Rows, main: Measure) -> list[Lines]:
         Lines(
             name="curves",
             title=main.heading or main.title,
-            note=f"validation is best in epoch {epoch}: {main.text(score)}",
-            help="The model of that epoch is kept.",
+            note=f"best validation score {main.text(score)} in epoch {epoch}",
+            help="The model of this epoch is kept.",
             x="epoch",
             lines=tuple(metric),
             percent=main.percent,
@@ -63,7 +63,7 @@ def curves(rows: Rows, main: Measure) -> list[Lines]:
         Lines(
             name="curves",
             title="Learning rate",
-            note=f"highest {number(max(row['lr'] for row in rows))}",
+            note=f"peak {number(max(row['lr'] for row in rows))}",
             x="epoch",
             lines=(_line(rows, "lr", "learning rate", "plain"),),
             low=0,
@@ -72,7 +72,7 @@ def curves(rows: Rows, main: Measure) -> list[Lines]:
 
 
 def together(runs: Mapping[str, Rows], main: Measure) -> list[Lines]:
-    """The main measure and the loss of several runs on the validation images, over epochs and over time."""
+    """The main validation measure and loss of several runs, by epoch and by time."""
     if not any(runs.values()):
         return []
 
@@ -93,22 +93,22 @@ def together(runs: Mapping[str, Rows], main: Measure) -> list[Lines]:
 
 
 def lr_range(lrs: ArrayLike, losses: ArrayLike, smoothed: ArrayLike, suggestion: float) -> Lines:
-    """The training loss while the learning rate grows, and where it falls fastest."""
+    """The training loss over an increasing learning rate, marked where it falls fastest."""
     x, every, curve = _values(lrs), _values(losses), _values(smoothed)
     span = float(curve.max() - curve.min())
     height = float(np.interp(math.log(suggestion), np.log(x), curve))
     return Lines(
         name="lr",
         title="Learning-rate range test",
-        note=f"loss falls fastest at {suggestion:g}, is lowest at {x[curve.argmin()]:.2g}; {count(len(every), 'step')}",
+        note=f"loss falls fastest at {suggestion:g}, lowest at {x[curve.argmin()]:.2g}; {count(len(every), 'step')}",
         x="learning rate",
         y="training loss",
         lines=(
-            Line("every step", x, every, "pale"),
+            Line("per step", x, every, "pale"),
             Line("smoothed", x, curve, dot=(suggestion, height)),
         ),
         log=True,
-        low=float(curve.min()) - 0.1 * span,  # the last steps may be far above
+        low=float(curve.min()) - 0.1 * span,  # the loss may diverge in the last steps
         high=float(curve.max()) + 0.1 * span,
         mark=suggestion,
     )
@@ -139,13 +139,13 @@ def _values(numbers: ArrayLike) -> Values:
 
 
 def confusion(counts: NDArray[np.integer], names: Sequence[str]) -> Matrix:
-    """The confusion matrix, (K, K): true classes in rows, predicted ones in columns."""
+    """The confusion matrix, (K, K), with true classes in rows and predicted ones in columns."""
     images = int(counts.sum())
     return Matrix(
         name="confusion",
         title="Confusion matrix",
         note=f"top-1 accuracy {percent(int(counts.trace()) / max(images, 1))}, {count(images)}",
-        help="Rows are true classes, columns are predicted ones. The shade is the share of the row.",
+        help="Rows are true classes, columns predicted ones. The shade is the share of the true class.",
         names=tuple(names),
         counts=counts.astype(np.int64),
         totals=counts.sum(axis=1).astype(np.int64),
@@ -158,7 +158,7 @@ def reliability(
     y: str = "accuracy",
     things: str = "images",
 ) -> Reliability:
-    """How often predictions are right at each confidence: bins of (mean confidence, accuracy, count)."""
+    """The reliability diagram of bins of (mean confidence, accuracy, count)."""
     total = max(sum(n for _, _, n in bins), 1)
     error = sum(n * abs(accuracy - confidence) for confidence, accuracy, n in bins) / total
     off = sum(n * (confidence - accuracy) for confidence, accuracy, n in bins) / total
@@ -167,7 +167,7 @@ def reliability(
         name="reliability",
         title="Reliability",
         note=f"calibration error {percent(error)}, {lean}confident by {100 * abs(off):.1f} points",
-        help="Bars that end on the diagonal are perfectly calibrated.",
+        help="Bars on the diagonal are perfectly calibrated; below it predictions are overconfident.",
         bins=tuple((float(confidence), float(accuracy), int(n)) for confidence, accuracy, n in bins),
         x=x,
         y=y,
@@ -178,7 +178,7 @@ def reliability(
 def shots(
     numbers: Sequence[int], top1: Sequence[Sequence[float]], mean: ArrayLike, std: ArrayLike, images: int
 ) -> ErrorBars:
-    """Few-shot accuracy over the training images per class: of every draw, with means and standard deviations."""
+    """Few-shot accuracy by training images per class: every draw, means and standard deviations."""
     order = np.argsort(numbers)
     draws = max(map(len, top1))
     what = f"mean and standard deviation of {draws} draws" if draws > 1 else "one draw"
@@ -199,7 +199,7 @@ def shots(
 
 
 def average_precision(names: Sequence[str], ap: Sequence[float | None], support: Sequence[int], images: int) -> Bars:
-    """Average precision of every label, highest first, beside that of a random order; unknown ones are left out."""
+    """Average precision of every label, highest first, with chance level; labels without images are omitted."""
     found = {k: value for k, value in enumerate(ap) if value is not None}
     known = sorted(found, key=found.__getitem__, reverse=True)
     values = _values([found[k] for k in known])
@@ -207,7 +207,7 @@ def average_precision(names: Sequence[str], ap: Sequence[float | None], support:
         name="average_precision",
         title="Average precision",
         note=f"mean {percent(values.mean() if len(values) else 0.0)}, {count(len(known), 'label')}, {count(images)}",
-        help="Ticks are chance: a random order reaches the share of images that have the label.",
+        help="Ticks mark chance level: the share of images with the label.",
         x="average precision",
         names=tuple(names[k] for k in known),
         values=values,
@@ -222,20 +222,20 @@ def precision_recall(
     names: Sequence[str],
     thresholds: Sequence[float],
 ) -> Lines:
-    """Precision over recall as the threshold falls, (N, K): of every label, the weakest, and all labels as one.
+    """Precision-recall curves of targets and probabilities (N, K): of every label, the weakest, and the micro-average.
 
-    Dots are the labels at their thresholds. Labels that no image has are left out.
+    Dots are the labels at their thresholds. Labels without images are omitted.
     """
     true = targets > 0.5
     lines = list(_label_lines(true, probabilities, names, thresholds))
     f1 = [2 * p * r / max(p + r, 1e-12) for r, p in (line.dot for line in lines if line.dot)]
     if lines:
-        lines.append(Line("all labels as one", *_precision_recall(true.ravel(), probabilities.ravel())))
+        lines.append(Line("micro-average", *_precision_recall(true.ravel(), probabilities.ravel())))
     return Lines(
         name="precision_recall",
         title="Precision and recall",
-        note=f"macro F1 {percent(float(np.mean(f1)) if f1 else 0.0)} with each label at its threshold: the dots",
-        help="As the threshold falls, recall rises and precision falls.",
+        note=f"macro F1 {percent(float(np.mean(f1)) if f1 else 0.0)} at the thresholds (dots)",
+        help="Lowering the threshold raises recall and usually lowers precision.",
         x="recall",
         y="precision",
         lines=tuple(lines),
@@ -247,7 +247,7 @@ def precision_recall(
 def _label_lines(
     true: NDArray[np.bool_], probabilities: NDArray[np.floating], names: Sequence[str], thresholds: Sequence[float]
 ) -> Iterator[Line]:
-    """A line for every label that some image has; the weakest stands out, unless it is the only one."""
+    """A line for every label with images; the weakest is highlighted, unless it is the only one."""
     known = np.flatnonzero(true.any(axis=0))
     curves = {int(k): _precision_recall(true[:, k], probabilities[:, k]) for k in known}
     ap = {k: -float(np.sum(np.diff(recall) * precision[:-1])) for k, (recall, precision) in curves.items()}
@@ -261,7 +261,7 @@ def _label_lines(
 
 
 def _precision_recall(true: NDArray[np.bool_], probabilities: NDArray[np.floating]) -> tuple[Values, Values]:
-    """Recall, from 1 to 0, and precision."""
+    """Recall, descending from 1 to 0, and precision."""
     from sklearn.metrics import precision_recall_curve  # slow to import
 
     precision, recall, _ = precision_recall_curve(true, probabilities)
@@ -279,14 +279,14 @@ def predicted(
     mae: Sequence[float],
     rmse: Sequence[float],
 ) -> list[Scatter]:
-    """Predicted against true values, (N, K), of each number; of many, of those with the lowest R²."""
+    """Predicted against true values, (N, K), one plot per value; at most six, those with the lowest R²."""
     worst = sorted(range(len(names)), key=lambda k: r2[k])[:_COLUMNS]
     return [
         Scatter(
             name="predicted",
             title=names[k],
             note=f"R² {number(r2[k])}, MAE {number(mae[k])}, RMSE {number(rmse[k])}",
-            help="On the line, predicted is true.",
+            help="Points on the line are perfect predictions.",
             true=_values(true[:, k]),
             predicted=_values(predicted[:, k]),
         )
@@ -300,17 +300,17 @@ def predicted(
 def distance(
     values: NDArray[np.floating], even: ArrayLike, width: int, images: int, uniform: str = "uniform attention"
 ) -> Heads:
-    """The mean attention distance of every head by layer, (L, H), with NaN where a layer has fewer heads.
+    """Mean attention distance of every head by layer, (L, H), with NaN where a layer has fewer heads.
 
-    `even`, (L,), is the distance of a head with uniform attention; all are in pixels of an image of this `width`.
+    `even`, (L,), is the distance of uniform attention. Distances are in pixels of an image of this `width`.
     """
     layers = tuple(_values(heads[np.isfinite(heads)]) for heads in values)
     first, last = layers[0].mean(), layers[-1].mean()
     return Heads(
         name="distance",
         title="Attention distance",
-        note=f"from {first:.1f} px in the first layer to {last:.1f} px in the last, mean over {count(images)}",
-        help="Each dot is a head: how far away the patches are that it attends to, on average.",
+        note=f"{first:.1f} px in the first layer, {last:.1f} px in the last; mean over {count(images)}",
+        help="Each dot is a head: the mean distance of the patches it attends to, weighted by attention.",
         layers=layers,
         even=_values(even),
         uniform=uniform,

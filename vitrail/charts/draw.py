@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib, one function for each kind."""
+"""Draws charts with matplotlib, one function per kind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vitrail.charts.kinds import Bars, Chart, ErrorBars, Heads, Line, Lines, Mat
 from vitrail.charts.style import BLUE, GREY, INK, ORANGE, RUNS, SHADES, SKY, heading, save, short, styled
 from vitrail.files import atomic_write
 
-COUNTED = 20  # classes up to which the cells of a matrix hold their counts
-NAMED = 100  # names on an axis, at most
+COUNTED = 20  # maximum classes of a confusion matrix with counts in its cells
+NAMED = 100  # maximum names on an axis
 _DASHED = (0, (4, 3))
 
 
 @styled
 def draw(*charts: Chart) -> Figure:
-    """One chart, or several of one kind side by side."""
+    """Draws one chart, or several of one kind side by side."""
     alone = len(charts) == 1
     sizes = [_size(chart, alone) for chart in charts]
     figure = Figure(figsize=(sum(w for w, _ in sizes), max(h for _, h in sizes)), layout="constrained")
@@ -35,7 +35,7 @@ def draw(*charts: Chart) -> Figure:
 
 
 def save_charts(charts: Iterable[Chart], folder: Path) -> None:
-    """Writes charts to PNG files in a folder: those of one name into one file."""
+    """Writes charts to PNG files in a folder; charts of the same name share a file."""
     files: dict[str, list[Chart]] = {}
     for chart in charts:
         files.setdefault(chart.name, []).append(chart)
@@ -110,9 +110,9 @@ def _line(axes: Axes, line: Line, label: str) -> None:
         color=tone,
         linewidth=0.9 if pale else None,
         zorder=2 if pale else 3,
-        marker="o" if len(line.x) < 3 else None,  # one point is no line
+        marker="o" if len(line.x) < 3 else None,  # too few points for a line
         drawstyle="steps-post" if line.steps else None,
-        label=label or "_",  # a leading underscore leaves it out of the legend
+        label=label or "_",  # a leading underscore hides it from the legend
     )
     if line.dot is not None:
         axes.plot(*line.dot, "o", color=tone, markeredgecolor="white", markersize=6 if pale else 8, zorder=4)
@@ -128,7 +128,7 @@ def _colour(tone: Tone) -> str:
 
 
 def _cells(chart: Matrix) -> tuple[float, float, int]:
-    """Inches of a cell, points of the names' font, letters of the longest name."""
+    """Cell size in inches, font size of the names, length of the longest name."""
     classes = len(chart.names)
     counted = classes <= COUNTED
     cell = min(max(4 / classes, 0.45), 1.1) if counted else max(9 / classes, 0.115)
@@ -141,13 +141,13 @@ def _(chart: Matrix, panel: FigureBase) -> None:
     axes = panel.add_subplot()
     heading(axes, chart.title, chart.note)
     shares = chart.counts / np.maximum(chart.totals[:, None], 1)
-    # By the square root of the share: a confusion of 2 % must be visible beside a diagonal of 98 %.
+    # Square root of the share, so that 2 % of confusion is visible next to 98 % on the diagonal.
     image = axes.imshow(shares, cmap=SHADES, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     _name_classes(axes, chart)
     classes, (cell, *_) = len(chart.names), _cells(chart)
     axes.grid(False)
     axes.spines[:].set_visible(False)
-    if classes <= NAMED:  # there is room for white lines between the cells
+    if classes <= NAMED:  # room for white lines between cells
         edges = np.arange(1, classes) - 0.5
         axes.set_xticks(edges, minor=True)
         axes.set_yticks(edges, minor=True)
@@ -232,7 +232,7 @@ def _(chart: Reliability, panel: FigureBase) -> None:
 
 @_draw.register
 def _(chart: Scatter, panel: FigureBase) -> None:
-    """Below the values, how far off they are."""
+    """Predicted against true values, with residuals below."""
     upper, lower = panel.subplots(2, 1, sharex=True, height_ratios=[3, 1.4])
     heading(upper, short(chart.title), chart.note)
     true, predicted = chart.true, chart.predicted
@@ -255,25 +255,25 @@ def _(chart: Scatter, panel: FigureBase) -> None:
 
 @_draw.register
 def _(chart: Heads, panel: FigureBase) -> None:
-    """Figure 7 of the ViT paper, on the right."""
+    """As in figure 7 (right) of the ViT paper."""
     axes = panel.add_subplot()
     heading(axes, chart.title, chart.note)
     depth = len(chart.layers)
     layers = np.arange(1, depth + 1)
     edges = np.arange(depth + 1) + 0.5
     axes.stairs(chart.even, edges, baseline=None, color=GREY, linewidth=1, linestyle=_DASHED, label=chart.uniform)
-    axes.plot(layers, [heads.mean() for heads in chart.layers], color=ORANGE, linewidth=1.6, label="mean of the layer")
+    axes.plot(layers, [heads.mean() for heads in chart.layers], color=ORANGE, linewidth=1.6, label="layer mean")
     far = np.concatenate(chart.layers)
     where = layers.repeat([len(heads) for heads in chart.layers])
     axes.scatter(where, far, s=26, color=BLUE, alpha=0.75, linewidths=0, zorder=3, label="head")
-    axes.set(xlabel="layer", ylabel="mean attention distance in pixels", xlim=(0.5, depth + 0.5))
+    axes.set(xlabel="layer", ylabel="mean attention distance (pixels)", xlim=(0.5, depth + 0.5))
     axes.set_ylim(0, 1.12 * max(float(far.max()), float(chart.even.max())))
     axes.xaxis.set_major_locator(MaxNLocator(min(depth, 12), integer=True))
     axes.grid(axis="x", visible=False)
     scale = partial(np.multiply, 1 / chart.width), partial(np.multiply, chart.width)
     share = axes.secondary_yaxis("right", functions=scale)
     share.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    share.set_ylabel("share of the image's width")
+    share.set_ylabel("share of image width")
     axes.legend(loc="best", fontsize=8)
 
 

@@ -1,7 +1,7 @@
-"""The kinds of charts, as plain data: what is shown, not how.
+"""The kinds of charts, as plain data: content without presentation.
 
-Each kind is a frozen dataclass. `charts/draw.py` draws it by matplotlib, `report/assets/report.js` on the page of a
-report, from what `to_json` gives. Names are as in the data, numbers unrounded and complete: whoever draws shortens.
+Each kind is a frozen dataclass. `charts/draw.py` draws it with matplotlib, `report/assets/report.js` draws the output
+of `to_json` on a report. Names and values are complete and unrounded; shortening them is left to the drawing code.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
-# What a line is, not its colour: cool for validation, warm for training or what stands out, plain for settings, pale
-# for one of many. A number is that of a run among several.
+# The role of a line, not its colour: cool for validation, warm for training or highlights, plain for settings, pale for
+# one of many. An integer is the index of a run.
 Tone = Literal["cool", "warm", "plain", "pale"] | int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Chart:
-    """What all charts have."""
+    """Base of all charts."""
 
-    kind: ClassVar[str]  # what report.js calls it
-    name: str  # stem of the file; charts of one name are drawn side by side in one file
+    kind: ClassVar[str]  # its builder in report.js
+    name: str  # file stem; charts of the same name are drawn side by side in one file
     title: str
-    note: str  # the result, in a phrase that begins in lower case
-    help: str = ""  # how to read the chart, in sentences; only the page has room for it
+    note: str  # the result as a phrase, in lower case
+    help: str = ""  # how to read the chart, in sentences; only shown on the page
 
     @property
     def label(self) -> str:
-        """The chart in a sentence, for screen readers."""
+        """A sentence for screen readers."""
         return f"{self.title}: {self.note}."
 
     def to_json(self) -> dict[str, Any]:
-        """What is drawn, in types that JSON knows: numbers with five digits, None for NaN."""
+        """The content in JSON types: numbers with five significant digits, None for NaN."""
         texts = {field.name for field in fields(Chart)} - {"title"}
         drawn = {field.name: plain(getattr(self, field.name)) for field in fields(self) if field.name not in texts}
         return {"kind": self.kind} | drawn
@@ -44,30 +44,30 @@ class Chart:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A line of a chart. Lines of one name share an entry of the legend."""
+    """A line of a chart. Lines of the same name share a legend entry."""
 
     name: str
     x: Values
     y: Values
     tone: Tone = "cool"
     steps: bool = False  # each value holds until the next
-    dot: tuple[float, float] | None = None  # a point that is marked: the best epoch, a threshold
+    dot: tuple[float, float] | None = None  # marked point, such as the best epoch or a threshold
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lines(Chart):
-    """Lines over a common axis: training curves, precision over recall, the learning-rate range test."""
+    """Lines over a common axis: training curves, precision-recall curves, the learning-rate range test."""
 
     kind = "lines"
     x: str
     y: str = ""
     lines: tuple[Line, ...]
     percent: bool = False  # y is a share
-    square: bool = False  # both axes are shares and go from 0 to 1
+    square: bool = False  # both axes are shares from 0 to 1
     log: bool = False  # x is logarithmic
-    low: float | None = None  # ends of the y axis, by default those of the data
+    low: float | None = None  # limits of the y axis, by default those of the data
     high: float | None = None
-    mark: float | None = None  # x of a vertical line
+    mark: float | None = None  # x of a vertical marker line
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,30 +77,30 @@ class Matrix(Chart):
     kind = "matrix"
     names: tuple[str, ...]
     counts: NDArray[np.int64]  # K K
-    totals: NDArray[np.int64]  # K, images of each true class: more than the sum of a row if columns are left out
+    totals: NDArray[np.int64]  # K, images of each true class; exceeds the row sum if columns are omitted
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Chart):
-    """A bar for each name, with a tick for comparison. Shares, the highest first."""
+    """Horizontal bars of shares, highest first, each with a reference tick."""
 
     kind = "bars"
     x: str
     names: tuple[str, ...]
     values: Values
-    tick: str  # what the ticks are
+    tick: str  # meaning of the ticks
     ticks: Values
 
     def lowest(self, most: int) -> Bars:
-        """The same chart with no more bars than this."""
+        """The chart with only the `most` lowest bars."""
         return replace(self, names=self.names[-most:], values=self.values[-most:], ticks=self.ticks[-most:])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reliability(Chart):
-    """A reliability diagram: how often predictions are right at each confidence, over bins of equal width from 0 to 1.
+    """A reliability diagram: accuracy by confidence, in bins of equal width from 0 to 1.
 
-    A bin is its mean confidence, its accuracy and its number of predictions.
+    A bin is (mean confidence, accuracy, number of predictions).
     """
 
     kind = "reliability"
@@ -121,18 +121,18 @@ class Scatter(Chart):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Heads(Chart):
-    """A dot for each attention head, by layer: how far it looks, in pixels."""
+    """Attention distance of every head by layer, in pixels."""
 
     kind = "heads"
     layers: tuple[Values, ...]
-    even: Values  # by layer, the distance of a head with uniform attention
-    uniform: str  # what such a head is called
+    even: Values  # by layer, the distance of uniform attention
+    uniform: str  # legend entry of `even`
     width: int  # of the image, in pixels
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ErrorBars(Chart):
-    """Repeated measurements over a logarithmic axis: each one, their means and standard deviations. Shares."""
+    """Repeated measurements of shares over a logarithmic axis, with means and standard deviations."""
 
     kind = "error_bars"
     x: str
@@ -144,7 +144,7 @@ class ErrorBars(Chart):
 
 
 def plain(value: Any) -> Any:
-    """A value in types that JSON knows; floats with no more digits than a chart can show."""
+    """A value in JSON types; floats with five significant digits."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, float | np.floating):

@@ -1,4 +1,4 @@
-"""Measures: what a score is called, what it means and how it is written."""
+"""Measures: name, meaning and formatting of scores."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 class Measure:
     """A score of a model, such as top-1 accuracy."""
 
-    name: str  # its key in metrics.json, and after "train_" and "val_" its column in metrics.csv
+    name: str  # key in metrics.json; with "train_" or "val_" before it, column in metrics.csv
     title: str  # "top-1"
     meaning: str = ""  # in one phrase
-    percent: bool = False  # a share from 0 to 1, written in percent
+    percent: bool = False  # a share from 0 to 1, formatted as a percentage
     lower_is_better: bool = False
-    heading: str = ""  # the title of a chart: "Top-1 accuracy"; by default `title`
-    at_most_one: bool = False  # like R², which may be negative
+    heading: str = ""  # chart title, such as "Top-1 accuracy"; by default `title`
+    at_most_one: bool = False  # bounded by 1 above only, like R²
 
     @property
     def bounded(self) -> bool:
-        """Whether 1 is the best possible value, so that a bar can show it."""
+        """Whether 1 is the maximum, so that the score can be drawn as a bar."""
         return self.percent or self.at_most_one
 
     def text(self, value: float, digits: int = 1) -> str:
-        """The score as people read it; `digits` as in `percent`, two more of them are significant in other numbers."""
+        """The formatted score: `digits` decimals of a percentage, `digits` + 2 significant digits otherwise."""
         return percent(value, digits) if self.percent else number(value, digits + 2)
 
     def best(self, values: list[float]) -> float:
@@ -32,15 +32,15 @@ class Measure:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share in percent, with so many digits after the point."""
+    """A share as a percentage with this many decimals."""
     return f"{share:.{digits}%}"
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits."""
+    """A number with this many significant digits."""
     return f"{value:.{digits}g}"
 
 
 def count(images: int, thing: str = "image") -> str:
-    """A number of things: "1 image", "1,438 images"."""
+    """A count with its noun: "1 image", "1,438 images"."""
     return f"{images:,} {thing}{'' if images == 1 else 's'}"

@@ -16,16 +16,16 @@ from matplotlib.font_manager import fontManager
 
 P = ParamSpec("P")
 
-# Two colours of Okabe and Ito, which people with any colour vision can distinguish, and greys.
+# Two colours of the Okabe-Ito palette, safe for colour-blind readers, and greys.
 BLUE, ORANGE = "#0072B2", "#D55E00"
 INK, GREY, PALE = "#222222", "#6B6B6B", "#E4E4E4"
 SKY = "#6AAED6"
 SHADES = LinearSegmentedColormap.from_list(
     "vitrail", [(0, "#F5F6F8"), (0.05, "#DCEAF4"), (0.3, SKY), (0.65, BLUE), (1, "#06365C")]
 )
-RUNS = (BLUE, ORANGE, "#009E73", "#8A4FA3", "#B58A00", "#5A6570")  # of several runs in one chart
+RUNS = (BLUE, ORANGE, "#009E73", "#8A4FA3", "#B58A00", "#5A6570")  # for several runs in one chart
 
-# DejaVu comes with matplotlib; Chinese, Japanese and Korean class names need a font that the system may have.
+# DejaVu comes with matplotlib; Chinese, Japanese and Korean class names need a system font.
 _EASTERN = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -63,7 +63,7 @@ STYLE = {
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Makes a function draw in the house style."""
+    """Decorator that draws a figure in the house style."""
 
     @wraps(draw)
     def styled(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -74,9 +74,9 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def save(figure: Figure, path: Path, format: str = "png") -> None:
-    """Writes a figure as PNG, SVG or PDF, trimmed to what is drawn."""
+    """Writes a figure as PNG, SVG or PDF, with tight margins."""
     with warnings.catch_warnings():
-        # Class names in a script that no font covers are drawn as boxes, which is not worth a warning.
+        # Class names in an unsupported script are drawn as boxes; no need to warn.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(path, format=format, dpi=150, bbox_inches="tight", facecolor="white")
 
@@ -88,6 +88,6 @@ def heading(axes: Axes, title: str, note: str) -> None:
 
 
 def short(name: str, longest: int = 30) -> str:
-    """A long name without its middle: names often differ at the end only."""
+    """Elides the middle of a long name, since names often differ only at the end."""
     half = (longest - 1) // 2
     return name if len(name) <= longest else f"{name[:half].rstrip(' ._-')}…{name[-half:].lstrip(' ._-')}"

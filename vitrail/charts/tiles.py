@@ -1,4 +1,4 @@
-"""Sheets of pictures with captions: galleries, nearest neighbours, the contact sheet of an audit."""
+"""Sheets of captioned images: galleries, nearest neighbours, the contact sheet of an audit."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from PIL import Image
 from vitrail.charts.style import GREY, INK, PALE, short, styled
 
 _CELL, _GAP = 1.25, 0.15  # inches
-_HEAD, _LINE, _FOOT = 0.75, 0.115, 0.2  # of a section, of a line of a caption, and below captions
+_HEAD, _LINE, _FOOT = 0.75, 0.115, 0.2  # height of a section title, of a caption line, and below captions
 _SMALL = 6.5  # points
-_FEW = 64  # pixels below which each one is shown as a square
+_FEW = 64  # smaller images are drawn without smoothing
 
 Box = tuple[float, float, float, float]
 
 
 class Caption(NamedTuple):
-    """A text below a picture, in no more than so many lines."""
+    """Text below an image, with a maximum number of lines."""
 
     text: str
     colour: str = INK
     lines: int = 2
-    keep_end: bool = False  # what is too long loses its beginning: the end of a path is what distinguishes files
+    keep_end: bool = False  # elide the beginning of long text, as the end of a path identifies the file
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture with its captions. A text in the picture's place says why there is none."""
+    """A captioned image, or a text in place of a missing image."""
 
     image: Image.Image | str
     captions: Sequence[Caption]
-    frame: str | None = None  # its colour
-    joined: bool = False  # belongs together with the next tile
+    frame: str | None = None  # colour of the frame
+    joined: bool = False  # shares a background with the next tile
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Section:
 
 @styled
 def sheet(*sections: Section) -> Figure:
-    """Sections below each other, as wide as the longest row."""
+    """Draws sections below each other, as wide as the longest row."""
     captions = [[[_wrapped(tile) for tile in row] for row in section.rows] for section in sections]
     feet = [[max(map(len, row)) * _LINE + _FOOT for row in rows] for rows in captions]
     width = max(len(row) for section in sections for row in section.rows) * (_CELL + _GAP) + _GAP
@@ -76,7 +76,7 @@ def _row(figure: Figure, row: Sequence[Tile], captions: Sequence[list[tuple[str,
     lefts = [_GAP + column * (_CELL + _GAP) for column in range(len(row))]
     y = (top - _CELL) / height
     for tile, left in zip(row, lefts, strict=True):
-        if tile.joined:  # on one ground
+        if tile.joined:
             _blank(figure, (left / width, y, (2 * _CELL + _GAP) / width, _CELL / height), PALE)
     for tile, lines, left in zip(row, captions, lefts, strict=True):
         _picture(figure, (left / width, y, _CELL / width, _CELL / height), tile)
@@ -109,7 +109,7 @@ def _picture(figure: Figure, box: Box, tile: Tile) -> None:
 
 
 def _wrapped(tile: Tile) -> list[tuple[str, str]]:
-    """The lines below a picture, each no wider than it, and their colours."""
+    """The caption lines of a tile, wrapped to its width, and their colours."""
     return [
         (line, caption.colour)
         for caption in tile.captions
@@ -122,9 +122,9 @@ def _wrapped(tile: Tile) -> list[tuple[str, str]]:
 
 
 def wrap(text: str, lines: int, keep_end: bool = False) -> list[str]:
-    """Text in lines as wide as a picture, broken after spaces, slashes, underscores and hyphens.
+    """Wraps text to the width of a tile, breaking after spaces, slashes, underscores and hyphens.
 
-    What is too much is left out at the end, or at the beginning with `keep_end`.
+    Excess text is elided at the end, or at the beginning with `keep_end`.
     """
     filled = [""]
     for word in re.findall(r"[^\s/_-]+[\s/_-]*|[\s/_-]+", text):
@@ -140,7 +140,7 @@ def wrap(text: str, lines: int, keep_end: bool = False) -> list[str]:
 
 
 def _elide(line: str) -> str:
-    """A line that fits the width of a picture, with as much of its middle left out as it takes."""
+    """Elides the middle of a line to fit the width of a tile."""
     fitting, half = line, len(line) // 2
     while _width(fitting) > _CELL and half > 1:
         half -= 1
@@ -149,7 +149,7 @@ def _elide(line: str) -> str:
 
 
 def _width(text: str) -> float:
-    """Inches that a line of a caption takes."""
+    """Width of a caption line in inches."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is as wide as the box in its place
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # drawn as a box of the same width
         return float(text_to_path.get_text_width_height_descent(text, FontProperties(size=_SMALL), False)[0]) / 72

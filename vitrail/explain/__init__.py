@@ -1,6 +1,6 @@
-"""What a model sees: attention, relevance, positions, filters, neighbours.
+"""Explaining a model: attention, class relevance, position embeddings, filters, nearest neighbours.
 
-The functions take a model and a normalised batch (B, C, H, W) on the model's device, and give arrays.
+The functions take a model and a normalised batch (B, C, H, W) on the model's device, and return NumPy arrays.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""What a model attends to: the maps of every layer, their rollout, and how far heads look.
+"""Attention maps of every layer, attention rollout and attention distance.
 
-A layer's maps are looked at while the model runs and then forgotten, so however deep a model is, the memory of one
-layer suffices, and for a rollout the mean of the heads of each; a batch is cut so that this is small (`parts`).
-Where in the picture the tokens of a layer lie is in `geometry.py`; a family whose maps shrink from stage to stage has
-layers of different grids.
+Maps are read by hooks during the forward pass and dropped with their layer, so peak memory is that of one layer, plus
+the head means of every layer for a rollout; large batches are split (`parts`). `geometry.py` maps the tokens of each
+layer to the image; in hierarchical models the grid differs between stages.
 
-Legend: B batch, L layers that attend, H heads, N tokens, (h, w) the grid of patches; prefix tokens (class, registers)
-come first.
+Legend: B batch, L attention layers, H heads, N tokens, (h, w) the patch grid; prefix tokens (class, registers) come
+first.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from vitrail.models.layers import AttentionPool
 from vitrail.models.position import Grid
 
 Array = NDArray[np.float32]
-See = Callable[[int, Tensor], None]  # the number of a layer, from 0, and its attention weights
+See = Callable[[int, Tensor], None]  # receives the index of a layer and its attention weights
 
-_MOST = 64 * 2**20  # bytes of one layer's maps that are held at a time; what is made of them takes several times that
+_MOST = 64 * 2**20  # bytes of one layer's maps per slice of a batch; intermediate results need several times that
 
 
 def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], None] | None = None) -> Tensor:
-    """Runs the model and shows every layer's attention weights as the layer is reached; gives the logits.
+    """Runs the model, calls `see` with the attention weights of every layer, and returns the logits.
 
-    They are (B, H, N, N), those of a PVT (B, H, N, M) for its M keys, those of a Swin (B, W, H, n, n) for its W
-    windows of n tokens. If attention pools the tokens, its weights on the patches, (B, H, 1, h·w), go to `see_pool`.
-    Nothing is kept; a model that is compiled runs as it is written, and other threads may use it at the same time.
+    Weights are (B, H, N, N); (B, H, N, M) for a PVT with M keys; (B, W, H, n, n) for a Swin with W windows of n tokens.
+    `see_pool` receives the weights of attention pooling, (B, H, 1, h·w). Nothing is stored. A compiled model runs
+    eagerly, and other threads may use it concurrently.
     """
-    model = original(model)  # hooks may be missing in compiled code
+    model = original(model)  # compiled code may skip hooks
     layers = attentions(model)
     thread = threading.get_ident()
 
@@ -51,7 +50,7 @@ def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], N
         if threading.get_ident() != thread:
             return
         weights = module.weights(*inputs).float()
-        with torch.autocast(weights.device.type, enabled=False):  # which would round what is made of them
+        with torch.autocast(weights.device.type, enabled=False):  # keep float32
             show(weights)
 
     training = model.training
@@ -64,33 +63,33 @@ def watch(model: Model, images: Tensor, see: See, see_pool: Callable[[Tensor], N
             if see_pool is not None:
                 stack.enter_context(_hook(pool, partial(before, see_pool)))
         stack.enter_context(torch.inference_mode())
-        return model.forward(images)  # not the call, which is compiled if the model is
+        return model.forward(images)  # `model(images)` may run compiled code
 
 
 def _hook(module: nn.Module, before: Callable[..., None]) -> Any:
-    return module.register_forward_pre_hook(before)  # a context that removes the hook
+    return module.register_forward_pre_hook(before)  # a context manager that removes the hook
 
 
 def parts(model: Model, images: Tensor) -> Iterator[Tensor]:
-    """A batch in slices for which the attention maps of one layer are not large."""
+    """Splits a batch so that the attention maps of one layer stay small."""
     each = max(geometry.size for geometry in geometries(model)) * 4
     return iter(torch.split(images, max(_MOST // each, 1)))
 
 
 def rollout(model: Model, images: Tensor) -> Array:
-    """Attention followed through all layers from the output to the patches: (B, h, w), each map sums to one.
+    """Attention rollout (https://arxiv.org/abs/2005.00928): maps (B, h, w) that sum to one.
 
-    As in appendix D.8 of the paper (https://arxiv.org/abs/2005.00928): the heads are averaged, the identity is added
-    for the residual path, rows are normalised, layers are multiplied. It starts from the class token, or from all
-    patches alike if they are averaged, or as the pool's own attention weighs them. Between stages, what reaches a patch
-    is shared out evenly to those that were merged in it: the map is that of the first stage that attends.
+    As in appendix D.8 of the ViT paper: average the heads, add the identity for the residual connection, normalise the
+    rows, multiply the layers. Rollout starts from the class token, uniformly from all patches with average pooling, or
+    from the weights of attention pooling. Between stages, the share of a merged patch is split evenly among its parts:
+    the result has the grid of the first stage with attention.
     """
     return np.concatenate([_rollout(model, part) for part in parts(model, images)])
 
 
 def _rollout(model: Model, images: Tensor) -> Array:
     layers = geometries(model)
-    means: list[Tensor] = []  # of the heads of each layer: small, and one row is followed through them from the end
+    means: list[Tensor] = []  # over the heads of each layer; a single row is multiplied through them, last layer first
     row = layers[-1].start[None].to(images.device)
 
     def see_pool(weights: Tensor) -> None:
@@ -109,18 +108,18 @@ def _rollout(model: Model, images: Tensor) -> Array:
 
 
 def attention_maps(model: Model, images: Tensor) -> list[Array]:
-    """Where each head of each layer looks from the class token, or on average from all patches: L times (B, H, h, w).
+    """Attention of every head from the class token, or averaged over all patches: one (B, H, h, w) per layer.
 
-    A map sums to the share of the attention that goes to patches; the rest goes to the class token, registers and the
-    padding of windows. In earlier stages than that of the class token it is from all patches.
+    A map sums to the share of attention on patches; the rest is on the class token, registers and window padding.
+    Stages before that of the class token are averaged over all patches.
     """
     return _each_layer(model, images, lambda geometry: geometry.start)
 
 
 def patch_attention(model: Model, images: Tensor, row: int, column: int) -> list[Array]:
-    """Where each head of each layer looks from one patch, counted from 0 at the top left: L times (B, H, h, w).
+    """Attention of every head from one patch, counted from 0 at the top left: one (B, H, h, w) per layer.
 
-    It is a patch of the first stage; later ones look from the patch that it was merged in.
+    Row and column refer to the grid of the first stage; later stages use the patch that contains it.
     """
     check_patch(model, row, column)
     finest = geometries(model)[0].pixels
@@ -135,7 +134,7 @@ def patch_attention(model: Model, images: Tensor, row: int, column: int) -> list
 
 
 def window_attention(model: Model, images: Tensor) -> list[Array]:
-    """Where the patch in the middle of each window looks, the mean of all heads: L times (B, h, w)."""
+    """Attention of the central patch of each window, averaged over heads: one (B, h, w) per layer."""
 
     def middles(geometry: Geometry) -> Tensor:
         assert isinstance(geometry, Windows)
@@ -147,17 +146,17 @@ def window_attention(model: Model, images: Tensor) -> list[Array]:
 
 
 def check_patch(model: Model, row: int, column: int) -> None:
-    """A UserError if the model has no such patch."""
+    """Raises a UserError if the model has no such patch."""
     h, w = geometries(model)[0].grid
     if not (0 <= row < h and 0 <= column < w):
         raise UserError(
-            f"There is no patch {row},{column}: the model cuts images into {h} rows and {w} columns of patches, "
-            f"so the last one is {h - 1},{w - 1}."
+            f"There is no patch {row},{column}: the model has {h} rows and {w} columns of patches, counted from 0. "
+            f"The last one is {h - 1},{w - 1}."
         )
 
 
 def _each_layer(model: Model, images: Tensor, start: Callable[[Geometry], Tensor]) -> list[Array]:
-    """What is reached from the tokens that count as `start` says, in every layer on its grid: L times (B, H, h, w)."""
+    """Attention from a weighted mean of tokens, with weights `start(geometry)`: one (B, H, h, w) per layer."""
     layers = geometries(model)
     maps: list[list[Array]] = [[] for _ in layers]
 
@@ -172,11 +171,10 @@ def _each_layer(model: Model, images: Tensor, start: Callable[[Geometry], Tensor
 
 
 def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
-    """How far each head of each layer looks, in pixels, averaged over patches and over all images: (L, H).
+    """Mean attention distance of every head in pixels, over all patches and images: (L, H), figure 7 of the ViT paper.
 
-    The distance between the centres of two patches, or of a patch and the area of a key, weighted by the attention from
-    one to the other, as in figure 7 of the paper. Only attention from patches to patches counts: their share of a row
-    is scaled to one. Where layers have fewer heads than others, their rows end in NaN.
+    The distance between the centres of query patch and key, weighted by attention. Only attention between patches
+    counts, renormalised to sum to one. Rows of layers with fewer heads end in NaN.
     """
     layers = geometries(model)
     sums = torch.full((len(layers), max(geometry.heads for geometry in layers)), torch.nan, dtype=torch.float64)
@@ -186,27 +184,27 @@ def attention_distance(model: Model, batches: Iterable[Tensor]) -> Array:
 
     def see(number: int, weights: Tensor) -> None:
         geometry = layers[number]
-        sums[number, : geometry.heads] += geometry.distance(weights).cpu().double().sum(dim=0)  # not on every device
+        sums[number, : geometry.heads] += geometry.distance(weights).cpu().double().sum(dim=0)  # MPS has no float64
 
     for images in batches:
         for part in parts(model, images):
             watch(model, part, see)
         count += len(images)
     if not count:
-        raise UserError("Attention distance is an average over images, but there are none.")
+        raise UserError("Attention distance is a mean over images, but there are no images.")
     return (sums / count).numpy().astype(np.float32)
 
 
 def even_distance(model: Model) -> Array:
-    """The attention distance, in pixels, of heads that look at all that they can see alike, in each layer: (L,)."""
+    """The attention distance of uniform attention in each layer, in pixels: (L,)."""
     return np.array([geometry.even for geometry in geometries(model)], np.float32)
 
 
 def _patches(rows: Tensor, grid: Grid) -> Tensor:
-    """Of rows (..., N) what belongs to patches: (..., h·w)."""
+    """The patches of rows of tokens: (..., N) to (..., h·w)."""
     return rows[..., -grid[0] * grid[1] :]
 
 
 def _on_grid(rows: Tensor, grid: Grid) -> Array:
-    """Rows (..., h·w) as maps; copied, because a view would keep the whole of the layer that it is of."""
+    """Rows (..., h·w) as maps (..., h, w). Copied: a view would keep the layer's whole tensor alive."""
     return rows.reshape(*rows.shape[:-1], *grid).cpu().numpy().copy()

@@ -1,4 +1,4 @@
-"""A data set as a model sees it: every image has a place in the plane, near to those that the model takes for alike."""
+"""Embedding map: t-SNE of the features of a data set."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from vitrail.tasks import Task
 Points = NDArray[np.float32]  # N 2
 Colour = str | tuple[float, float, float]
 
-MOST = 1500  # images of a map: more make it slower and no clearer
+MOST = 1500  # images on a map; more make it slower, not clearer
 
-# Of Okabe and Ito, without their yellow, which is hard to see on white; with the marks, enough for all that is named.
+# The Okabe-Ito palette without yellow, which is hard to see on white. Colours times marks cover all named groups.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 _MARKS = ("o", "^", "s")
 _NAMED = 20
@@ -33,21 +33,21 @@ _OTHERS = "#C8C8C8"
 
 _COMPONENTS = 50  # of a PCA, before t-SNE
 _PERPLEXITY = 30
-_FEWEST = 8  # images from which on t-SNE has something to do
-_CELLS, _PIXELS = 26, 60  # thumbnails in a row at most, and how large they are
+_FEWEST = 8  # images that t-SNE needs
+_CELLS, _PIXELS = 26, 60  # maximum thumbnails per row, and their size
 
 
 def embedding_map(features: NDArray[np.floating], seed: int = 0) -> Points:
-    """Places in the plane, (N, 2), for feature vectors, (N, D): vectors of a similar direction lie near each other.
+    """t-SNE embedding, (N, 2), of feature vectors, (N, D), by cosine similarity.
 
-    By t-SNE of their first principal components, so far distances mean little; a handful of images is placed by the
-    components alone. The same features and seed give the same map.
+    t-SNE runs on the first principal components, so large distances mean little; fewer than 8 images are placed by
+    their principal components alone. Deterministic for given features and seed.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
     directions = unit(features)
-    if np.ptp(directions, axis=0).max() < 1e-6:  # all are alike, or there is one only
+    if np.ptp(directions, axis=0).max() < 1e-6:  # identical vectors, or a single one
         return np.zeros((len(directions), 2), np.float32)
     places = PCA(min(_COMPONENTS, *directions.shape), random_state=seed).fit_transform(directions)
     if len(directions) >= _FEWEST and places.shape[1] > 1:
@@ -58,10 +58,10 @@ def embedding_map(features: NDArray[np.floating], seed: int = 0) -> Points:
 
 @dataclass(frozen=True)
 class _Groups:
-    """What the images of a map are coloured by."""
+    """Groups of images by which a map is coloured."""
 
-    names: list[str]  # the largest group first; those that come after the last name are the others
-    number: NDArray[np.int64]  # of every image's group
+    names: list[str]  # of the largest groups, in class order
+    number: NDArray[np.int64]  # group of every image; len(names) for the others
     others: int  # groups without a name
 
     def colour(self, group: int) -> str:
@@ -74,7 +74,7 @@ class _Groups:
 def _groups(names: Sequence[str], first: NDArray[np.int64]) -> _Groups:
     counts = np.bincount(first, minlength=len(names))
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-    named = np.sort(order[:_NAMED])  # in the order of the classes, so that maps of the same data have the same colours
+    named = np.sort(order[:_NAMED])  # in class order, so that maps of the same data share colours
     rank = np.full(len(names), len(named), np.int64)
     rank[named] = np.arange(len(named))
     return _Groups([names[k] for k in named], rank[first], len(order) - len(named))
@@ -87,10 +87,10 @@ def embedding_figure(
     task: Task,
     name: str = "",
 ) -> Figure:
-    """The map as coloured points, and again as pictures: in each cell of a grid the one nearest to its middle.
+    """The map as coloured points, and as thumbnails: in each cell of a grid the image nearest to its centre.
 
-    `chosen` are the numbers of the images in the split. Colours are classes, the first label of an image that may have
-    several, or the (first) number.
+    `chosen` are the indices of the images in the split. Colours are classes, the first label of a multi-label image, or
+    the first value of a regression.
     """
     targets = split.targets[chosen]
     centre, half = _square(places)
@@ -121,14 +121,14 @@ def embedding_figure(
 
 
 def _square(places: Points) -> tuple[Points, float]:
-    """The middle of all places, and half the side of the square that holds them with some room."""
+    """The centre and half the side of a square around all points, with a margin."""
     low, high = places.min(axis=0), places.max(axis=0)
     return (low + high) / 2, float(max((high - low).max() / 2, 1e-3)) * 1.04
 
 
 def _by_group(figure: Figure, axes: Axes, places: Points, groups: _Groups, size: float) -> list[Colour]:
     named = range(len(groups.names))
-    for group in (len(named), *named):  # the others lie below
+    for group in (len(named), *named):  # the others are drawn first, below
         x, y = places[groups.number == group].T
         if len(x):
             label = short(groups.names[group], 24) if group in named else f"{groups.others} other classes"
@@ -158,7 +158,7 @@ def _by_group(figure: Figure, axes: Axes, places: Points, groups: _Groups, size:
 def _by_value(
     figure: Figure, axes: Axes, places: Points, values: NDArray[np.float32], name: str, size: float
 ) -> list[Colour]:
-    low, high = np.percentile(values, [1, 99])  # a few that are far off must not take all colours
+    low, high = np.percentile(values, [1, 99])  # robust to outliers
     x, y = places.T
     points = axes.scatter(x, y, size, values, cmap="viridis", vmin=low, vmax=high, linewidths=0)
     bar = figure.colorbar(points, cax=axes.inset_axes((0, -0.045, 0.4, 0.02)), orientation="horizontal")
@@ -169,12 +169,12 @@ def _by_value(
 
 
 def _middle(places: Points) -> Points:
-    """The place that is nearest to the median of all: there is an image of the group, even if it lies in two heaps."""
+    """The point nearest to the median: always a point of the group, even if it has several clusters."""
     return places[np.argmin(((places - np.median(places, axis=0)) ** 2).sum(axis=1))]
 
 
 def _apart(middles: Points, names: Sequence[str], axes: Axes) -> NDArray[np.float64]:
-    """Places for names near their middles where no two cover each other: those that do are pushed up and down."""
+    """Positions of labels near the centres of their groups; overlapping labels are pushed apart vertically."""
     left, right = axes.get_xlim()
     inch = (right - left) / 6.6
     height = 0.15 * inch
@@ -207,7 +207,7 @@ def _thumbnails(
     centre: Points,
     half: float,
 ) -> None:
-    """Draws pictures in the cells of a grid, no more than one in each, framed in their colours."""
+    """Draws at most one thumbnail in each cell of a grid, framed in its colour."""
     cells = int(np.clip(round(2.2 * len(places) ** 0.5), 4, _CELLS))
     at = (places - (centre - half)) / (2 * half) * cells
     cell = np.clip(at.astype(np.int64), 0, cells - 1)
@@ -228,7 +228,7 @@ def _thumbnails(
 
 
 def _squared(image: Image.Image, side: int) -> NDArray[np.float32]:
-    """The middle of a picture as a square, (side, side, 3) of 0 to 1."""
+    """The central square of an image, (side, side, 3), with values from 0 to 1."""
     image = image.convert("RGB")
     edge = min(image.size)
     x, y = (image.width - edge) // 2, (image.height - edge) // 2

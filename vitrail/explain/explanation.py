@@ -1,4 +1,4 @@
-"""Draws every figure of a model and its images into a folder."""
+"""Draws all figures of a subject into a folder."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from vitrail.progress import track
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What was written, and what was not."""
+    """The figures written, their arrays, and why others are missing."""
 
     files: tuple[Path, ...]
-    arrays: Mapping[str, Mapping[str, NDArray[Any]]]  # what each figure shows, by the name of its file
-    notes: tuple[str, ...]  # a sentence for each figure that makes no sense for this model
+    arrays: Mapping[str, Mapping[str, NDArray[Any]]]  # behind each figure, by file stem
+    notes: tuple[str, ...]  # why a figure is missing, a sentence each
     unreadable: tuple[tuple[str, str], ...]  # file, reason
 
 
 def draw(subject: Subject, folder: Path, format: str, save_data: bool) -> Explanation:
-    """Draws every figure that the model has into a folder; with `save_data` the arrays of each go beside it."""
+    """Draws every figure that applies to the model into a folder; `save_data` also writes the arrays as .npz."""
     files: list[Path] = []
     arrays: dict[str, Mapping[str, NDArray[Any]]] = {}
     notes: list[str] = []
     for drawing in track(_drawings(subject, notes), "explaining", unit="figure"):
         files += _write(drawing, folder, format, save_data)
         arrays[drawing.name] = drawing.arrays
-    once = tuple(dict.fromkeys(notes))  # what a model lacks may concern several figures
+    once = tuple(dict.fromkeys(notes))  # several figures may be missing for one reason
     return Explanation(tuple(files), arrays, once, tuple(subject.unreadable))
 
 
@@ -44,7 +44,7 @@ def _drawings(subject: Subject, notes: list[str]) -> Iterator[Drawing]:
     for draw in FIGURES:
         try:
             yield from draw(subject)
-        except UserError as error:  # noqa: PERF203  # is rare
+        except UserError as error:  # noqa: PERF203  # rare
             notes.append(str(error))
 
 
@@ -52,7 +52,7 @@ def _write(drawing: Drawing, folder: Path, format: str, save_data: bool) -> list
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another --out.") from error
     path = folder / f"{drawing.name}.{format}"
     with atomic_write(path) as temporary:
         save(drawing.figure, temporary, format)

@@ -1,10 +1,10 @@
-"""How far a map can be believed: what the model says while patches go, or come, in the order that the map gives.
+"""Faithfulness of relevance maps: deletion and insertion curves, compared with random orders.
 
-Deletion paints patches over with the image's mean colour, the most relevant first: the probability of the class should
-fall at once. Insertion uncovers them on a blurred picture: it should rise at once. These are the grounds of RISE
-(https://arxiv.org/abs/1806.07421). On a plain one, the first patches to be inserted would be squares with sharp edges
-such as no model was trained on; and a picture that is blurred at the end of deletion would still show its coarse shape.
-The same is done in random orders, for only what a map does better than they do is worth anything.
+Deletion replaces patches by the image's mean colour, most relevant first: the probability of the class should drop
+quickly. Insertion reveals them on a blurred image: it should rise quickly. The baselines are those of RISE
+(https://arxiv.org/abs/1806.07421): inserted on a plain background, patches would have sharp edges unlike any training
+image; deleted to a blur, the image would keep its coarse shape. Random orders are the control: only the gain over them
+is evidence that a map is faithful.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ Areas = NDArray[np.float32]  # B
 
 @dataclass(frozen=True, eq=False)
 class Faithfulness:
-    """The probability of a class while patches are removed or shown, by a map and at random (means over draws)."""
+    """Deletion and insertion curves of a map, and of random orders (mean over draws)."""
 
-    shares: NDArray[np.float32]  # S+1: of the patches that are removed or shown, from 0 to 1
+    shares: NDArray[np.float32]  # S+1: share of patches removed or shown, from 0 to 1
     deletion: Curves
     insertion: Curves
     random_deletion: Curves
     random_insertion: Curves
 
     def area(self, curves: Curves) -> Areas:
-        """The area under each curve, which is its mean height."""
+        """The area under each curve."""
         widths, heights = np.diff(self.shares), (curves[:, 1:] + curves[:, :-1]) / 2
         return (heights * widths).sum(axis=1)
 
     @property
     def score(self) -> Areas:
-        """How much better than a random order the map is: the areas above it of insertion and below it of deletion.
+        """Gain over a random order: area gained by insertion plus area saved by deletion.
 
-        At 0 the map tells nothing that chance does not; 2 is the most there could be.
+        0 is no better than chance; 2 is the maximum.
         """
         gain = self.area(self.insertion) - self.area(self.random_insertion)
         return gain + self.area(self.random_deletion) - self.area(self.deletion)
@@ -64,21 +64,24 @@ def faithfulness(
     task: Task | None = None,
     batch_size: int = 64,
 ) -> Faithfulness:
-    """Measures maps (B, h, w) of preprocessed images (B, C, H, W) by what removing and showing patches does.
+    """Deletion and insertion curves of maps (B, h, w) over preprocessed images (B, C, H, W).
 
-    A map may be of any grid. Patches go in `steps` portions, as equal as they can be; `draws` random orders are the
-    control. For a regression it is the model's output that is followed, in standard deviations.
+    Maps may have any grid. Patches are removed or shown in `steps` steps of nearly equal size; `draws` random orders
+    are the control. For a regression the curves follow the model's output, in standard deviations.
     """
     if min(steps, draws, batch_size) < 1:
         raise UserError(f"steps, draws and batch_size must be at least 1, but are {steps}, {draws} and {batch_size}.")
     h, w = maps.shape[1:]
     if len(maps) != len(images) or h > images.shape[2] or w > images.shape[3]:
-        raise UserError(f"Maps of shape {maps.shape} do not lie over images of shape {tuple(images.shape)}.")
+        raise UserError(
+            f"Give one map per image, no finer than its pixels: maps of shape {maps.shape} do not fit images of shape "
+            f"{tuple(images.shape)}."
+        )
     patches = h * w
     ranks = [np.argsort(np.argsort(-maps.reshape(len(maps), patches), axis=1, kind="stable"), axis=1)]
     random = np.random.default_rng(seed)
     ranks += [random.permuted(np.tile(np.arange(patches), (len(maps), 1)), axis=1) for _ in range(draws)]
-    gone = np.unique(np.linspace(0, patches, steps + 1).round().astype(np.int64))  # patches that went, at each step
+    gone = np.unique(np.linspace(0, patches, steps + 1).round().astype(np.int64))  # patches changed by each step
 
     chosen = numbers(classes, len(images), model.config.classes)
     answers = np.empty((2, 1 + draws, len(images), len(gone)), np.float32)
@@ -103,7 +106,7 @@ def faithfulness(
 
 @dataclass(frozen=True)
 class _Probability:
-    """What a model gives one class for an image of which some patches are of another."""
+    """The probability of a class for mixtures of two images."""
 
     model: Callable[[Tensor], Tensor]
     number: int
@@ -111,10 +114,10 @@ class _Probability:
     batch_size: int
 
     def __call__(self, chosen: Tensor, there: Tensor, elsewhere: Tensor) -> Curves:
-        """For every set of patches, (..., h, w), which show `there` while the others show `elsewhere`."""
+        """One value per mask (..., h, w): `there` where it is true, `elsewhere` where it is false."""
         answers = []
         for part in torch.split(chosen.flatten(0, 1), self.batch_size):
-            # A side that the grid does not divide has patches that differ by a pixel.
+            # If the grid does not divide a side, patches differ by a pixel.
             y, x = (torch.arange(side) * n // side for side, n in zip(there.shape[1:], part.shape[1:], strict=True))
             mask = part[:, y[:, None], x][:, None]
             logits = self.model(torch.where(mask, there, elsewhere)).float()
@@ -123,12 +126,12 @@ class _Probability:
 
 
 def plain(image: Tensor) -> Tensor:
-    """An image (C, H, W) of the mean colour of another."""
+    """A plain image (C, H, W) of the mean colour of another."""
     return image.mean(dim=(1, 2), keepdim=True).expand_as(image)
 
 
 def blurred(image: Tensor, grid: tuple[int, int]) -> Tensor:
-    """An image (C, H, W) in which nothing smaller than a patch is left: a Gaussian with a patch as its deviation."""
+    """Gaussian blur of an image (C, H, W), with the size of a patch as standard deviation."""
     for axis, patches in ((1, grid[0]), (2, grid[1])):
         deviation = image.shape[axis] / patches
         reach = round(2 * deviation)

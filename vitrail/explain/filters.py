@@ -1,4 +1,4 @@
-"""What a model's first layer looks for in a patch, or around every pixel."""
+"""Filters of the first layer: principal components of a patch embedding, or those of a convolution."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ Array = NDArray[np.float32]
 
 
 def patch_filters(model: Model, count: int = 28) -> Array:
-    """The first principal components of the patch filters, (count, p, p, C), of length one; figure 7 of the paper.
+    """The first principal components of the patch filters, (count, p, p, C), of unit norm; figure 7 of the ViT paper.
 
-    There are fewer if a patch has fewer values, or the model less width. Components have no sign: their largest value
-    is made positive.
+    Fewer if a patch has fewer values or the model is narrower. The sign is chosen so that the largest value is
+    positive.
     """
     if not reads_patches(model):
         raise UserError(
-            "There are no patch filters: several convolutions read each patch, and no single filter shows what they do."
+            "There are no patch filters: the model has no patch embedding, its first convolution overlaps. "
+            "Use conv_filters instead."
         )
     weight = _first(model).weight.detach().double().cpu().numpy()  # D C p p
     flat = weight.reshape(len(weight), -1)
@@ -36,9 +37,9 @@ def patch_filters(model: Model, count: int = 28) -> Array:
 
 
 def conv_filters(model: Model, count: int = 56) -> Array:
-    """The filters of the first convolution as they are applied, (count, k, k, C), those with the largest norm first.
+    """The filters of the first convolution as applied, (count, k, k, C), largest norm first.
 
-    BiT and the hybrid standardise their filters, which so have one norm: they come in their own order.
+    BiT and hybrids standardise their filters, so all norms are equal: these keep their order.
     """
     conv = _first(model)
     weight = (conv.filters() if isinstance(conv, StdConv) else conv.weight).detach().float()  # D C k k
@@ -49,7 +50,7 @@ def conv_filters(model: Model, count: int = 56) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """What is shown of the first convolution, (count, k, k, C), its title, and what the filters are."""
+    """Filters to show, (count, k, k, C), with a title and a description."""
 
     values: Array
     title: str
@@ -57,15 +58,15 @@ class Filters:
 
 
 def first_filters(model: Model) -> Filters:
-    """The components of patch filters, or else the filters themselves."""
+    """Principal components of the patch filters, or the filters of an overlapping convolution."""
     if reads_patches(model):
         return Filters(patch_filters(model), "Patch filters", "principal components")
-    kind = "filters, standardised" if isinstance(_first(model), StdConv) else "filters by their norm"
+    kind = "filters, standardised" if isinstance(_first(model), StdConv) else "filters by norm"
     return Filters(conv_filters(model), "Filters of the first convolution", kind)
 
 
 def reads_patches(model: Model) -> bool:
-    """Whether the first convolution reads patches, none of which overlap, and not the surroundings of pixels."""
+    """Whether the first convolution is a patch embedding: its patches do not overlap."""
     conv = _first(model)
     return conv.kernel_size == conv.stride
 

@@ -1,4 +1,4 @@
-"""Galleries: images side by side with their predictions."""
+"""Galleries of images with their predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACROSS = 8  # images in a row
 def tiles(
     task: Task, split: Split, outputs: NDArray[np.floating], targets: NDArray[Any], chosen: Sequence[int]
 ) -> list[Tile]:
-    """The images of these numbers, with what is true and what was predicted."""
+    """The chosen images, captioned with prediction and truth."""
     return [
         Tile(
             thumbnail(split.image(i)),
@@ -33,5 +33,5 @@ def tiles(
 
 
 def gallery(shown: Sequence[Tile], title: str, note: str) -> Figure:
-    """Tiles on one page."""
+    """Tiles on one sheet."""
     return sheet(Section(title, note, [shown[at : at + _ACROSS] for at in range(0, len(shown), _ACROSS)]))

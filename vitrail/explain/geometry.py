@@ -1,14 +1,14 @@
-"""Where in the picture the tokens and keys of each layer that attends lie, as `Model.attentions` says.
+"""Geometry of attention: where the tokens and keys of each layer of `Model.attentions` lie in the image.
 
-    ViT, hybrid, CoAtNet    every token attends to all tokens                             `Tokens`
-    PVT, PVT v2             every token attends to keys, each made of an area of tokens   `Tokens` with `areas`
-    Swin                    every token attends to those of its window                    `Windows`
+    ViT, hybrid, CoAtNet    global attention                                    `Tokens`
+    PVT, PVT v2             reduced keys, each computed from an area of tokens  `Tokens` with `areas`
+    Swin                    attention within windows                            `Windows`
 
-A geometry reads the weights that its layer gives, (B, H, N, M) or of windows (B, W, H, n, n), and answers two
-questions: what is reached from given tokens, and how far that is.
+A geometry takes the weights of its layer, (B, H, N, M) or (B, W, H, n, n) for windows. `follow` maps them back to the
+patches, `distance` measures how far they reach.
 
-Legend: B batch, H heads, N tokens, M keys, (h, w) the grid of patches of a stage, W windows of n tokens each. Tokens
-that are no patch (class, registers) come first.
+Legend: B batch, H heads, N tokens, M keys, (h, w) the patch grid of a stage, W windows of n tokens each. Prefix tokens
+(class, registers) come first.
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Tokens that all attend to the whole picture."""
+    """Global attention, with the tokens or reduced areas of them as keys."""
 
     grid: Grid
-    pixels: int  # from one patch to the next
+    pixels: int  # stride of a patch
     heads: int
-    start: Tensor  # N: how much each token counts for what the head reads, or in an earlier stage every patch alike
-    areas: Tensor | None = None  # M h·w: of which patches each key is made, in shares; None if the tokens are the keys
+    start: Tensor  # N: weight of each token in the head's input; uniform over patches in earlier stages
+    areas: Tensor | None = None  # M h·w: share of each patch in each key; None if the tokens are the keys
 
     @property
     def prefix(self) -> int:
-        """Tokens that are no patch."""
+        """Number of tokens that are not patches."""
         return len(self.start) - self.grid[0] * self.grid[1]
 
     @property
     def size(self) -> int:
-        """Numbers in the weights of one image."""
+        """Number of weights per image."""
         return self.heads * len(self.start) * (len(self.start) if self.areas is None else len(self.areas))
 
     @property
     def even(self) -> float:
-        """The attention distance, in pixels, of a head that looks at all keys alike."""
+        """The attention distance of uniform attention, in pixels."""
         return self._apart.mean().item()
 
     def follow(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """What is reached from tokens that count as `rows` say, (B or 1, N), in each head: (B, H, N)."""
+        """Attention of each head from a weighted mean of tokens, `rows` (B or 1, N): (B, H, N)."""
         reached = (rows[:, None, None].to(weights) @ weights)[:, :, 0]  # B H M
         return reached if self.areas is None else reached @ self.areas.to(weights)
 
     def distance(self, weights: Tensor) -> Tensor:
-        """How far patches look on average, in pixels, by the centres of what they look at: (B, H)."""
+        """Mean attention distance of each head in pixels, from patch centre to key centre: (B, H)."""
         between = weights[:, :, self.prefix :, self.prefix :]
         far = torch.einsum("bhqk,qk->bhq", between, self._apart.to(between.device)) / between.sum(dim=-1)
         return far.mean(dim=-1)
 
     @cached_property
     def _apart(self) -> Tensor:
-        """Pixels between the centre of every patch and that of every key: (h·w, M)."""
+        """Distances in pixels between patch centres and key centres: (h·w, M)."""
         h, w = self.grid
         y = torch.arange(h).repeat_interleave(w) * float(self.pixels)
         x = torch.arange(w).repeat(h) * float(self.pixels)
@@ -79,32 +79,32 @@ Geometry = Tokens | Windows
 
 
 def original(model: AnyModule) -> AnyModule:
-    """The model itself, if torch.compile has wrapped it."""
+    """The model without the wrapper of torch.compile."""
     return cast(AnyModule, getattr(model, "_orig_mod", model))
 
 
 def attends(model: Model) -> bool:
-    """Whether there is attention to show: a BiT and a Mixer have none, nor has a CoAtNet whose stages all convolve."""
+    """Whether the model has attention; BiT, Mixer and a purely convolutional CoAtNet do not."""
     return bool(original(model).attentions())
 
 
 def attentions(model: Model) -> list[AttentionLayer]:
-    """The layers that attend, from input to output; a UserError if there are none."""
+    """The attention layers from input to output; a UserError if there are none."""
     layers = original(model).attentions()
     if not layers:
-        raise UserError(f"There is no attention to show: a {type(original(model)).__name__} has none.")
+        raise UserError(f"There are no attention maps: a {type(original(model)).__name__} has no attention layers.")
     return layers
 
 
 def geometries(model: Model) -> list[Geometry]:
-    """The geometry of every layer that attends, from input to output."""
+    """The geometry of every attention layer, from input to output."""
     model = original(model)
     found: list[Geometry] = []
     for layer in attentions(model):
         if layer.window:
             found.append(Windows(layer.grid, layer.pixels, layer.module.heads, layer.window, layer.shift))
         elif found and found[-1].pixels == layer.pixels:
-            found.append(found[-1])  # layers of a stage share theirs, whose distances may be large
+            found.append(found[-1])  # shared within a stage: its distance matrix may be large
         else:
             patches = layer.grid[0] * layer.grid[1]
             last = layer.grid == model.config.grid
@@ -114,12 +114,12 @@ def geometries(model: Model) -> list[Geometry]:
 
 
 def refine(rows: Tensor, coarse: Grid, fine: Grid) -> Tensor:
-    """Rows of patches, (B, h·w), shared out to the up to 2×2 of which each one was made in the stage before."""
+    """Splits rows of patches, (B, h·w), evenly among the up to 2×2 patches that each one merges."""
     y, x = (torch.arange(side, device=rows.device) // 2 for side in fine)
     parent = (y[:, None] * coarse[1] + x).flatten()
     return rows[:, parent] / torch.bincount(parent)[parent]
 
 
 def window_geometries(model: Model) -> list[Windows]:
-    """The windows of every layer that attends within windows."""
+    """The windows of every layer with window attention."""
     return [geometry for geometry in geometries(model) if isinstance(geometry, Windows)]

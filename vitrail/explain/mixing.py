@@ -1,4 +1,4 @@
-"""What a Mixer's tokens are mixed by: the weights that the hidden units of its token-mixing MLPs give to the patches.
+"""Input weights of a Mixer's token-mixing MLPs, as maps of patches.
 
 Legend: L layers, U hidden units, (h, w) the grid of patches.
 """
@@ -15,19 +15,19 @@ Array = NDArray[np.float32]
 
 
 def mixing_maps(model: Model) -> Array:
-    """The input weights of every hidden unit of the token-mixing MLPs as maps: (L, U, h, w), figure 5 of the paper."""
+    """Input weights of the hidden units of the token-mixing MLPs: (L, U, h, w), figure 5 of the Mixer paper."""
     layers = model.mixing()
     if not layers:
-        raise UserError(f"There is no token mixing to show: a {type(model).__name__} has none.")
+        raise UserError(f"There are no token-mixing weights: a {type(model).__name__} has no token-mixing MLPs.")
     weights = np.stack([layer.detach().float().cpu().numpy() for layer in layers])
     return weights.reshape(*weights.shape[:2], *model.config.grid)
 
 
 def in_pairs(maps: Array, count: int = 64) -> NDArray[np.int64]:
-    """The numbers of the units of one layer, (U, h, w), that are shown: those with the largest norm, at most `count`.
+    """Indices of the units of one layer, (U, h, w), with the largest norm, at most `count`, in pairs.
 
-    Units that are most nearly each other's negative stand side by side, as in the paper, and the pairs go from low to
-    high frequency. An odd one comes last.
+    As in the paper, units that are closest to each other's negative are paired, and pairs are sorted from low to high
+    frequency. An unpaired unit comes last.
     """
     flat = maps.reshape(len(maps), -1)
     norms = np.linalg.norm(flat, axis=1)
@@ -46,7 +46,7 @@ def in_pairs(maps: Array, count: int = 64) -> NDArray[np.int64]:
 
 
 def _frequency(maps: Array) -> NDArray[np.float64]:
-    """The mean frequency of maps (U, h, w), in waves per patch, weighted by its power."""
+    """The power-weighted mean frequency of maps (U, h, w), in cycles per patch."""
     power = np.abs(np.fft.fft2(maps)) ** 2
     y, x = (np.fft.fftfreq(side) for side in maps.shape[1:])
     return (power * np.hypot(y[:, None], x)).sum(axis=(1, 2)) / np.maximum(power.sum(axis=(1, 2)), 1e-12)

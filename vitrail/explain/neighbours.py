@@ -1,4 +1,4 @@
-"""The images of a data set that a model takes for most alike: those whose feature vectors point the same way."""
+"""Nearest neighbours by the cosine similarity of features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitrail.data.pixels import thumbnail
 from vitrail.errors import UserError
 from vitrail.tasks import Task
 
-_ROWS = 1024  # feature vectors that are compared at a time
+_ROWS = 1024  # queries per matrix product
 
 
 def neighbours(
@@ -24,14 +24,13 @@ def neighbours(
     k: int = 7,
     own: Sequence[int] | NDArray[np.integer] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """For each query, (Q, D), the k most similar rows of `features`, (N, D): their numbers and cosines, both (Q, k).
+    """The k nearest neighbours of each query, (Q, D), in `features`, (N, D): indices and cosines, (Q, k) each.
 
-    The nearest comes first; equals come in their order. `own` are the numbers of the queries themselves among the
-    features, if they are: an image is no neighbour of its own.
+    Nearest first; ties keep their order. `own` are the indices of the queries in `features`, which are excluded.
     """
     most = len(features) - (own is not None)
     if not 1 <= k <= most:
-        raise UserError(f"'k' must be from 1 to the {most} images that there are to compare with, but it is {k}.")
+        raise UserError(f"'k' must be from 1 to {most}, the number of images to compare with, but it is {k}.")
     directions, found, cosines = unit(features), [], []
     for at in range(0, len(queries), _ROWS):
         similar = unit(queries[at : at + _ROWS]) @ directions.T
@@ -44,7 +43,7 @@ def neighbours(
 
 
 def unit(features: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Vectors of length one; one of nothing but zeros stays as it is."""
+    """Vectors scaled to unit norm; zero vectors stay zero."""
     vectors = features.astype(np.float32)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(lengths, np.finfo(np.float32).tiny)
@@ -59,10 +58,10 @@ def neighbours_figure(
     meant: Sequence[frozenset[str]],
     name: str = "",
 ) -> Figure:
-    """Every query at the left of its row, its neighbours behind it, and in orange those that are of other classes.
+    """One row per query: the query, then its neighbours, with those of another class in orange.
 
-    `meant` are the classes or labels of each query, none if they are not known; a neighbour that has none of them is of
-    another class. Of numbers, none is.
+    `meant` are the classes or labels of each query, empty if unknown; a neighbour with none of them is of another
+    class. For a regression, no neighbour is marked.
     """
     rows = []
     telling = task.counted and any(meant)
@@ -74,5 +73,5 @@ def neighbours_figure(
             captions = [Caption(label, ORANGE if wrong else INK), Caption(f"similarity {cosine:.2f}", lines=1)]
             row.append(Tile(thumbnail(split.image(i)), captions, ORANGE if wrong else None))
         rows.append(row)
-    note = f"by the cosine of their features, among {len(split):,} images{f' of {name}' if name else ''}"
-    return sheet(Section("Nearest neighbours", note + ("; orange: of another class" if telling else ""), rows))
+    note = f"by cosine similarity of features, among {len(split):,} images{f' of {name}' if name else ''}"
+    return sheet(Section("Nearest neighbours", note + ("; orange: another class" if telling else ""), rows))

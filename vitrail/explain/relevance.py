@@ -1,14 +1,14 @@
-"""Which patches speak for a class: attention weighted by its gradient, followed from the answer back to the picture.
+"""Class relevance: attention weighted by its gradient, propagated from the logit back to the patches.
 
-Rollout multiplies attention maps and is the same whatever the class. Here a map counts as far as more of it would
-raise the class's logit (https://arxiv.org/abs/2103.15679): in every block,
+Rollout multiplies attention maps and does not depend on the class. Here each map is weighted by its gradient with
+respect to the class's logit (https://arxiv.org/abs/2103.15679): in every block,
 
     Ā = mean over heads of max(∂logit/∂A ⊙ A, 0)        R = R + Ā·R, from the first block to the last
 
-and the row of R that the head reads is the answer: the class token's, or the mean of the patches' rows, or the row that
-attention pooling makes of them. One row is all that is needed, so the product is taken from its other end, row = row +
-row·Ā from the last block to the first. That is the order of the backward pass, and one block's maps are in memory at a
-time. Of a fused kernel's output O = A·V the gradient gives that of the map, ∂logit/∂A = ∂logit/∂O·Vᵀ.
+The result is the row of R that the head reads: the class token's, the mean over patches, or the mixture of attention
+pooling. Since only one row is needed, the product is evaluated from the left, row = row + row·Ā from the last block to
+the first. This is the order of the backward pass, so only one block's maps are in memory at a time. The gradient of the
+map follows from that of a fused kernel's output O = A·V: ∂logit/∂A = ∂logit/∂O·Vᵀ.
 
 Legend: B batch, N tokens, D width, H heads.
 """
@@ -29,15 +29,15 @@ from vitrail.explain.gradients import Classes, class_maps, numbers
 from vitrail.models import Model
 from vitrail.models.layers import Attention, AttentionPool
 
-_ROOM = 2**27  # numbers that may be in memory at a time: half a GiB
+_ROOM = 2**27  # floats in memory at a time: half a GiB
 
 
 def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
-    """How much each patch of preprocessed images, (B, C, H, W), speaks for a class: (B, h, w).
+    """Relevance of each patch of preprocessed images, (B, C, H, W), for a class: (B, h, w).
 
-    With `instead`, how much it speaks for the class rather than for that other one: the difference of the two logits is
-    explained. In a ViT and a hybrid a patch that speaks against the class has 0. In the families whose answer is read
-    from a map it is below 0, and the patches are the places of that map: see `gradients.py`.
+    With `instead`, relevance for the class rather than the other: the difference of the two logits is explained. In ViT
+    and hybrid, evidence against the class is clipped to 0. In the other families it is negative, and patches are
+    positions of the last feature map: see `gradients.py`.
     """
     vit = original(model)
     if not vit.encoder():
@@ -48,7 +48,7 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
     training = vit.training
     vit.eval()
     try:
-        # Whatever mode the caller is in; and an image that was made in inference mode must be copied.
+        # Works in any mode of the caller. Tensors created in inference mode must be cloned.
         with torch.inference_mode(False), torch.enable_grad():
             rows = [
                 _explain(
@@ -66,12 +66,12 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
 
 
 def signed(model: Model) -> bool:
-    """Whether relevance can be below 0: it is read from a map, not followed through attention."""
+    """Whether relevance can be negative: it comes from the last feature map, not from attention."""
     return not original(model).encoder()
 
 
 def _cost(vit: Model) -> int:
-    """About how many numbers explaining one image takes: inputs of all blocks, the graph of one, and its maps."""
+    """Approximate floats per image: the inputs of all blocks, the graph of one block, and its maps."""
     c, blocks = vit.config, vit.encoder()
     mlp, heads = blocks[0].mlp.fc2.in_features, blocks[0].attn.heads
     return c.length * ((len(blocks) + 16) * c.width + 4 * mlp) + 4 * heads * c.length**2
@@ -110,14 +110,14 @@ def _explain(
 
 
 def _forward(vit: Model, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
-    """What enters every block, what leaves the last, the logits, and what attention pooling reads.
+    """The input of every block, the output of the last, the logits, and the inputs of attention pooling.
 
-    The graph begins where the last block ends: that of what comes before, such as a ResNet, could be large.
+    The graph starts at the output of the last block; a graph of the whole model could be large.
     """
     inputs: list[Tensor] = []
     last: list[Tensor] = []
 
-    thread = threading.get_ident()  # others may use the model at the same time
+    thread = threading.get_ident()  # other threads may use the model concurrently
 
     def keep(_: nn.Module, args: tuple[Tensor]) -> None:
         if threading.get_ident() == thread:
@@ -126,7 +126,7 @@ def _forward(vit: Model, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
     def end(_: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor | None:
         if threading.get_ident() != thread:
             return None
-        torch.set_grad_enabled(True)  # until the end of `no_grad`
+        torch.set_grad_enabled(True)  # until `no_grad` ends
         last.append(output.detach().requires_grad_())
         return last[-1]
 
@@ -136,7 +136,7 @@ def _forward(vit: Model, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
     pool = _pool(vit)
     try:
         with torch.no_grad(), _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
-            logits = vit.forward(images)  # not by call: a compiled model would not notice the hooks
+            logits = vit.forward(images)  # `vit(images)` may run compiled code, without the hooks
     finally:
         for hook in hooks:
             hook.remove()
@@ -145,7 +145,7 @@ def _forward(vit: Model, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
 
 @contextmanager
 def _inputs(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
-    """Collects what the modules are called with."""
+    """Collects the inputs of modules."""
     seen: dict[nn.Module, Tensor] = {}
     thread = threading.get_ident()
 
@@ -163,7 +163,7 @@ def _inputs(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
 
 @torch.no_grad()
 def _weighted(attention: Attention | AttentionPool, x: Tensor, slope: Tensor) -> Tensor:
-    """Ā for an input, of its map A = `weights(x)` and the gradient `slope` of what A makes of the values, (B, N, D)."""
+    """Ā of an input x, from its map A = `weights(x)` and `slope`, the gradient of A·V, (B, N, D)."""
     weights = attention.weights(x)
     joined = attention.qkv(x) if isinstance(attention, Attention) else attention.kv(x)
     values, slope = (

@@ -1,4 +1,4 @@
-"""What is explained: a model, the pictures that it is shown, and the data that it comes from."""
+"""The subject of an explanation: a model, images, and the data they come from."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ from vitrail.tasks import Task
 from vitrail.tasks.task import Answer
 from vitrail.weights import Card, open_card, open_run
 
-PICTURES = 20  # of the run's own data, where none are given
-SAMPLE = 256  # images that an average is taken over, and the most pictures that can be given
-MOST = 10_000  # images of the data among which neighbours and the worst predictions are looked for
+PICTURES = 20  # validation images explained if no images are given
+SAMPLE = 256  # images to average over; also the maximum that can be given
+MOST = 10_000  # images of the data searched for neighbours and the worst predictions
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One image, as the model sees it."""
+    """An image as the model sees it, with the model's answer."""
 
     name: str
     pixels: Pixels  # C h w
-    said: Answer | None  # None if the model has no head
+    answer: Answer | None  # None if the model has no head
     true: str | None = None
-    wrong: bool = False  # the true class is known, and the model says another
+    wrong: bool = False  # the true class is known and was not predicted
 
     @property
     def view(self) -> NDArray[np.uint8]:
-        """The image for a person to look at: (h, w, 3)."""
+        """The image for display: (h, w, 3)."""
         return np.asarray(to_pil(self.pixels.transpose(1, 2, 0)).convert("RGB"))
 
     @property
     def caption(self) -> str:
-        """What the model says, and what is true where it is something else."""
-        if self.said is None:
+        """The answer, and the truth if they differ; without a head the truth or the file name."""
+        if self.answer is None:
             return self.true or Path(self.name).stem
-        return f"{self.said.text(0)}, not {self.true}" if self.wrong else self.said.text(0)
+        return f"{self.answer.text(0)}, not {self.true}" if self.wrong else self.answer.text(0)
 
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """Some images of a split, as a split."""
+    """A split of some images of another."""
 
     whole: Split
     numbers: NDArray[np.int64]
@@ -87,7 +87,7 @@ class Subset:
 
 
 def choose(images: int, most: int, seed: int = 0) -> NDArray[np.int64]:
-    """The numbers of the images that are shown: all, or `most` of them at random."""
+    """Indices of all images, or of a random sample of `most`, in order."""
     if images <= most:
         return np.arange(images)
     return np.sort(np.random.default_rng(seed).choice(images, most, replace=False))
@@ -95,7 +95,7 @@ def choose(images: int, most: int, seed: int = 0) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A figure, the name of its file, and the arrays that it shows."""
+    """A figure, its file stem, and the arrays behind it."""
 
     name: str
     figure: Figure
@@ -104,12 +104,12 @@ class Drawing:
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What every figure is drawn from."""
+    """A model with images and data, from which all figures are drawn."""
 
     run: str | Path
     model: Model
     card: Card
-    given: bool  # whether the pictures were given; else they are images of the data
+    given: bool  # the pictures were given, not taken from the data
     pictures: Sequence[Picture]
     unreadable: Sequence[tuple[str, str]] = ()  # file, reason
     patch: tuple[int, int] | None = None
@@ -117,41 +117,41 @@ class Subject:
     workers: int = 2
     device: str = "cpu"
     seed: int = 0
-    source: str | Path | None = None  # other data than the run's own
-    target: int | None = None  # the class to explain, instead of the likeliest
-    instead: int | None = None  # the class that it is set against
+    source: str | Path | None = None  # data other than the run's own
+    target: int | None = None  # class to explain; by default the predicted one
+    instead: int | None = None  # class to contrast it with
 
     @property
     def attentive(self) -> Model:
-        """The model, for figures of its attention; a UserError if it has none."""
+        """The model; a UserError if it has no attention."""
         if not attends(self.model):
-            raise UserError(f"What a model attends to cannot be drawn of a {self.card.model}: it has no attention.")
+            raise UserError(f"Attention cannot be drawn for a {self.card.model}: it has no attention layers.")
         return self.model
 
     @cached_property
     def data(self) -> Data:
-        """The data that was given or that the run was trained on, opened when it is needed."""
+        """The given data, or that of the run, opened on first use."""
         return own_data(self.run, self.card, self.source)
 
     @property
     def with_data(self) -> bool:
-        """Whether the data is to be shown, not only pictures that were given."""
+        """Whether figures of the data are drawn, not only of given pictures."""
         return not self.given or self.source is not None
 
     @cached_property
     def split(self) -> Split:
-        """The images of the data that are shown: its validation images, or the test images or all, if it has none.
+        """The validation split of the data, or the test split or all images if there is none.
 
-        Of more than 10,000 they are so many, drawn at random, so that no large data set has to be read whole.
+        Above 10,000 images it is a random sample, to avoid reading all of a large data set.
         """
         split = self.data.splits[split_name(self.data)]
-        if len(split) <= MOST or isinstance(split, StreamSplit):  # a stream is read from its beginning anyway
+        if len(split) <= MOST or isinstance(split, StreamSplit):  # a stream is read sequentially anyway
             return split
         return Subset(split, choose(len(split), MOST, self.seed))
 
     @cached_property
     def features(self) -> NDArray[np.float32]:
-        """The feature vectors of the split, (N, D), which are kept in the run."""
+        """The feature vectors of the split, (N, D), cached in the run."""
         file = Run.of(self.run).features_file(self.data.name, split_name(self.data))
         return split_features(
             self.model,
@@ -165,37 +165,37 @@ class Subject:
 
     @cached_property
     def outputs(self) -> NDArray[np.float32]:
-        """What the model says of every image of the split, (N, K); a UserError if it has no head."""
+        """The outputs for every image of the split, (N, K); a UserError if the model has no head."""
         if not self.has_head:
             raise UserError("There are no predictions: the model has no head.")
         _, outputs = split_scores(
             Predictor.of(self.model, self.card, self.device),
             self.split,
             Run.of(self.run).outputs_file(self.data.name, split_name(self.data)),
-            keep=False,  # they may be of another image size than the run's
+            keep=False,  # the image size may differ from the run's
             batch_size=self.batch_size,
             workers=self.workers,
             device=self.device,
             title="predicting",
         )
         if outputs is None:
-            raise UserError("The model's outputs are too large to be compared image by image.")
+            raise UserError("The model's outputs are too large to be compared per image.")
         return outputs
 
     @property
     def has_head(self) -> bool:
-        """Whether there are predictions, or features only."""
+        """Whether the model makes predictions, not only features."""
         return bool(self.card.classes)
 
     def batches(self, size: int | None = None) -> Iterator[Tensor]:
-        """The pictures as the model reads them: normalised, (B, C, H, W)."""
+        """The pictures in normalised batches, (B, C, H, W)."""
         size = size or self.batch_size
         for at in range(0, len(self.pictures), size):
             pixels = np.stack([picture.pixels for picture in self.pictures[at : at + size]])
             yield self.card.preprocess.normalise(torch.from_numpy(pixels).to(self.device))
 
     def fewer(self, count: int) -> Subject:
-        """The same with some of the pictures, taken evenly from all."""
+        """The same subject with at most `count` pictures, evenly spaced."""
         chosen = np.unique(np.linspace(0, len(self.pictures) - 1, count).round().astype(int))
         return replace(self, pictures=[self.pictures[i] for i in chosen])
 
@@ -206,11 +206,11 @@ class Subject:
 
     @property
     def sampled(self) -> int:
-        """How many images `sample` has."""
+        """The number of images in `sample`."""
         return len(self.pictures) if self.given else min(SAMPLE, len(self.split))
 
     def sample(self) -> Iterator[Tensor]:
-        """What averages are taken over: the pictures that were given, or up to 256 images of the data, normalised."""
+        """Images to average over, normalised: the given pictures, or up to 256 images of the data."""
         if self.given:
             yield from self.batches()
             return
@@ -233,14 +233,14 @@ def open_subject(
     seed: int = 0,
     img_size: int | Size | None = None,
 ) -> Subject:
-    """Opens a run or anybody's weights, and reads the images of files, folders and globs, or some of the data's."""
+    """Opens a run or weights file, and reads images of files, folders and globs, or some of the data."""
     files = list(islice(listed(images), SAMPLE + 1)) if images else []
     if len(files) > SAMPLE:
-        raise UserError(f"At most {SAMPLE} pictures can be explained at a time, but more were given.")
+        raise UserError(f"At most {SAMPLE} images can be explained at a time, but more were given.")
     classes = open_card(run).task.output_names
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
     if other is not None and (chosen == other or len(classes) == 1):
-        raise UserError(f"'{instead}' cannot be set against itself: --target and --instead must differ.")
+        raise UserError(f"--target and --instead must be different classes, but both are '{instead}'.")
     model, card = open_run(run, device, img_size=img_size, headless=True)
     subject = Subject(
         run, model, card, bool(images), (), (), patch, batch_size, workers, device, seed, data, chosen, other
@@ -252,11 +252,9 @@ def open_subject(
 
 
 def _number(name: str, classes: Sequence[str]) -> int:
-    """The number of a class."""
+    """The index of a class."""
     if name not in classes:
-        raise UserError(
-            f"The model knows no class '{name}'.{nearest(name, classes)} It knows {shortlist(classes, 10)}."
-        )
+        raise UserError(f"The model has no class '{name}'.{nearest(name, classes)} It has {shortlist(classes, 10)}.")
     return classes.index(name)
 
 
@@ -277,7 +275,7 @@ def _with_files(subject: Subject, files: Sequence[str]) -> Subject:
 
 
 def _with_own(subject: Subject) -> Subject:
-    """Some images of the data, as many of each class."""
+    """The subject with some images of its data, balanced over the classes."""
     data, split, card = subject.data, subject.split, subject.card
     chosen = spread(data.task, split.targets, PICTURES, subject.seed)
     words = [word for word, _ in data.task.describe(split.targets[chosen])]
@@ -288,25 +286,25 @@ def _with_own(subject: Subject) -> Subject:
 
 
 def _with_answers(subject: Subject) -> Subject:
-    """The same pictures, with what the model says of them."""
+    """The subject with the model's answers for its pictures."""
     task = subject.card.task
     with torch.inference_mode():
         outputs = np.concatenate([subject.model(images).float().cpu().numpy() for images in subject.batches()])
     answers = task.answers(task.means(outputs), 1 if task.single else None)
     pictures = [
-        replace(picture, said=said, wrong=task.single and picture.true not in (None, said.labels[0]))
-        for picture, said in zip(subject.pictures, answers, strict=True)
+        replace(picture, answer=answer, wrong=task.single and picture.true not in (None, answer.labels[0]))
+        for picture, answer in zip(subject.pictures, answers, strict=True)
     ]
     return replace(subject, pictures=pictures)
 
 
 def spread(task: Task, targets: Targets, count: int, seed: int) -> list[int]:
-    """The numbers of some images, in order of class: drawn at random, of every class as many."""
+    """Indices of `count` random images, balanced over the classes and sorted by class."""
     order = np.random.Generator(np.random.PCG64(seed)).permutation(len(targets))
     if not task.single:
         return sorted(order[:count].tolist())
     seen: Counter[int] = Counter()
-    turns = []  # how many of its class come before each image
+    turns = []  # rank of each image within its class
     for target in targets[order].tolist():
         turns.append(seen[target])
         seen[target] += 1

@@ -1,4 +1,4 @@
-"""Models for other runtimes: `onnx` writes the graph, `check` proves that it gives the answers of PyTorch."""
+"""Export to other runtimes: `onnx` writes the graph, `proof` verifies it against PyTorch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A model as an ONNX file: pixels as they come from an image go in, what they mean comes out.
+"""Export to ONNX: a graph from raw pixels to logits and probabilities or values.
 
-The graph normalises, so nobody who runs the file has to know how; classes and preprocessing lie in its metadata.
+Normalisation is part of the graph, so the caller only resizes and crops. Classes and preprocessing are in the metadata.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from vitrail.weights import Card
 if TYPE_CHECKING:
     import onnx_ir
 
-OPSET = 18  # the one that torch translates to, which runtimes read since 2023, those in browsers too
-# By bits: what the pixels that a file reads are made of.
+OPSET = 18  # the default of torch.onnx; supported by runtimes since 2023, including those in browsers
+# Data type of the input pixels, by bits.
 PIXELS: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.float32)}
 
-_ONE_FILE = 2**31 - 2**24  # bytes of weights: a file of this format ends at 2 GB, of which the graph needs some
+_ONE_FILE = 2**31 - 2**24  # bytes of weights: a protobuf file is limited to 2 GB, including the graph
 
 
 class Deployed(nn.Module):
-    """A model with what stands before it, the normalisation, and behind it, the meaning of its outputs."""
+    """A model with normalisation before it and the task's activation after it."""
 
     def __init__(self, model: Model, card: Card):
         super().__init__()
         self.model, self.card = model, card
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixels (B, H, W, C) become logits and their meaning, (B, K) each."""
+        """Maps pixels (B, H, W, C) to logits and probabilities or values, (B, K) each."""
         preprocess = self.card.preprocess
         mean, std = (torch.tensor(numbers) * WHITE[preprocess.bits] for numbers in (preprocess.mean, preprocess.std))
         images = (pixels.float() - mean) / std
@@ -47,19 +47,19 @@ class Deployed(nn.Module):
 
 
 def outputs(card: Card) -> tuple[str, str]:
-    """The names of a file's outputs."""
+    """The names of the outputs of a file."""
     return "logits", card.task.meant
 
 
 def write(path: Path, model: Model, card: Card) -> None:
-    """Writes a model, which is on the CPU, to an ONNX file; weights of more than 2 GB to `<name>.data` beside it."""
+    """Writes a model on the CPU to an ONNX file, with weights above 2 GB in `<name>.data` next to it."""
     import onnx_ir
 
     h, w = card.preprocess.img_size
     example = np.zeros((2, h, w, card.preprocess.channels), PIXELS[card.preprocess.bits])
-    # With gradients, torch traces attention with a learned bias for one kernel, and translates it for another.
+    # With gradients enabled, torch traces another attention kernel for a learned bias than it translates.
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch, about torch
+        warnings.simplefilter("ignore", FutureWarning)  # within torch itself
         warnings.simplefilter("ignore", DeprecationWarning)
         program = torch.onnx.export(
             Deployed(model, card).eval(),
@@ -71,16 +71,16 @@ def write(path: Path, model: Model, card: Card) -> None:
             dynamo=True,
             verbose=False,
         )
-    assert program is not None  # it is None where torch writes the file itself
+    assert program is not None  # None only if torch writes the file itself
     graph = program.model
-    onnx_ir.passes.common.ClearMetadataAndDocStringPass()(graph)  # which lines of which files each node comes from
+    onnx_ir.passes.common.ClearMetadataAndDocStringPass()(graph)  # source locations of the nodes
     graph.producer_name, graph.producer_version = "vitrail", VERSION
     graph.metadata_props.update(metadata(card))
     save(graph, path)
 
 
 def save(graph: onnx_ir.Model, path: Path) -> None:
-    """Writes a graph as one file, or its weights beside it if they are too large for that."""
+    """Writes a graph to one file, or with external weights if they exceed 2 GB."""
     import onnx_ir
 
     weights = [value.const_value for value in graph.graph.initializers.values() if value.const_value is not None]
@@ -89,23 +89,23 @@ def save(graph: onnx_ir.Model, path: Path) -> None:
 
 
 def metadata(card: Card) -> dict[str, str]:
-    """What a file says of itself: the model card, and beside it what other programs look for."""
+    """The metadata of a file: the model card, and the same as plain text for other programs."""
     return {
         "vitrail": json.dumps(card.to_json(), ensure_ascii=False),
         "task": card.task.name,
         "names": json.dumps(card.classes, ensure_ascii=False),
-        "preprocess": in_words(card.preprocess),
+        "preprocess": describe_preprocessing(card.preprocess),
     }
 
 
-def in_words(preprocess: Preprocess) -> str:
-    """How an image becomes what a file reads, in a sentence."""
+def describe_preprocessing(preprocess: Preprocess) -> str:
+    """The preprocessing of an image for an exported file, in a sentence."""
     kind = {1: "grey", 3: "RGB"}.get(preprocess.channels, f"{preprocess.channels} channels")
-    values = "as they are" if preprocess.bits == 32 else f"0 to {WHITE[preprocess.bits]}"
+    values = "unscaled" if preprocess.bits == 32 else f"0 to {WHITE[preprocess.bits]}"
     h, w = preprocess.img_size
     cover = " x ".join(str(int(side / preprocess.crop)) for side in preprocess.img_size)
     return (
-        f"Turn the image upright by its EXIF data, resize it ({preprocess.interpolation}, antialiased, its shape kept) "
-        f"so that it just covers {cover} (height x width), crop the centre {h} x {w}, and give its pixels (batch, "
-        f"height, width, channels), {kind}, as {PIXELS[preprocess.bits]}, {values}: the graph normalises them."
+        f"Rotate the image by its EXIF orientation, resize it ({preprocess.interpolation}, antialiased, keeping its "
+        f"aspect ratio) to just cover {cover} (height x width), crop the centre {h} x {w}, and pass its pixels (batch, "
+        f"height, width, channels), {kind}, as {PIXELS[preprocess.bits]}, {values}. The graph normalises them."
     )

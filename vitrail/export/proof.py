@@ -1,4 +1,4 @@
-"""Proves that an exported file is the model: both get the same pixels and must give the same answers."""
+"""Verifies an exported file against PyTorch: the same pixels must give the same answers."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared, and the result."""
+    """The result of comparing an exported file with PyTorch."""
 
     file: Path
     card: Card
     images: int
-    source: str  # of the images
+    source: str  # where the images are from
     differences: Mapping[str, Difference]  # by output
     same: int  # images with the same answer; all others are ties
     milliseconds: Mapping[str, Mapping[int, float]]  # per image, by program and batch size
@@ -90,7 +90,7 @@ class Proof:
             *(("weights", f"{name}, {part.bytes / 1e6:,.1f} MB, must stay next to it") for name, part in others),
             ("checked on", self.source),
             *(
-                (name, f"differ by at most {difference.largest:.1e}, {difference.relative:.1e} of the largest")
+                (name, f"maximum difference {difference.largest:.1e}, relative {difference.relative:.1e}")
                 for name, difference in self.differences.items()
             ),
             ("answers", f"{self.same:,} of {self.images:,} the same" + ties),
@@ -105,8 +105,8 @@ class Proof:
 def images_to_check(run: str | Path, card: Card, data: str | Path | None, workers: int) -> tuple[Array, str]:
     """Pixels (N, H, W, C) as an exported file reads them, and a description of their source.
 
-    They are validation images, spread evenly over the run's own data or `data`. If the run's own cannot be opened,
-    they are random.
+    The images are evenly spaced validation images of `data` or the run's own data, or random pixels if the latter
+    cannot be opened.
     """
     try:
         opened = own_data(run, card, data)
@@ -128,7 +128,7 @@ def images_to_check(run: str | Path, card: Card, data: str | Path | None, worker
 def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> Proof:
     """Runs an ONNX file and the model on the same pixels; a UserError if the answers differ."""
     run, reference = _onnxruntime(file), _pytorch(model, card)
-    # The first image alone, so that more than one batch size is tried.
+    # The first image on its own, to test more than one batch size.
     batches = [part for part in np.split(pixels, [1, *range(_BATCH, len(pixels), _BATCH)]) if len(part)]
     theirs, ours = _run(run, batches), _run(reference, batches)
     named = zip(outputs(card), theirs, ours, strict=True)
@@ -136,11 +136,11 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
     wrong = int(card.task.differ(theirs[0], ours[0], TOLERANCE).sum())
     # Written so that NaN fails too.
     if wrong or not all(difference.relative <= TOLERANCE for difference in differences.values()):
-        told = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differences.items())
+        detail = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differences.items())
         made = _versions()
         raise UserError(
-            f"The exported file is not the same model: on {source} its outputs differ from PyTorch's ({told}), and "
-            f"{wrong} of {len(pixels)} answers differ. No file was kept. Try other versions of "
+            f"The exported file differs from the model: on {source} its outputs differ from PyTorch's ({detail}), and "
+            f"{wrong} of {len(pixels)} answers differ. No file was written. Try other versions of "
             f"onnxscript ({made['onnxscript']}) and onnxruntime ({made['onnxruntime']})."
         )
     return Proof(
@@ -156,7 +156,7 @@ def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> P
 
 
 def _versions() -> dict[str, str]:
-    """Versions of the modules, because packages have several names: onnxruntime-gpu is onnxruntime too."""
+    """Versions of the modules; package names vary, such as onnxruntime-gpu."""
     import onnx
     import onnxruntime
     import onnxscript
@@ -184,7 +184,7 @@ def _pytorch(model: Model, card: Card) -> Program:
     predictor = Predictor.of(model, card)
 
     def run(pixels: Array) -> Answers:
-        # Above 8 bits as float32, which holds 16 bits exactly: torch can do little with uint16.
+        # float32 above 8 bits: it holds 16 bits exactly, and torch barely supports uint16.
         logits = predictor.outputs(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype)))
         return logits, card.task.meaning(torch.from_numpy(logits)).numpy()
 
@@ -221,7 +221,7 @@ def _part(file: Path) -> Part:
 
 
 def _random(card: Card) -> Array:
-    """Pixels of every possible value; for floats, values that the model's normalisation expects."""
+    """Random pixels over the full range; for floats, normally distributed as the normalisation expects."""
     p = card.preprocess
     random, shape = np.random.default_rng(0), (_IMAGES, *p.img_size, p.channels)
     if p.bits == 32:

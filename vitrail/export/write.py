@@ -1,4 +1,4 @@
-"""Writes an ONNX file together with the proof that it gives PyTorch's answers."""
+"""Writes an ONNX file with the proof that it matches PyTorch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vitrail.weights import Card
 
 
 def write_proven(path: Path, model: Model, card: Card, pixels: Array, source: str) -> Proof:
-    """Writes a model to `path` and its proof beside it; if the answers differ from PyTorch's, there is no file."""
+    """Writes a model to `path` and its proof next to it, or nothing if the answers differ from PyTorch's."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Under its own name, which large files have inside, in a folder that is gone if anything fails.
+        # In a temporary folder but under the final name, which external weights refer to.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as folder:
             unfinished = Path(folder) / path.name
             write(unfinished, model, card)
@@ -28,17 +28,17 @@ def write_proven(path: Path, model: Model, card: Card, pixels: Array, source: st
             for file in sorted(Path(folder).iterdir()):
                 file.replace(path.with_name(file.name))
             if f"{path.name}.data" not in proof.parts:
-                path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # of a larger model that was here
+                path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # of an older, larger model
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}. Choose another with --out.") from error
+        raise UserError(f"{path} cannot be written: {error.strerror or error}. Choose another --out.") from error
     return proof
 
 
 def need_packages() -> None:
-    """Raises a UserError if a package that exporting needs is not installed."""
+    """Raises a UserError if a package needed for export is not installed."""
     try:
         import onnx_ir  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"Exporting needs {error.name}: pip install 'vitrail[export]'") from error
+        raise UserError(f"Export needs {error.name}, which is not installed: pip install 'vitrail[export]'") from error

@@ -1,1 +1,1 @@
-"""The HTML page of a run, and the page that compares several."""
+"""The HTML report of a run, or of several runs compared."""

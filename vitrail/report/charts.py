@@ -1,4 +1,4 @@
-"""Charts on a page: with no more classes, lines and points than a page has room for."""
+"""Reduces charts to the classes, lines and points that a page has room for."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 from vitrail.charts.kinds import Bars, Chart, Line, Lines, Matrix, Scatter
 
-CELLS = 50  # classes of a confusion matrix
+CELLS = 50  # classes in a confusion matrix
 BARS = 50
-LINES, STOPS = 12, 150  # lines of a chart, and points of a line
-POINTS = 1500  # of a scatter plot
+LINES, STOPS = 12, 150  # lines per chart, points per line
+POINTS = 1500  # in a scatter plot
 
 
 @singledispatch
 def fit(chart: Chart) -> Chart:
-    """The chart itself, or as much of it as a page has room for; then its `help` says what is shown."""
+    """The chart, reduced to what a page has room for; its `help` then names the selection."""
     return chart
 
 
 @fit.register
 def _(chart: Matrix) -> Chart:
-    """Of many classes, those that are confused most."""
+    """Selects the classes confused most."""
     if len(chart.names) <= CELLS:
         return chart
     wrong = chart.counts - np.diag(chart.counts.diagonal())
@@ -33,13 +33,13 @@ def _(chart: Matrix) -> Chart:
         names=tuple(chart.names[i] for i in most),
         counts=chart.counts[np.ix_(most, most)],
         totals=chart.totals[most],
-        help=f"The {CELLS} of {len(chart.names)} classes that are confused most. {chart.help}",
+        help=f"The {CELLS} most confused of {len(chart.names)} classes. {chart.help}",
     )
 
 
 @fit.register
 def _(chart: Bars) -> Chart:
-    """Of many bars, the lowest."""
+    """Selects the lowest bars."""
     if len(chart.names) <= BARS:
         return chart
     return replace(chart.lowest(BARS), help=f"The {BARS} lowest of {len(chart.names)}. {chart.help}")
@@ -47,7 +47,7 @@ def _(chart: Bars) -> Chart:
 
 @fit.register
 def _(chart: Lines) -> Chart:
-    """Of many lines, those that stand out; of long ones, some points."""
+    """Selects the highlighted lines, and evenly spaced points of long ones."""
     lines = [line for line in chart.lines if len(chart.lines) <= LINES or line.tone != "pale"]
     return replace(chart, lines=tuple(map(_thinned, lines)))
 
@@ -61,7 +61,7 @@ def _thinned(line: Line) -> Line:
 
 @fit.register
 def _(chart: Scatter) -> Chart:
-    """Of many points, some at random."""
+    """Selects points at random."""
     if len(chart.true) <= POINTS:
         return chart
     chosen = np.sort(np.random.default_rng(0).choice(len(chart.true), POINTS, replace=False))

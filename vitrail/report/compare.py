@@ -1,4 +1,4 @@
-"""Several runs on one page: what they differ in, and what it is worth."""
+"""The page that compares runs: their settings and scores."""
 
 from __future__ import annotations
 
@@ -21,33 +21,35 @@ from vitrail.report.text import between, plus_minus, setting
 from vitrail.tasks.bootstrap import difference
 from vitrail.tasks.task import Headline
 
-_NO_MATTER = {"name", "out", "fold"}  # settings in which runs must differ
+_IGNORED = {"name", "out", "fold"}  # settings that differ between any two runs
 
 
 @dataclass(frozen=True)
 class Score:
-    """What one run reached, how sure that is, and how far it is from the first run."""
+    """A score of a run, its confidence interval, and its difference from the first run."""
 
     value: str
     spread: str
     best: bool
     apart: str = ""  # "+1.2, from 0.3 to 2.1"
-    matters: bool = False  # the interval of the difference leaves out zero
+    matters: bool = False  # the confidence interval of the difference excludes zero
 
 
 @dataclass(frozen=True)
 class Measured:
+    """A measure with the scores of all runs."""
+
     name: str
     meaning: str
     scores: list[Score | None] = field(default_factory=list)
 
 
 def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
-    """The page on which runs stand side by side; they must have the same task."""
+    """The page that compares runs, which must have the same task."""
     tasks = {facts.card.task.title for facts in runs if facts.card is not None}
     if len(tasks) > 1:
         raise UserError(
-            f"Runs of different tasks cannot be compared: {' and '.join(sorted(tasks))}. Report them alone."
+            f"Runs of different tasks cannot be compared: {' and '.join(sorted(tasks))}. Report them separately."
         )
     names = titles(runs)
     return render(
@@ -68,7 +70,7 @@ def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
 
 
 def titles(runs: Sequence[RunFacts]) -> list[str]:
-    """The names of the runs, with that of the folder before them where they are not all different."""
+    """The names of the runs, made unique by their parent folders or by numbers."""
     names = [facts.name for facts in runs]
     if len(set(names)) < len(names):
         names = [f"{facts.folder.resolve().parent.name}/{facts.name}" for facts in runs]
@@ -98,7 +100,7 @@ def _curves(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
 
 
 def _same_images(runs: Sequence[RunFacts]) -> bool:
-    """Whether all runs were measured on the very same images."""
+    """Whether all runs were measured on the same images."""
     splits = [facts.data.splits["val"] for facts in runs if facts.data is not None and facts.outputs is not None]
     if len(splits) < len(runs):
         return False
@@ -112,7 +114,7 @@ def _same_images(runs: Sequence[RunFacts]) -> bool:
 
 
 def measured(runs: Sequence[RunFacts]) -> list[Measured]:
-    """Every number that was measured, of each run; on the same images also how far apart runs are."""
+    """All measures of every run, with paired differences if they were measured on the same images."""
     paired, table = _same_images(runs), []
     known = [facts for facts in runs if facts.scores is not None]
     for measure in known[0].task.measures if known else ():
@@ -140,17 +142,17 @@ def measured(runs: Sequence[RunFacts]) -> list[Measured]:
 
 
 def differing(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[str]]]:
-    """The settings that are not the same in all runs: name, what it is, the value of each."""
+    """The settings that differ between runs: name, help text, value in each run."""
     values = [flat(facts.config) for facts in runs]
     return [
         (option.name, option.help, [setting(value[option.name]) for value in values])
         for option in options(TrainConfig).values()
-        if option.name not in _NO_MATTER and len({repr(value[option.name]) for value in values}) > 1
+        if option.name not in _IGNORED and len({repr(value[option.name]) for value in values}) > 1
     ]
 
 
 def class_scores(runs: Sequence[RunFacts], names: Sequence[str]) -> Table | None:
-    """The main score of each class, label or value in every run, and the largest difference between runs."""
+    """The main score of each class, label or value in every run, and the largest difference."""
     task = next((facts.task for facts in runs if facts.scores is not None), None)
     if task is None:
         return None

@@ -1,7 +1,7 @@
-"""What a report adds to a run: its model and data opened, and its validation images measured.
+"""The facts of a report: a run with its model, data and validation scores.
 
-Whatever is missing (a first epoch, the data, a measurement) becomes a sentence in `notes`, not an error: a page reports
-what there is.
+Anything missing (a model before the first epoch, the data, scores) becomes a sentence in `notes`, not an error: the
+page reports what is available.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitrail.weights import Card
 
 @dataclass(frozen=True, eq=False)
 class RunFacts:
-    """A run with everything that its report shows."""
+    """A run with everything its report shows."""
 
     run: Run
     notes: tuple[str, ...] = ()
@@ -58,29 +58,31 @@ class RunFacts:
 
     @property
     def stopped(self) -> bool:
-        """Whether training has not come to its end."""
+        """Whether training is unfinished."""
         return not self.run.finished
 
     @property
     def task(self) -> Task:
-        """What the model learns, as far as it is known."""
+        """The task of the model or data; multiclass if neither is available."""
         source = self.card or self.data
         return Multiclass() if source is None else source.task
 
     @property
     def split(self) -> str:
-        """What the images on which the model is measured are called."""
+        """The split that the model was measured on: "test" or "validation"."""
         splits = self.data.splits if self.data is not None else {}
         return "test" if "val" in splits and splits.get("test") is splits["val"] else "validation"
 
 
-def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str | None = None) -> RunFacts:
-    """Opens a run and its data and measures its model, as far as they are there."""
+def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device: str | None = None) -> RunFacts:
+    """Opens a run and its data, and measures its model as far as available."""
     opened = Run.open(run)
     device = choose_device(device)
     if not opened.has_model:
         data, notes = _open_data(opened, None)
-        return RunFacts(opened, (*notes, "There is no model to look at yet."), data=data, device=device)
+        return RunFacts(
+            opened, (*notes, "There is no model yet: the first epoch is not finished."), data=data, device=device
+        )
     model, card = opened.model(device), opened.card
     data, notes = _open_data(opened, card)
     facts = RunFacts(opened, notes, card, model, data, device=device)
@@ -100,17 +102,17 @@ def gather(run: str | Path, batch_size: int = 256, workers: int = 2, device: str
         return replace(facts, outputs=outputs, scores=scores, samples=samples)
     if (kept := opened.own_scores()) is not None:
         scores = card.task.restore(kept)
-        note = "The scores are those measured when the data was available."
+        note = "The scores were measured when the data was available."
         return replace(facts, notes=(*notes, note), scores=scores, samples=card.task.sample(scores, None, None))
     return facts
 
 
 def _open_data(run: Run, card: Card | None) -> tuple[Data | None, tuple[str, ...]]:
-    """The data of a run with the same splits, or None and the reason."""
+    """The data of a run with its splits, or None and the reason."""
     try:
         data = run.data(card)
         if card is not None:
             data.read_as(card.preprocess.channels, card.preprocess.bits)
     except UserError as error:
-        return None, (f"The data cannot be shown: {error}",)
+        return None, (f"The data cannot be opened: {error}",)
     return data, ()

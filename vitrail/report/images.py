@@ -1,4 +1,4 @@
-"""Pictures inside a page: small, as data URIs, and no more of them than there is room for."""
+"""Images embedded in a page: small data URIs within a size budget."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from vitrail.data.pixels import Pixels, to_pil
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.stream import StreamSplit
 
-ROOM = 3_000_000  # bytes of all pictures of a page; with the plotting library and the tables that is below 5 MB
-_FEW = 64  # pixels of a side up to which a picture is shown as these
-_TILE = 24  # pixels of a tile's side at least
+ROOM = 3_000_000  # bytes of all images of a page, which keeps it below 5 MB
+_FEW = 64  # sides below this are drawn with visible pixels
+_TILE = 24  # minimum pixels of a tile's side
 _GAP = 2  # pixels between tiles
 
 
 @dataclass(frozen=True)
-class Picture:
-    """What an <img> needs."""
+class InlineImage:
+    """The attributes of an <img> element."""
 
     src: str
     width: int
     height: int
-    few: bool  # has so few pixels that they are to be seen
+    few: bool  # drawn with visible pixels, without smoothing
 
 
 class Album:
-    """Makes pictures until its room is taken; from then on there are none."""
+    """Encodes images until its budget is used up."""
 
     def __init__(self, room: int = ROOM):
         self.room = room
 
-    def add(self, image: Image.Image, exact: bool = False) -> Picture | None:
-        """A picture for the page: a JPEG, or a PNG if it has few pixels or must be exact."""
+    def add(self, image: Image.Image, exact: bool = False) -> InlineImage | None:
+        """The image as JPEG, or PNG if it is small or must be exact; None if it exceeds the budget."""
         few = max(image.size) < _FEW
         stream = io.BytesIO()
         if few or exact:
@@ -53,11 +53,11 @@ class Album:
         if len(src) > self.room:
             return None
         self.room -= len(src)
-        return Picture(src, *image.size, few or exact)
+        return InlineImage(src, *image.size, few or exact)
 
 
 def read(split: Split, numbers: Sequence[int], workers: int) -> dict[int, Pixels]:
-    """Some images of a split by their numbers, each read once."""
+    """Images of a split by index, each read once."""
     wanted = sorted(set(numbers))
     if isinstance(split, StreamSplit) and wanted:
         return dict(zip(wanted, images(split.reader(np.array(wanted)), workers, wanted), strict=True))
@@ -65,7 +65,7 @@ def read(split: Split, numbers: Sequence[int], workers: int) -> dict[int, Pixels
 
 
 def seen(image: Pixels, preprocess: Preprocess, side: int) -> Image.Image:
-    """What of an image the model sees, enlarged or reduced to about this side."""
+    """The preprocessed image as the model sees it, resized to this longer side."""
     view = to_pil(np.ascontiguousarray(preprocess.pixels(image).transpose(1, 2, 0))).convert("RGB")
     scale = side / max(view.size)
     size = max(round(view.width * scale), 1), max(round(view.height * scale), 1)
@@ -73,7 +73,7 @@ def seen(image: Pixels, preprocess: Preprocess, side: int) -> Image.Image:
 
 
 def overlay(view: Image.Image, attention: NDArray[np.floating]) -> Image.Image:
-    """A picture under its attention: grey and dark where the model hardly looks, glowing where it does."""
+    """A grey image under a heat map of attention or relevance."""
     grey = np.asarray(view.convert("L"), np.float32)[..., None] / 255
     values = attention.astype(np.float32) - attention.min()
     values /= max(float(values.max()), 1e-12)
@@ -84,21 +84,21 @@ def overlay(view: Image.Image, attention: NDArray[np.floating]) -> Image.Image:
 
 
 def tiles(values: NDArray[np.floating], across: int) -> Image.Image:
-    """Small pictures (count, h, w, C) of any numbers side by side, each brightened by itself."""
+    """Arrays (count, h, w, C) as a sheet of tiles, each scaled separately."""
     views = [np.asarray(to_pil(np.ascontiguousarray(tile, np.float32)).convert("RGBA")) for tile in values]
     views += [np.zeros_like(views[0])] * (-len(views) % across)
     return _sheet(np.stack(views).reshape(-1, across, *views[0].shape))
 
 
 def similarities(values: NDArray[np.floating], largest: int = 16) -> Image.Image:
-    """For every patch (h, w) a tile with its likeness to every other, (h, w, h, w); of many patches only some."""
+    """One tile per patch (h, w) with its similarity to all patches, (h, w, h, w); a selection of large grids."""
     step = [max(-(-side // largest), 1) for side in values.shape[:2]]
     shown = values[:: step[0], :: step[1]].clip(-1, 1)
     return _sheet(mpl.colormaps["viridis"]((shown + 1) / 2, bytes=True))
 
 
 def _sheet(tiles: NDArray[np.uint8]) -> Image.Image:
-    """Tiles (rows, columns, h, w, 4) as one picture, with thin gaps between them through which one can see."""
+    """Tiles (rows, columns, h, w, 4) as one image, with thin transparent gaps."""
     rows, columns, h, w, _ = tiles.shape
     zoom = max(_TILE // max(h, w), 1)
     tiles = tiles.repeat(zoom, axis=2).repeat(zoom, axis=3)

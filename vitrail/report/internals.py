@@ -1,4 +1,4 @@
-"""The section of a run's page that shows what is inside the model: how far heads look, places, the first filters."""
+"""The section on the model's internals: attention distance, positions, token mixing, filters."""
 
 from __future__ import annotations
 
@@ -20,31 +20,30 @@ from vitrail.explain.mixing import in_pairs, mixing_maps
 from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
 from vitrail.models import Model
 from vitrail.report.facts import RunFacts
-from vitrail.report.images import Album, Picture, similarities, tiles
+from vitrail.report.images import Album, InlineImage, similarities, tiles
 from vitrail.report.sections import reads
 
 _DISTANCE_IMAGES = 128
 _BIAS = (
-    "What a place adds to the attention, a row for each layer and a tile for each head; the middle of a tile is the "
-    "patch that looks."
+    "Bias of the attention logits by key offset: one row per layer, one tile per head, with the query at its centre."
 )
-_MIXING = "What hidden units take of each patch, a tile for each; opposites in pairs, from low to high frequency."
+_MIXING = "Input weights of hidden units on the patch grid; opposite units in pairs, from low to high frequency."
 
-Drawn = tuple[str, str, Image.Image]  # a title, a text and a sheet of tiles
+Drawn = tuple[str, str, Image.Image]  # title, text, sheet of tiles
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Tiles in one picture, and what they show."""
+    """A sheet of tiles with title and description."""
 
     title: str
     text: str
-    picture: Picture
+    picture: InlineImage
 
 
 @dataclass(frozen=True)
 class Inside:
-    """What the weights show; where a model has no such thing, a sentence in its place."""
+    """Attention distance and sheets of weights, with notes on what is missing."""
 
     distance: Chart | None = None
     sheets: list[Sheet] = field(default_factory=list)
@@ -52,7 +51,7 @@ class Inside:
 
 
 def inside(facts: RunFacts, album: Album, workers: int) -> Inside:
-    """How far heads look, what the model knows of places, and the first filters, as in figure 7 of the paper."""
+    """Attention distance, positions and filters, as in figure 7 of the ViT paper."""
     model, card = facts.model, facts.card
     if model is None or card is None:
         return Inside()
@@ -74,12 +73,12 @@ def inside(facts: RunFacts, album: Album, workers: int) -> Inside:
 
 
 def _places(model: Model) -> Iterator[Drawn]:
-    """What the model knows about places or how it mixes them; a sheet for each stage that has its own."""
+    """Position similarities, relative position biases and token mixing, one sheet per stage or layer."""
     pyramid = len(model.config.grids) > 1
     for stage, similar in enumerate(stage_similarities(model), start=1):
         yield f"Position similarity{f', stage {stage}' if pyramid else ''}", *_alike(similar)
     for stage, bias in stage_biases(model).items():
-        yield f"Relative positions{f', stage {stage}' if pyramid else ''}", _BIAS, _biases(bias)
+        yield f"Relative position biases{f', stage {stage}' if pyramid else ''}", _BIAS, _biases(bias)
     if model.mixing():
         maps = mixing_maps(model)
         for layer in sorted({0, len(maps) - 1}):
@@ -93,18 +92,22 @@ def _biases(tables: NDArray[np.float32]) -> Image.Image:
 
 def _alike(similar: NDArray[np.float32]) -> tuple[str, Image.Image]:
     text = (
-        "A tile for every patch: how alike its position is to every other, from dark (opposite) to yellow (the same)."
+        "One tile per patch: cosine similarity of its position embedding to all others, from dark (−1) to yellow (1)."
     )
     return f"{text} {_rows_and_columns(similar)}", similarities(similar)
 
 
 def _filters(model: Model) -> Drawn:
     found = first_filters(model)
-    return found.title, f"What reads the image: the first {len(found.values)} {found.kind}.", tiles(found.values, 7)
+    return (
+        found.title,
+        f"Filters of the first layer: the first {len(found.values)} {found.kind}.",
+        tiles(found.values, 7),
+    )
 
 
 def _rows_and_columns(similar: NDArray[np.float32]) -> str:
-    """How much more alike positions are that share a row or a column than those that share neither."""
+    """Mean similarity of positions in the same row or column, and of all others."""
     h, w = similar.shape[:2]
     y, x = np.indices((h, w)).reshape(2, -1)
     flat = similar.reshape(h * w, h * w)

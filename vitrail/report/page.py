@@ -1,7 +1,7 @@
-"""Pages: everything that a run or several came to, in one HTML file that needs nothing else.
+"""Renders self-contained HTML pages.
 
-Text is escaped by the templates; numbers for the charts are JSON in which no character can end a script. A content
-security policy lets nothing but what is in the file be loaded.
+Templates escape all text; chart data is JSON escaped for use inside a script element. A content security policy blocks
+all external resources.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_page(facts: RunFacts, workers: int) -> str:
         facts=facts,
         headline=text.headline(facts),
         measures=text.measures(facts),
-        # In this order, for the first to come find room: what was mistaken tells more than what was learnt from.
+        # In order of importance, because the album is limited: mistakes before examples of the training data.
         mistakes=sections.mistakes(facts, album, workers),
         inside=inside(facts, album, workers),
         window=sections.window(data, album, workers) if data is not None else sections.Window(),
@@ -59,7 +59,7 @@ def run_page(facts: RunFacts, workers: int) -> str:
 
 
 def render(template: str, **content: Any) -> str:
-    """A page from its template, with style, script and the plotting library inside."""
+    """Renders a template with style, script and the charting library embedded."""
     environment = _environment()
     specs: dict[str, Any] = {}
     numbers = count(1)
@@ -75,7 +75,7 @@ def render(template: str, **content: Any) -> str:
     return environment.get_template(template).render(
         **content,
         chart=chart,
-        specs=specs_json,  # called at the page's end, when all charts are known
+        specs=specs_json,  # called at the end of the page, when all charts are known
         css=_asset("report.css"),
         js=_asset("report.js"),
         echarts=_asset("echarts/echarts.min.js"),
@@ -97,7 +97,7 @@ def _environment() -> Environment:
 
 @cache
 def _asset(name: str) -> Markup:
-    """A file of the package as it is: style and scripts hold nothing that would have to be escaped."""
+    """An unescaped file of the package; asserted to contain no closing tags or comments."""
     text = (_ASSETS / name).read_text(encoding="utf-8")
     assert not re.search("</script|</style|<!--", text), name
     return Markup(text)

@@ -1,4 +1,4 @@
-"""The sections of a run's page that have charts, tables and pictures: results, mistakes, data."""
+"""The sections with pictures on a run's page: mistakes and data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vitrail.data.stream import StreamSplit
 from vitrail.explain import relevance, rollout
 from vitrail.explain.relevance import signed
 from vitrail.report.facts import RunFacts
-from vitrail.report.images import Album, Picture, overlay, read, seen
+from vitrail.report.images import Album, InlineImage, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
 
-THUMBNAIL, VIEW = 80, 160  # pixels: of pictures in rows, and of those with a map
+THUMBNAIL, VIEW = 80, 160  # pixels: thumbnails, and pictures with a map
 SHOWN = 8  # worst and best predictions
-PAIRS, EXAMPLES = 6, 6  # frequent mistakes, and pictures of each
-_THUMBNAILS = 360  # in the table of the data
-_EACH = 12  # of a class
-_PANES = 20  # of the window
+PAIRS, EXAMPLES = 6, 6  # most frequent mistakes, and examples of each
+_THUMBNAILS = 360  # in the data table
+_EACH = 12  # per class
+_PANES = 20  # in the window
 
 
 # Mistakes -------------------------------------------------------------------------------------------------
@@ -32,37 +32,39 @@ _PANES = 20  # of the window
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A prediction with its image, and a map of the model's attention or of the evidence for the prediction."""
+    """A prediction with its image, and a map of attention or of evidence for the prediction."""
 
-    said: str
+    predicted: str
     truth: str
     right: bool
     name: str
-    picture: Picture
-    map: Picture | None
+    picture: InlineImage
+    map: InlineImage | None
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A frequent mistake with examples."""
+    """A confused pair of classes, with examples."""
 
     true: str
-    said: str
+    predicted: str
     count: int
     of: int
-    pictures: list[Picture]
+    pictures: list[InlineImage]
 
 
 @dataclass(frozen=True)
 class Mistakes:
+    """Confused classes, and the worst and best predictions."""
+
     confused: list[Pair] = field(default_factory=list)
     worst: list[Exhibit] = field(default_factory=list)
     best: list[Exhibit] = field(default_factory=list)
-    maps: str = ""  # what they show
+    maps: str = ""  # what the maps show
 
 
 def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
-    """The most frequent mistakes, and the worst and the best predictions, as pictures."""
+    """The most frequent mistakes and the worst and best predictions, with pictures."""
     if facts.outputs is None or facts.data is None or facts.card is None:
         return Mistakes()
     split, task, outputs = facts.data.splits["val"], facts.task, facts.outputs
@@ -77,11 +79,11 @@ def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
         found = []
         for number, meant in zip(numbers, task.means(outputs[numbers]), strict=True):
             view = seen(pixels[number], facts.card.preprocess, VIEW)  # type: ignore[union-attr]  # checked above
-            picture, glowing = album.add(view), album.add(overlay(view, maps[number]))
+            picture, heat = album.add(view), album.add(overlay(view, maps[number]))
             if picture is not None:
-                said, truth = task.said(meant, split.targets[number])
+                predicted, truth = task.said(meant, split.targets[number])
                 name = _name(split, number, facts.config.data)
-                found.append(Exhibit(said, truth, bool(right[number]), name, picture, glowing))
+                found.append(Exhibit(predicted, truth, bool(right[number]), name, picture, heat))
         return found
 
     shown = exhibits(worst), exhibits(best)
@@ -95,7 +97,7 @@ def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
 def _maps(
     facts: RunFacts, numbers: Sequence[int], pixels: dict[int, Pixels]
 ) -> tuple[dict[int, NDArray[np.float32]], str]:
-    """A map for each of these images by number, and what the maps show: attention, or evidence for the prediction."""
+    """A map for each image by index, and what the maps show: attention, or evidence for the prediction."""
     assert facts.model is not None
     assert facts.card is not None
     assert facts.outputs is not None
@@ -107,12 +109,12 @@ def _maps(
     else:
         likeliest = facts.task.ranking(facts.outputs[numbers])[:, 0]
         maps = relevance(facts.model, images, likeliest).clip(min=0)
-        show = "evidence for the prediction, the last feature map times its gradient"
+        show = "evidence for the prediction (last feature map times its gradient)"
     return dict(zip(numbers, maps, strict=True)), show
 
 
 def reads(split: Split, facts: RunFacts) -> Split:
-    """A split that is read with the channels and bits that the model wants."""
+    """The split, read with the channels and bits of the model."""
     assert facts.card is not None
     if isinstance(split, FileSplit | PackedSplit):
         return replace(split, channels=facts.card.preprocess.channels, bits=facts.card.preprocess.bits)
@@ -120,12 +122,12 @@ def reads(split: Split, facts: RunFacts) -> Split:
 
 
 def _name(split: Split, number: int, data: str) -> str:
-    """What an image is called, without the folder that all of them lie in."""
+    """The name of an image, relative to the data folder."""
     folder = Path(data) if Path(data).is_dir() else Path(data).parent
     return split.name(number).removeprefix(f"{folder}/")
 
 
-def _thumbnails(album: Album, images: Sequence[Pixels]) -> list[Picture]:
+def _thumbnails(album: Album, images: Sequence[Pixels]) -> list[InlineImage]:
     pictures = [album.add(thumbnail(image, THUMBNAIL)) for image in images]
     return [picture for picture in pictures if picture is not None]
 
@@ -134,7 +136,7 @@ def _thumbnails(album: Album, images: Sequence[Pixels]) -> list[Picture]:
 
 
 def data_table(data: Data, album: Album, workers: int) -> Table:
-    """The images of each class in every split, or a summary of each value; with examples."""
+    """Image counts of each class by split, or statistics of each value, with examples."""
     task, pictures = data.task, _examples(data, album, workers)
     splits = {name: split for name, split in data.splits.items() if not _served_twice(data, name)}
     counts = {name: count for name, split in splits.items() if (count := task.counts(split.targets)) is not None}
@@ -152,17 +154,17 @@ def data_table(data: Data, album: Album, workers: int) -> Table:
 
 
 def sizes(data: Data) -> list[tuple[str, int]]:
-    """The splits and how many images they have."""
+    """The splits and their sizes."""
     return [(name, len(split)) for name, split in data.splits.items() if not _served_twice(data, name)]
 
 
 def _served_twice(data: Data, name: str) -> bool:
-    """Whether a split is the test split, which serves for validation where there is no other."""
+    """Whether a split is the test split used for validation, and would be listed twice."""
     return name == "val" and data.splits.get("test") is data.splits["val"]
 
 
-def _examples(data: Data, album: Album, workers: int) -> dict[int, list[Picture]]:
-    """Some pictures of every class, label or value."""
+def _examples(data: Data, album: Album, workers: int) -> dict[int, list[InlineImage]]:
+    """Example images of every class, label or value."""
     split, each = _shown(data), min(_EACH, _THUMBNAILS // len(data.classes))
     if not each:
         return {}
@@ -173,14 +175,14 @@ def _examples(data: Data, album: Album, workers: int) -> dict[int, list[Picture]
 
 @dataclass(frozen=True)
 class Window:
-    """Pictures as the panes of a window: grey ones are tinted, those with a dark ground turned to light."""
+    """Images as panes of a window; grey ones are tinted, and inverted if mostly dark."""
 
-    panes: list[Picture] = field(default_factory=list)
+    panes: list[InlineImage] = field(default_factory=list)
     tint: str = ""
 
 
 def window(data: Data, album: Album, workers: int) -> Window:
-    """Some pictures of all classes."""
+    """The window, with images of all classes."""
     split = _shown(data)
     groups = data.task.strata(split.targets, 1 / _PANES)
     rng = np.random.default_rng(1)
@@ -195,8 +197,7 @@ def window(data: Data, album: Album, workers: int) -> Window:
 
 
 def _shown(data: Data) -> Split:
-    """The split whose images are shown: those of train, read as small as will do; of a stream those of val, which is
-    small and read anyway."""
+    """The split to show: train, decoded at reduced size; for a stream val, which is small and read anyway."""
     split = data.splits["train"]
     if isinstance(split, StreamSplit):
         return data.splits["val"]

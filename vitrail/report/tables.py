@@ -1,4 +1,4 @@
-"""Sortable tables: the scores of classes, labels or values."""
+"""Sortable tables, and that of the scores of classes, labels or values."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from vitrail.charts.measure import Measure
 from vitrail.report.facts import RunFacts
-from vitrail.report.images import Picture
+from vitrail.report.images import InlineImage
 from vitrail.report.text import between
 from vitrail.tasks.bootstrap import Interval
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table that sorts by `value`, may have a bar as long as its share, and an interval."""
+    """A cell that sorts by `value`, with an optional bar of length `share` and a confidence interval."""
 
     text: str
     value: float
@@ -24,16 +24,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table: its name, pictures if there are some, and cells."""
+    """A row: name, cells and optional pictures."""
 
     name: str
     cells: list[Cell]
-    pictures: list[Picture] = field(default_factory=list)
+    pictures: list[InlineImage] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns that sort, the first of them names."""
+    """A table with sortable columns, of which the first holds names."""
 
     caption: str
     columns: list[str]
@@ -44,7 +44,7 @@ class Table:
         return any(line.pictures for line in self.lines)
 
     def lowest(self, column: int = 1, most: int = 2000) -> Table:
-        """The whole table, or the lines that are lowest in a column, if there are more than a page has room for."""
+        """The table, or its `most` lines with the lowest values in a column."""
         if len(self.lines) <= most:
             return self
         lines = sorted(self.lines, key=lambda line: line.cells[column - 1].value)[:most]
@@ -53,7 +53,7 @@ class Table:
 
 
 def scores(facts: RunFacts) -> Table | None:
-    """The scores of every class, label or value, with intervals where they were sampled."""
+    """The scores of every class, label or value, with confidence intervals if sampled."""
     if facts.scores is None:
         return None
     task = facts.task
@@ -74,14 +74,14 @@ def scores(facts: RunFacts) -> Table | None:
 
 def _score(measure: Measure, value: float | None, interval: Interval | None) -> Cell:
     if value is None:
-        return Cell("–", -1.0, title="no image has it")
-    title = f"95% interval: {between(measure, interval)}" if interval else ""
-    if not measure.bounded:  # a bar would have no end to reach
+        return Cell("–", -1.0, title="no images")
+    title = f"95% confidence interval: {between(measure, interval)}" if interval else ""
+    if not measure.bounded:  # no maximum for a bar
         return Cell(measure.text(value), value, title=title)
     ends = (_inside(interval[0]), _inside(interval[1])) if interval else None
     return Cell(measure.text(value), value, _inside(value), ends, title)
 
 
 def _inside(share: float) -> float:
-    """A share as far as a bar can show it: R² may be below 0."""
+    """A share clipped to the range of a bar; R² may be negative."""
     return min(max(share, 0.0), 1.0)

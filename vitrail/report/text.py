@@ -1,4 +1,4 @@
-"""What a page says in words and numbers: the headline, what was measured, the settings, the commands."""
+"""Texts of a page: headline, scores, training, settings, commands."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vitrail.weights.recognise import formats_of
 
 _FAMILIES = {"vit": "ViT"}
 _GROUPS = {
-    "": "What",
+    "": "General",
     "source": "Data",
     "input": "Input",
     "arch": "Architecture",
-    "transfer": "Trained weights",
+    "transfer": "Pre-trained weights",
     "distillation": "Teacher",
     "optim": "Optimisation",
     "augment": "Augmentation",
@@ -31,7 +31,7 @@ _GROUPS = {
 
 @dataclass(frozen=True)
 class Result:
-    """A number, how sure it is, and what it means."""
+    """An overall score with its confidence interval and meaning."""
 
     name: str
     value: str
@@ -59,7 +59,7 @@ def _who(facts: RunFacts) -> str:
 
 
 def measures(facts: RunFacts) -> list[Result]:
-    """Every overall score, with its interval."""
+    """Every overall score, with its confidence interval."""
     if facts.scores is None:
         return []
     found, summary = [], facts.scores.summary()
@@ -72,7 +72,7 @@ def measures(facts: RunFacts) -> list[Result]:
 
 
 def plus_minus(measure: Measure, interval: Interval | None) -> str:
-    """Half the width of an interval, as it stands behind a number."""
+    """Half the width of an interval, to follow a number: " ± 0.5"."""
     if interval is None:
         return ""
     half = (interval[1] - interval[0]) / 2
@@ -80,6 +80,7 @@ def plus_minus(measure: Measure, interval: Interval | None) -> str:
 
 
 def between(measure: Measure, interval: Interval | None) -> str:
+    """An interval as text: "91.1 to 92.1%"."""
     if interval is None:
         return ""
     low, high = (measure.text(end).replace("-", "−") for end in interval)
@@ -87,7 +88,7 @@ def between(measure: Measure, interval: Interval | None) -> str:
 
 
 def large(number: int) -> str:
-    """A large number in words: 816 thousand, 5.5 million."""
+    """A large number in words: "816 thousand", "5.5 million"."""
     for size, word in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
         if number >= size:
             return f"{number / size:.3g} {word}"
@@ -95,7 +96,7 @@ def large(number: int) -> str:
 
 
 def training(facts: RunFacts) -> list[tuple[str, str]]:
-    """How training went: time, speed, the machine and the programs."""
+    """Facts about training: epochs, time, throughput, hardware, versions."""
     optim, rows = facts.config.optim, facts.rows
     made_with = dict(facts.card.versions) if facts.card is not None else {}
     found = []
@@ -106,9 +107,9 @@ def training(facts: RunFacts) -> list[tuple[str, str]]:
             ("epochs", epochs),
             ("steps", f"{rows[-1]['step']:,.0f} of {optim.batch_size * optim.grad_accum_steps} images"),
             ("time", str(Duration(seconds))),
-            ("throughput", f"{images / max(seconds, 1e-9):,.0f} images a second, validation included"),
+            ("throughput", f"{images / max(seconds, 1e-9):,.0f} images per second, including validation"),
         ]
-        if "wait" in rows[0]:  # older runs do not say it
+        if "wait" in rows[0]:  # older runs lack it
             found.append(("waiting for data", percent(sum(row["wait"] for row in rows) / len(rows), 0)))
     if facts.card is not None and (teacher := facts.card.teacher):
         main = facts.task.measures[0]
@@ -122,7 +123,7 @@ def training(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 def settings(config: TrainConfig) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Every setting by group: name, value, what it is."""
+    """Every setting by group: name, value, help text."""
     values, known = flat(config), options(TrainConfig)
     return [
         (title, [(o.name, setting(values[o.name]), o.help) for o in known.values() if o.group == group])
@@ -131,7 +132,7 @@ def settings(config: TrainConfig) -> list[tuple[str, list[tuple[str, str, str]]]
 
 
 def setting(value: object) -> str:
-    """The value of a setting as a person would type it."""
+    """The value of a setting, as written on the command line."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -143,9 +144,9 @@ def setting(value: object) -> str:
 
 
 def commands(facts: RunFacts) -> list[tuple[str, str]]:
-    """What to type next: each line works as it stands, but for IMAGES and DATA."""
+    """Commands to run next, with IMAGES and DATA to fill in."""
     run, name = shlex.quote(str(facts.folder)), shlex.quote(f"{facts.name}.safetensors")
-    go_on = [("Go on with the training", f"vitrail train --resume {run}")] if facts.stopped else []
+    go_on = [("Resume training", f"vitrail train --resume {run}")] if facts.stopped else []
     if facts.card is None:
         return go_on
     config = facts.card.config
@@ -155,24 +156,24 @@ def commands(facts: RunFacts) -> list[tuple[str, str]]:
     return [
         *go_on,
         ("Predict", f"vitrail predict {run} IMAGES"),
-        ("Measure it again" if facts.data else "Measure it", f"vitrail evaluate {run}{'' if facts.data else ' DATA'}"),
-        ("See what it sees", f"vitrail explain {run} IMAGES"),
-        ("Feature vectors", f"vitrail embed {run} IMAGES --out features.npz"),
-        ("As ONNX, for other programs", f"vitrail export {run}"),
-        ("As one file to give away", f"vitrail convert {run} {name}"),
-        *([("As weights for timm", f"vitrail convert {run} {timm} --to timm")] if fits else []),
-        ("Make this page again", f"vitrail report {run}"),
+        ("Evaluate again" if facts.data else "Evaluate", f"vitrail evaluate {run}{'' if facts.data else ' DATA'}"),
+        ("Explain", f"vitrail explain {run} IMAGES"),
+        ("Extract features", f"vitrail embed {run} IMAGES --out features.npz"),
+        ("Export to ONNX", f"vitrail export {run}"),
+        ("Convert to a single file", f"vitrail convert {run} {name}"),
+        *([("Convert to timm weights", f"vitrail convert {run} {timm} --to timm")] if fits else []),
+        ("Update this report", f"vitrail report {run}"),
     ]
 
 
 def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """What `vitrail evaluate` measured beside the run's own validation images: data and split, method, results."""
+    """Other results of `vitrail evaluate`, on other data or by other methods: data and split, method, results."""
     found = []
     own = f"{facts.data.name}-val" if facts.data is not None else None
     for name, document in facts.run.scores.items():
         if name == own:
             continue
-        known = {measure.name: measure for measure in (*facts.task.measures, *Multiclass.measures)}  # of a probe, too
+        known = {measure.name: measure for measure in (*facts.task.measures, *Multiclass.measures)}  # of probes, too
         results = [f"{each.title} {each.text(document[key])}" for key, each in known.items() if key in document]
         results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]
         where = f"{document['data']}, {document['split']}"

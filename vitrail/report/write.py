@@ -1,4 +1,4 @@
-"""Writes the HTML page of a run, or of several to compare."""
+"""Writes the HTML report of one run or several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from vitrail.errors import UserError
 from vitrail.files import atomic_write
 from vitrail.report.compare import comparison_page
-from vitrail.report.facts import gather
+from vitrail.report.facts import load_facts
 from vitrail.report.page import run_page
 from vitrail.runs.run import Run
 
@@ -20,49 +20,53 @@ _SUBJECT = re.compile(r'<meta name="vitrail-report" content="([^"]*)">')
 def write_report(
     folders: Sequence[Path], out: str | Path | None, batch_size: int, workers: int, device: str | None
 ) -> Path:
-    """Writes the page and returns its path. Replaces an older report of the same runs, and no other file."""
+    """Writes the page and returns its path. Only an older report of the same runs is replaced."""
     path = _place(folders, out)
     subject = ", ".join(folder.resolve().name for folder in folders)
     own = out is None and len(folders) == 1
     _check(path, None if own else subject)
     if len(folders) == 1 and (folds := _folds(folders[0])):
         folders = folds
-    facts = [gather(folder, batch_size, workers, device) for folder in folders]
+    facts = [load_facts(folder, batch_size, workers, device) for folder in folders]
     text = run_page(facts[0], workers) if len(facts) == 1 else comparison_page(facts, subject)
     with atomic_write(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # a file name may be no text
+        temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # file names may be undecodable
     return path
 
 
 def _place(folders: Sequence[Path], out: str | Path | None) -> Path:
-    """Where the page goes; its folder is made if it is not there."""
+    """The path of the page; creates its folder."""
     if out is None:
         return Run(folders[0] if len(folders) == 1 else Path()).report_file
     path = Path(out) if str(out).lower().endswith((".html", ".htm")) else Run(out).report_file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {path.parent} cannot be made: {error.strerror}. Choose another --out.") from error
+        raise UserError(
+            f"The folder {path.parent} cannot be created: {error.strerror}. Choose another --out."
+        ) from error
     return path
 
 
 def _check(path: Path, subject: str | None) -> None:
-    """Refuses to replace a file that is not a report, or not one of the same subject."""
+    """Raises a UserError if the file exists and is not a report of the same runs."""
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as stream:
         match = _SUBJECT.search(stream.read(2**16))
     if match is None:
-        raise UserError(f"{path} is there already and is no report of vitrail. Choose another --out.")
+        raise UserError(f"{path} exists and is not a vitrail report. Choose another --out.")
     if subject is not None and html.unescape(match[1]) != subject:
-        raise UserError(f"{path} is the report of {html.unescape(match[1])}. Choose another --out, or delete it.")
+        raise UserError(
+            f"{path} is the report of other runs: {html.unescape(match[1])}. Choose another --out, or delete it."
+        )
 
 
 def _folds(run: Path) -> list[Path]:
-    """The runs of a cross-validation, in their order; none if it is an ordinary run."""
+    """The folds of a cross-validation, in order; empty for an ordinary run."""
     if not Run(run).has_folds:
         return []
     begun = [fold.path for fold in Run(run).folds]
     if not begun:
-        raise UserError(f"None of the folds in {run} has begun: there is nothing to report yet.")
+        raise UserError(f"There is nothing to report: no fold of {run} has started yet.")
     return begun

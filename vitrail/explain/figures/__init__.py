@@ -1,6 +1,6 @@
-"""The figures of `explain`, a file for each thing that is shown.
+"""The figures of `explain`, one file per topic.
 
-In each file `things(subject)` gives the figures of a subject, or a UserError with the reason why there are none, and
+A function `things(subject)` yields the figures of a subject, or raises a UserError if they do not apply to it;
 `draw_things(…)` draws arrays.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from vitrail.explain.figures import attention, data, relevance, weights, windows
 from vitrail.explain.subject import Drawing, Subject
 
-# What is drawn, in this order.
+# In drawing order.
 FIGURES: tuple[Callable[[Subject], Iterator[Drawing]], ...] = (
     attention.rollouts,
     relevance.relevances,

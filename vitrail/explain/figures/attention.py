@@ -1,4 +1,4 @@
-"""What a model attends to: rollouts, every head of every layer, and how far heads look."""
+"""Figures of attention: rollout, heads, attention distance."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from vitrail.explain.geometry import geometries, window_geometries
 from vitrail.explain.subject import Drawing, Subject
 from vitrail.models import Model
 
-PAGE = 24  # pictures of one figure
+PAGE = 24  # pictures per figure
 
-_LAYERS, _HEADS = 24, 16  # of which maps are drawn, at most
-_ACROSS = 3  # pictures in a row, each beside its map and its overlay
+_LAYERS, _HEADS = 24, 16  # drawn at most
+_ACROSS = 3  # pictures per row, each with its map and overlay
 
 
 def rollouts(subject: Subject) -> Iterator[Drawing]:
-    """Attention rollout over the pictures."""
+    """Attention rollout of the pictures."""
     maps = np.concatenate([rollout(subject.attentive, images) for images in subject.batches()])
     for at in range(0, len(maps), PAGE):
         page = subject.pictures[at : at + PAGE]
@@ -47,26 +47,26 @@ def rollouts(subject: Subject) -> Iterator[Drawing]:
 
 
 def heads(subject: Subject) -> Iterator[Drawing]:
-    """Where every head of every layer looks, a figure for each picture."""
+    """Attention of every head of every layer, one figure per picture."""
     yield from _maps(subject, "heads", partial(attention_maps, subject.attentive), _looks(subject.attentive))
 
 
 def _looks(model: Model) -> str:
-    """Whose attention maps are that of the output."""
+    """The query of the attention maps, in words."""
     layers = geometries(model)
     if layers[0].grid != layers[-1].grid:
         last = ", in the last stage from the class token" if layers[-1].prefix else ""
         return f"from all patches on average{last}"
-    counts = layers[-1].start > 0  # which tokens the head reads
+    counts = layers[-1].start > 0  # tokens that the head reads
     tokens, patches = int(counts[: layers[-1].prefix].sum()), bool(counts[layers[-1].prefix :].any())
     if not tokens:
         return "from all patches on average"
-    named = "from the class token" if tokens == 1 else "from the class and the distillation token"
+    named = "from the class token" if tokens == 1 else "from the class and distillation tokens"
     return f"{named} and all patches" if patches else named
 
 
 def patches(subject: Subject) -> Iterator[Drawing]:
-    """Where every head looks from the chosen patch, a figure for each picture."""
+    """Attention of every head from the chosen patch, one figure per picture."""
     if subject.patch is not None:
         row, column = subject.patch
         look = partial(patch_attention, subject.attentive, row=row, column=column)
@@ -80,7 +80,7 @@ def _maps(
     looks: str,
     patch: tuple[int, int] | None = None,
 ) -> Iterator[Drawing]:
-    # of each picture, L times (H, h, w)
+    # for each picture, one (H, h, w) per layer
     maps = (of_picture for images in subject.batches() for of_picture in zip(*look(images), strict=True))
     digits = len(str(len(subject.pictures)))
     for number, (picture, weights) in enumerate(zip(subject.pictures, maps, strict=True), start=1):
@@ -90,12 +90,12 @@ def _maps(
 
 
 def _plain(name: str) -> str:
-    """What a picture is called, as part of a file's name."""
+    """The name of a picture as part of a file name."""
     return re.sub(r"[^\w-]+", "-", Path(name).stem)[:40] or "picture"
 
 
 def distance(subject: Subject) -> Iterator[Drawing]:
-    """How far heads look."""
+    """Mean attention distance of every head."""
     model = subject.attentive
     far, even = attention_distance(model, subject.sample()), even_distance(model)
     uniform = f"uniform attention{' within each window' if window_geometries(model) else ''}"
@@ -107,7 +107,7 @@ def distance(subject: Subject) -> Iterator[Drawing]:
 
 
 def overlay(view: View, weights: Array) -> View:
-    """A picture that is bright where a map (h, w) is high, as in figure 6 of the paper; the map is smoothed."""
+    """A picture darkened where a smoothed map (h, w) is low, as in figure 6 of the ViT paper."""
     picture = enlarge(view)
     smooth = F.interpolate(torch.from_numpy(weights)[None, None], picture.shape[:2], mode="bicubic")[0, 0]
     light = (smooth / weights.max()).clamp(0, 1).numpy()[:, :, None]
@@ -115,7 +115,7 @@ def overlay(view: View, weights: Array) -> View:
 
 
 def heat(weights: Array, size: tuple[int, ...]) -> View:
-    """A map (h, w) in colours from dark to light, its patches as large as they are in a picture of this size."""
+    """A map (h, w) as a heat map of the given size, without interpolation."""
     h, w = weights.shape
     y, x = np.arange(size[0]) * h // size[0], np.arange(size[1]) * w // size[1]
     colours = colormaps[HEAT](weights / weights.max(), bytes=True)[:, :, :3]
@@ -124,17 +124,17 @@ def heat(weights: Array, size: tuple[int, ...]) -> View:
 
 @styled
 def draw_rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], wrong: Sequence[bool] = ()) -> Figure:
-    """Pictures with their maps (B, h, w): the picture, the map, and the picture where it is attended to."""
+    """Pictures with their maps (B, h, w): picture, map and overlay side by side."""
     across = min(_ACROSS, len(views))
     down = -(-len(views) // across)
     h, w = enlarge(views[0]).shape[:2]
     gap = w // 20
-    wide, head, caption, apart = 4.0, 0.6, 0.22, 0.14  # inches; a picture, its map and its overlay are one image
+    wide, head, caption, apart = 4.0, 0.6, 0.22, 0.14  # inches; picture, map and overlay are one image
     tall = wide * h / (3 * w + 2 * gap)
     width, height = across * (wide + apart) - apart, head + down * (caption + tall + apart) - apart
     figure = Figure(figsize=(width, height))
     figure.text(0, 1 - 0.1 / height, "Attention rollout", fontsize=11, fontweight="bold", va="center")
-    note = "from none (dark) to the most (light); a peak of 1× would be all patches alike"
+    note = "from 0 (dark) to the maximum (light); uniform attention has a peak of 1×"
     figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
     for i, (view, weights) in enumerate(zip(views, maps, strict=True)):
         x, y = i % across * (wide + apart), head + i // across * (caption + tall + apart) + caption
@@ -158,9 +158,9 @@ def draw_heads(
     looks: str = "from the class token",
     patch: tuple[int, int] | None = None,
 ) -> Figure:
-    """Where every head of every layer looks in a picture, L times (H, h, w); the patch that looks is marked.
+    """Attention maps of a picture, one (H, h, w) per layer, with the query patch marked.
 
-    Later layers may have coarser grids and more heads: a patch of theirs covers those that were merged in it.
+    Later layers may have coarser grids and more heads: their patches cover all patches merged into them.
     """
     layers = np.unique(np.linspace(0, len(maps) - 1, min(len(maps), _LAYERS)).round().astype(int))
     count = min(max(len(of_layer) for of_layer in maps), _HEADS)
@@ -191,7 +191,7 @@ def draw_heads(
         for row, layer in enumerate(layers):
             times = _times(maps[layer].shape[1:], (h, w))
             y, x = (place // n * n for place, n in zip(patch, times, strict=True))
-            covered = min(times[0], h - y), min(times[1], w - x)  # the last patch of a side may cover fewer
+            covered = min(times[0], h - y), min(times[1], w - x)  # the last patch of a side may be cut
             for column in range(min(len(maps[layer]), count)):
                 corner = row * (tall + gap) + y * tall / h, column * (wide + gap) + x * wide / w
                 _mark(right, corner, covered[0] * tall / h, covered[1] * wide / w, 0.8)
@@ -199,32 +199,32 @@ def draw_heads(
 
 
 def _left_out(maps: Sequence[Array], layers: int, count: int) -> str:
-    """What the colours mean, and how much of all layers and heads is drawn."""
+    """The meaning of the colours, and how many layers and heads are drawn if not all."""
     most = max(len(of_layer) for of_layer in maps)
     some = [f"{layers} of {len(maps)} layers"] if layers < len(maps) else []
     some += [f"{count} of up to {most} heads"] if count < most else []
-    return "each head by itself, from none (dark) to its most (light)" + "".join(f"; {words}" for words in some)
+    return "each head scaled separately, from 0 (dark) to its maximum (light)" + "".join(f"; {words}" for words in some)
 
 
 def _named(maps: Sequence[Array], layers: NDArray[Any]) -> NDArray[Any]:
-    """Numbers of layers, with their grids where these are not all the same."""
+    """Layer numbers, with grids if these differ."""
     grids = [of_layer.shape[1:] for of_layer in maps]
     return np.array([f"{i + 1}" if len(set(grids)) == 1 else "{}×{}   {}".format(*grids[i], i + 1) for i in layers])
 
 
 def _times(coarse: tuple[int, ...], fine: tuple[int, ...]) -> tuple[int, int]:
-    """How many patches of the first stage a patch of a later one covers a side: stages halve, and round up."""
+    """Patches of the first stage per side of a later patch: stages halve the grid, rounding up."""
     down, across = (2 ** math.ceil(math.log2(n / m)) for m, n in zip(coarse, fine, strict=True))
     return down, across
 
 
 def _refined(maps: Array, grid: tuple[int, int]) -> Array:
-    """Maps (..., h, w) of any stage on the grid of the first one."""
+    """Maps (..., h, w) of any stage, repeated to the grid of the first."""
     down, across = _times(maps.shape[-2:], grid)
     return maps.repeat(down, axis=-2).repeat(across, axis=-1)[..., : grid[0], : grid[1]]
 
 
 def _mark(axes: Axes, corner: tuple[float, float], tall: float, wide: float, line: float) -> None:
-    """Frames a patch of a picture or tile whose upper left corner is at (y, x)."""
+    """Draws a frame around a patch with its upper left corner at (y, x)."""
     y, x = corner
     axes.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=MARK, linewidth=line, clip_on=False))

@@ -1,6 +1,6 @@
-"""The figures of `explain` that show a whole data set: its map, neighbours of pictures, and galleries of predictions.
+"""Figures of a data set: embedding map, nearest neighbours, galleries of predictions.
 
-They are drawn of the run's own validation images where no pictures are given, and of any data that is given.
+They show the given data, or the run's validation images if neither images nor data are given.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from vitrail.explain.galleries import gallery, tiles
 from vitrail.explain.neighbours import neighbours, neighbours_figure
 from vitrail.explain.subject import Drawing, Subject, choose
 
-_QUERIES = 6  # pictures whose neighbours are shown, where none are given
-_SHOWN = 24  # predictions in a gallery
-_NEAREST, _PAGE = 7, 24  # neighbours in a row, and rows of a figure
+_QUERIES = 6  # worst predictions whose neighbours are shown if no images are given
+_SHOWN = 24  # predictions per gallery
+_NEAREST, _PAGE = 7, 24  # neighbours per row, rows per figure
 
 
 def embedding(subject: Subject) -> Iterator[Drawing]:
-    """Where every image of the data lies among the others."""
+    """The embedding map of the data."""
     if not subject.with_data:
         return
     chosen = choose(len(subject.split), MOST, subject.seed)
@@ -37,7 +37,7 @@ def embedding(subject: Subject) -> Iterator[Drawing]:
 
 
 def nearest(subject: Subject) -> Iterator[Drawing]:
-    """The images of the data that are most like the pictures that were given, or like those that are most wrong."""
+    """Nearest neighbours of the given pictures, or of the worst predictions."""
     if not subject.with_data:
         return
     split, data = subject.split, subject.data
@@ -46,11 +46,11 @@ def nearest(subject: Subject) -> Iterator[Drawing]:
         asked, meant = [], []
         for picture in subject.pictures:
             asked.append(Tile(Image.fromarray(picture.view), [Caption(picture.caption, lines=3)]))
-            meant.append(frozenset(picture.said.labels) if picture.said is not None else frozenset())
+            meant.append(frozenset(picture.answer.labels) if picture.answer is not None else frozenset())
     else:
         own = subject.card.task.worst(subject.outputs, _targets(subject), _QUERIES)
         if not len(own):
-            raise UserError("No prediction is wrong, so there are no neighbours to show of one: give pictures.")
+            raise UserError("There are no wrong predictions whose neighbours could be shown. Give images.")
         queries = subject.features[own]
         asked = tiles(subject.card.task, split, subject.outputs, _targets(subject), own.tolist())
         meant = [frozenset(examples) for _, examples in data.task.describe(split.targets[own])]
@@ -64,16 +64,18 @@ def nearest(subject: Subject) -> Iterator[Drawing]:
 
 
 def wrong(subject: Subject) -> Iterator[Drawing]:
-    """The predictions that are most wrong."""
+    """The worst predictions."""
     if subject.with_data:
         chosen = subject.card.task.worst(subject.outputs, _targets(subject), _SHOWN)
         if not len(chosen):
-            raise UserError(f"No prediction of {len(subject.split):,} is wrong, so there is no gallery of them.")
+            raise UserError(
+                f"There is no gallery of worst predictions: all {len(subject.split):,} predictions are correct."
+            )
         yield _gallery(subject, "wrong", "Worst predictions", "highest loss first", chosen)
 
 
 def uncertain(subject: Subject) -> Iterator[Drawing]:
-    """The predictions that are least certain."""
+    """The least certain predictions."""
     if subject.with_data:
         chosen = np.argsort(subject.card.task.margins(subject.outputs), kind="stable")[:_SHOWN]
         yield _gallery(subject, "uncertain", "Least certain predictions", subject.card.task.certain, chosen)
@@ -89,8 +91,10 @@ def _gallery(subject: Subject, name: str, title: str, order: str, chosen: NDArra
 
 
 def _targets(subject: Subject) -> NDArray[Any]:
-    """The targets of every image; a UserError if the model has other classes than the data."""
+    """The targets of the split; a UserError if the classes of data and model differ."""
     data, card = subject.data, subject.card
     if not card.task.matches(data.task):
-        raise UserError(f"Predictions cannot be compared: {data.name} has other {data.task.many} than the model.")
+        raise UserError(
+            f"Predictions cannot be compared with {data.name}: it has other {data.task.many} than the model."
+        )
     return subject.split.targets

@@ -1,4 +1,4 @@
-"""Pictures with what speaks for a class in them, beside the curves that tell how far that can be believed."""
+"""Figures of class relevance, with deletion and insertion curves that measure its faithfulness."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from vitrail.explain.geometry import attends
 from vitrail.explain.relevance import relevance, signed
 from vitrail.explain.subject import Drawing, Subject
 
-ROWS = 8  # pictures of one figure
-OWN = 8  # pictures of the data whose relevance is shown: to measure it, the model runs some hundred times for each
+ROWS = 8  # pictures per figure
+OWN = 8  # pictures if none are given: faithfulness takes about a hundred forward passes for each
 
 _SIDE, _GAP, _TITLE = 1.55, 0.12, 0.3  # inches of a picture, between two, and above a row
-_CURVES, _WORDS = 2.3, 1.75  # inches of the curves, and of the areas beside them
+_CURVES, _WORDS = 2.3, 1.75  # inches of the curves, and of the text beside them
 _HEAD, _FOOT = 0.75, 0.4
 
 
 def relevances(subject: Subject) -> Iterator[Drawing]:
-    """What speaks for the class that the model says or that was asked for, and how far that can be believed."""
+    """Relevance for the predicted or chosen class, and its faithfulness."""
     if not subject.has_head:
-        raise UserError("Relevance speaks for a class, and there is none: the model has no head.")
+        raise UserError("Class relevance cannot be drawn: the model has no head.")
     shown = subject if subject.given else subject.fewer(OWN)
     for page, images in enumerate(shown.batches(ROWS)):
         pictures = shown.pictures[page * ROWS : (page + 1) * ROWS]
@@ -66,9 +66,9 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
 
 
 def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For every image the class that is explained and the one beside it: as asked for, or by what the model says.
+    """The class to explain and the one to compare with, for every image: as chosen, or the two likeliest.
 
-    Values of a regression come in their order.
+    Values of a regression keep their order.
     """
     with torch.inference_mode():
         order = subject.card.task.ranking(subject.model(images).float().cpu().numpy())
@@ -85,7 +85,7 @@ def _compared(subject: Subject, images: Tensor) -> tuple[NDArray[np.int64], NDAr
 
 @dataclass(frozen=True, eq=False)
 class Pane:
-    """A map (h, w) over the picture, and what stands above it. A signed map speaks against a class below 0."""
+    """A titled map (h, w). Negative values of a signed map are evidence against the class."""
 
     title: str
     weights: Array
@@ -93,9 +93,9 @@ class Pane:
 
 
 def blend(view: View, pane: Pane) -> View:
-    """A picture in grey under the colours of a map (h, w), from its least (dark) to its most (light).
+    """A grey picture under a heat map (h, w), from its minimum (dark) to its maximum (light).
 
-    Over a signed map it is blue where it is above 0, orange where it is below, and bare where it is 0.
+    A signed map is blue above 0, orange below, and transparent at 0.
     """
     weights, picture = pane.weights, enlarge(view)
     h, w = weights.shape
@@ -121,17 +121,17 @@ def draw_relevances(
     meant: str = "probabilities",
     wrong: Sequence[bool] = (),
 ) -> Figure:
-    """A row for every picture: the picture, its maps, and the curves of the first one that is of a class."""
+    """One row per picture: the picture, its maps, and the curves of its first class map."""
     aspect = views[0].shape[0] / views[0].shape[1]
     across, down = _SIDE / max(aspect, 1), _SIDE * min(aspect, 1)
     count = 1 + len(panes[0])
     width = _GAP + count * (across + _GAP) + 0.6 + _CURVES + _WORDS
     height = _HEAD + len(views) * (down + _TITLE) + _FOOT
     figure = Figure(figsize=(width, height))
-    figure.text(_GAP / width, 1 - 0.25 / height, "What speaks for an answer", fontsize=12, weight="bold")
-    plain = "maps from their least (dark) to their most (light)"
-    colours = "blue speaks for a class, orange against it" if panes[0][-1].signed else plain
-    note = f"{colours}; curves follow the first map of a class, dashed a random order"
+    figure.text(_GAP / width, 1 - 0.25 / height, "Class relevance", fontsize=12, weight="bold")
+    plain = "maps from minimum (dark) to maximum (light)"
+    colours = "blue: evidence for the class, orange: against it" if panes[0][-1].signed else plain
+    note = f"{colours}; curves: faithfulness of the first class map, dashed: random order"
     figure.text(_GAP / width, 1 - 0.47 / height, note, color=GREY)
     for row, view in enumerate(views):
         bottom = (height - _HEAD - row * (down + _TITLE) - down) / height
@@ -151,7 +151,7 @@ def draw_relevances(
 
 
 def _curves(axes: Axes, measured: Faithfulness, row: int, meant: str, last: bool) -> None:
-    """Deletion and insertion of one picture, at random dashed, and the areas under them at the right."""
+    """Deletion and insertion curves of one picture, dashed for random orders, with the areas under them."""
     lines = (
         ("insertion", BLUE, measured.insertion, measured.random_insertion),
         ("deletion", ORANGE, measured.deletion, measured.random_deletion),

@@ -1,4 +1,4 @@
-"""What the figures share: colours, enlarged pictures, and sheets of numbered tiles."""
+"""Shared by the figures: colour maps, enlarged pictures, numbered tiles."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from vitrail.charts.style import BLUE, ORANGE
 Array = NDArray[np.float32]
 View = NDArray[np.uint8]  # h w 3
 
-# Both go from dark to light evenly, so that they are read without colour too.
+# Perceptually uniform, so readable in greyscale too.
 HEAT, MARK = "inferno", "#56B4E9"
 LIKE = "viridis"
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#6E2C00"), (0.25, ORANGE), (0.5, "#F7F7F7"), (0.75, BLUE), (1, "#06365C")]
 )
 
-_SIDE = 224  # pixels that pictures are enlarged to, at least
-_TILE = 48  # pixels of a tile's longer side, at least
+_SIDE = 224  # minimum side of enlarged pictures
+_TILE = 48  # minimum pixels of a tile's longer side
 
 
 def enlarge(view: View) -> View:
-    """A small picture with every pixel repeated, so that nothing is made up between them."""
+    """Enlarges a small picture by repeating pixels, without interpolation."""
     times = -(-_SIDE // min(view.shape[:2]))
     return view.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def spacing(h: int, w: int) -> tuple[int, int, int]:
-    """Pixels of a tile and of the gap between tiles: every value is enlarged alike, so that thin gaps can be drawn."""
+    """Height and width of an enlarged tile and of the gap between tiles, in pixels."""
     times = -(-_TILE // max(h, w))
     return h * times, w * times, max(max(h, w) * times // 16, 1)
 
 
 def draw_tiles(axes: Axes, tiles: Array, **colours: Any) -> AxesImage:
-    """Draws tiles (R, C, h, w) or, in colour, (R, C, h, w, 3), with white gaps between them."""
+    """Draws tiles (R, C, h, w), or in colour (R, C, h, w, 3), with white gaps."""
     rows, columns, h, w = tiles.shape[:4]
     tall, wide, gap = spacing(h, w)
     nothing = 1.0 if tiles.ndim == 5 else np.nan
@@ -65,7 +65,7 @@ def number_tiles(
     first: int = 0,
     names: tuple[NDArray[Any], NDArray[Any]] | None = None,
 ) -> None:
-    """Numbers the rows and columns of tiles."""
+    """Labels the rows and columns of tiles with their numbers."""
     bottom, right = axes.get_ylim()[0], axes.get_xlim()[1]
     down, across = names or (np.arange(rows) + first, np.arange(columns) + first)
     axes.set_yticks((np.arange(rows) + 0.5) * bottom / rows, down, fontsize=7.5)
@@ -75,7 +75,7 @@ def number_tiles(
 
 
 def colour_bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> None:
-    """A narrow scale at the right, without a frame."""
+    """Adds a narrow colour bar at the right, without a frame."""
     bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=28, pad=0.02)
     bar.outline.set_visible(False)  # type: ignore[operator]  # matplotlib calls it a Spine
     bar.ax.tick_params(labelsize=8)

@@ -1,4 +1,4 @@
-"""What the weights of a model show: places, token mixing, and the filters that read the image."""
+"""Figures of weights: position embeddings and biases, token mixing, filters."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from vitrail.explain.mixing import in_pairs, mixing_maps
 from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
 from vitrail.explain.subject import Drawing, Subject
 
-_PLACES = 14  # rows and columns of patches that have a tile of their own
-_LEAST = 5.0  # inches that a title needs
+_PLACES = 14  # maximum rows and columns of patches with a tile
+_LEAST = 5.0  # minimum width in inches, for the title
 
 
 def positions(subject: Subject) -> Iterator[Drawing]:
-    """What the model knows about places: similarities of position embeddings, or tables of relative biases.
-
-    There is a figure for each stage of a pyramid.
-    """
+    """Similarities of position embeddings, or relative position biases, one figure per stage."""
     model = subject.model
     alike, tables = stage_similarities(model), stage_biases(model)
     if not alike and not tables:
@@ -38,7 +35,7 @@ def positions(subject: Subject) -> Iterator[Drawing]:
 
 
 def mixing(subject: Subject) -> Iterator[Drawing]:
-    """What tokens are mixed by, in its first three layers and the last."""
+    """Token-mixing weights of the first three layers and the last."""
     if not subject.model.mixing():
         return
     maps = mixing_maps(subject.model)
@@ -49,7 +46,7 @@ def mixing(subject: Subject) -> Iterator[Drawing]:
 
 
 def filters(subject: Subject) -> Iterator[Drawing]:
-    """What the first layer looks for."""
+    """Filters of the first layer."""
     found = first_filters(subject.model)
     yield Drawing("filters", draw_filters(found.values, found.title, found.kind), {"filters": found.values})
 
@@ -59,7 +56,7 @@ def filters(subject: Subject) -> Iterator[Drawing]:
 
 @styled
 def draw_similarity(alike: Array, where: str = "") -> Figure:
-    """A tile for every patch: how alike its position embedding is to those of all patches, (h, w, h, w)."""
+    """One tile per patch: the similarity of its position embedding to those of all patches, (h, w, h, w)."""
     h, w = alike.shape[:2]
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, _PLACES)).round().astype(int)) for n in (h, w))
     tile = min(6.4 / max(len(rows), len(columns)), 0.9)
@@ -68,7 +65,9 @@ def draw_similarity(alike: Array, where: str = "") -> Figure:
     )
     axes = figure.add_subplot()
     heading(
-        axes, f"Similarity of position embeddings{where}", f"a tile for each patch, with its likeness to all {h} × {w}"
+        axes,
+        f"Similarity of position embeddings{where}",
+        f"one tile per patch: its similarity to all {h} × {w} patches",
     )
     others = alike.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
     low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 1.0)
@@ -80,27 +79,27 @@ def draw_similarity(alike: Array, where: str = "") -> Figure:
 
 @styled
 def draw_bias(tables: Array, where: str = "") -> Figure:
-    """What relative positions add for a patch at each place around the one that looks: (L, H, 2h-1, 2w-1)."""
+    """Relative position biases by the offset of the key, one tile per layer and head: (L, H, 2h-1, 2w-1)."""
     layers, count, h, w = tables.shape
     tile = min(max(6.4 / count, 0.45), 1.1)
     figure = Figure(figsize=(max(tile * count + 1.7, _LEAST), tile * layers * h / w + 1.2), layout="constrained")
     axes = figure.add_subplot()
-    heading(axes, f"Relative position biases{where}", "the patch that looks is in the middle of a tile")
+    heading(axes, f"Relative position biases{where}", "the query patch is at the centre of each tile")
     most = max(float(np.abs(tables).max()), 1e-12)
     image = draw_tiles(axes, tables, cmap=SIGNED, vmin=-most, vmax=most)
     number_tiles(axes, layers, count, "layer", "head", first=1)
-    colour_bar(figure, axes, image, "added to the attention's logit")
+    colour_bar(figure, axes, image, "bias of the attention logit")
     return figure
 
 
 @styled
 def draw_filters(components: Array, title: str = "Patch filters", kind: str = "principal components") -> Figure:
-    """Filters or their principal components, (count, p, p, C), each by itself from its least to its most.
+    """Filters or their principal components, (count, p, p, C), each scaled separately.
 
-    Those of three channels are in colour; of any other number there is a row for each one, a tile for each band.
+    One channel is drawn in grey and three in colour; otherwise each filter is a row with one tile per band.
     """
     count, _, _, channels = components.shape
-    most = np.maximum(np.abs(components).max(axis=(1, 2, 3), keepdims=True), 1e-12)  # a filter may have died
+    most = np.maximum(np.abs(components).max(axis=(1, 2, 3), keepdims=True), 1e-12)  # a filter may be all zeros
     scaled = components / most / 2 + 0.5
     plain = channels in (1, 3)
     columns = min(7, count) if plain else channels
@@ -108,7 +107,7 @@ def draw_filters(components: Array, title: str = "Patch filters", kind: str = "p
     tile = 0.8 if plain else 0.45
     figure = Figure(figsize=(max(tile * columns + 0.6, _LEAST), tile * rows + 1), layout="constrained")
     axes = figure.add_subplot()
-    heading(axes, title, f"first {count} {kind}, " + ("each by itself" if plain else "a row each"))
+    heading(axes, title, f"first {count} {kind}, " + ("each scaled separately" if plain else "one row each"))
     if plain:
         blank = np.ones((rows * columns - count, *scaled.shape[1:]), np.float32)
         tiles = np.concatenate([scaled, blank]).reshape(rows, columns, *scaled.shape[1:])
@@ -123,7 +122,7 @@ def draw_filters(components: Array, title: str = "Patch filters", kind: str = "p
 
 @styled
 def draw_mixing(layers: Mapping[int, Array], units: int) -> Figure:
-    """Hidden units of a Mixer's token-mixing MLPs, (count, h, w), by the numbers of their layers; eight in a row."""
+    """Hidden units of token-mixing MLPs, (count, h, w), by layer number; eight per row."""
     count, h, w = next(iter(layers.values())).shape
     across, down = 8, -(-count // 8)
     wide, head, foot, apart = 2.3, 0.6, 0.3, 0.2  # inches; `wide` is a layer
@@ -132,7 +131,7 @@ def draw_mixing(layers: Mapping[int, Array], units: int) -> Figure:
     figure = Figure(figsize=(width, height))
     figure.text(0, 1 - 0.1 / height, "Token mixing", fontsize=11, fontweight="bold", va="center")
     which = f"all {units} hidden units" if count == units else f"the {count} strongest of {units} hidden units"
-    note = f"what {which} take of each patch; opposites in pairs, from low to high frequency"
+    note = f"input weights of {which} on the patch grid; opposite units in pairs, from low to high frequency"
     figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
     blank = np.full((across * down - count, h, w), np.nan, np.float32)
     for i, (number, maps) in enumerate(layers.items()):

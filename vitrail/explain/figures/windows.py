@@ -1,4 +1,4 @@
-"""The windows that a Swin attends within: how they cut a picture, and what the patch in the middle of each looks at."""
+"""Figure of window attention: the windows of a Swin, and the attention of the centre of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vitrail.explain.geometry import window_geometries
 from vitrail.explain.subject import Drawing, Subject
 from vitrail.explain.windows import Windows
 
-ROWS = 8  # pictures of the figure
+ROWS = 8  # pictures in the figure
 
 
 def windows(subject: Subject) -> Iterator[Drawing]:
-    """The windows, plain and shifted in every stage, and what the patch in the middle of each looks at."""
+    """Regular and shifted windows of every stage, with the attention of their central patches."""
     if not any(layer.window for layer in subject.model.attentions()):
         return
     shown = subject.fewer(ROWS)
@@ -38,14 +38,14 @@ def windows(subject: Subject) -> Iterator[Drawing]:
 def draw_windows(
     views: Sequence[View], maps: Mapping[int, Array], geometries: Sequence[Windows], captions: Sequence[str]
 ) -> Figure:
-    """Pictures, and beside each one its maps (B, h, w) of layers, by the numbers of these from 0."""
+    """One row per picture: the picture and its maps, (B, h, w) by layer index."""
     h, w = views[0].shape[:2]
     wide, head, caption, apart = 1.9, 0.6, 0.22, 0.1  # inches
     tall = wide * h / w
     width, height = (1 + len(maps)) * (wide + apart) - apart, head + len(views) * (caption + tall + apart) - apart
     figure = Figure(figsize=(width, height))
     figure.text(0, 1 - 0.1 / height, "Attention within windows", fontsize=11, fontweight="bold", va="center")
-    note = "from the patch in the middle of each window (dot), from none (dark) to the window's most (light)"
+    note = "from the central patch of each window (dot), from 0 (dark) to the maximum of the window (light)"
     figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
 
     def pane(row: int, column: int, title: str, colour: str) -> Axes:
@@ -67,7 +67,7 @@ def draw_windows(
 
 
 def _draw(axes: Axes, weights: Array, geometry: Windows, size: tuple[int, int]) -> None:
-    """A map in which every window goes from none to its own most, with the lines between windows and their middles."""
+    """Draws a map scaled per window, with the borders and centres of windows."""
     down, across = geometry.edges()
     scaled = weights.copy()
     for top, bottom in pairwise(down):

@@ -1,5 +1,4 @@
-/* Draws the charts of a report and brings its tables and buttons to life. Names come from the data, so they only ever
-   reach the page as text. */
+/* Charts, sortable tables and buttons of a report. Names come from the data, so they are only ever inserted as text. */
 "use strict";
 
 (() => {
@@ -11,7 +10,7 @@
   const whole = (value) => value.toLocaleString("en");
   const tone = (name) => colour(typeof name === "number" ? `tone-${name % 6}` : name);
 
-  /* Tooltips are made of nodes: whatever a class is called, it is text. */
+  /* Tooltips are built of nodes, so class names are never parsed as HTML. */
   function node(tag, kind, text) {
     const made = document.createElement(tag);
     if (kind) made.className = kind;
@@ -65,7 +64,7 @@
   const below = (name) => ({ name, nameLocation: "middle", nameGap: 26 });
   const beside = (name, gap = 46) => ({ name, nameLocation: "middle", nameGap: gap });
 
-  /* One builder for each kind of chart: from its numbers and the width there is to what ECharts draws. */
+  /* One builder per kind of chart: from its data and the available width to an ECharts option. */
   const kinds = {
     lines(spec) {
       const format = spec.percent ? (v) => `${Number((100 * v).toFixed(2))}%` : (v) => plain(v);
@@ -124,7 +123,7 @@
         for (let x = 0; x < count; x++) {
           const n = spec.counts[y][x];
           const share = spec.totals[y] ? n / spec.totals[y] : 0;
-          /* The root makes rare mistakes visible. */
+          /* The square root makes rare mistakes visible. */
           const shade = Math.sqrt(share);
           (x === y ? right : wrong).push({ value: [x, y, shade, n, share], label: { color: shade > 0.55 ? colour("paper") : colour("ink") } });
         }
@@ -144,7 +143,7 @@
           ...base().tooltip,
           formatter({ value: [x, y, , n, share] }) {
             const rows = [["images", `${whole(n)} of ${whole(spec.totals[y])}`], ["share of the true class", percent(share)]];
-            return tip(x === y ? `${spec.names[y]}, recognised` : `${spec.names[y]}, taken for ${spec.names[x]}`, rows);
+            return tip(x === y ? `${spec.names[y]}, correct` : `${spec.names[y]}, predicted as ${spec.names[x]}`, rows);
           },
         },
         xAxis: axis({ type: "category", data: spec.names, splitLine: { show: false }, axisLabel: names(steep ? (cell < 16 ? 90 : 45) : 0) }),
@@ -216,7 +215,7 @@
         height: 340,
         ...base(),
         grid: { left: 58, right: 16, top: 10, bottom: 44, outerBoundsMode: "none" },
-        tooltip: { ...base().tooltip, formatter: ({ value: [x, y] }) => tip(spec.title, [["true", plain(x)], ["predicted", plain(y)], ["off by", plain(y - x)]]) },
+        tooltip: { ...base().tooltip, formatter: ({ value: [x, y] }) => tip(spec.title, [["true", plain(x)], ["predicted", plain(y)], ["error", plain(y - x)]]) },
         xAxis: axis({ type: "value", scale: true, splitLine: { show: false }, ...below("true") }),
         yAxis: axis({ type: "value", scale: true, ...beside("predicted", 40) }),
         series: [
@@ -235,13 +234,13 @@
         height: 300,
         ...base(),
         grid: { left: 52, right: 16, top: 34, bottom: 44, outerBoundsMode: "none" },
-        legend: { left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", textStyle: { color: colour("soft") }, data: ["mean of the layer", spec.uniform] },
+        legend: { left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", textStyle: { color: colour("soft") }, data: ["layer mean", spec.uniform] },
         tooltip: { ...base().tooltip, formatter: ({ value: [layer, far, head] }) => tip(`layer ${layer}, head ${head}`, [["distance", `${far.toFixed(1)} px`]]) },
         xAxis: axis({ type: "value", min: 0, max: depth + 1, interval: 1, splitLine: { show: false }, ...below("layer"), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: (v) => (v < 1 || v > depth ? "" : v) } }),
         yAxis: axis({ type: "value", min: 0, ...beside("pixels", 34) }),
         series: [
           line(spec.uniform, "plain", spec.even),
-          line("mean of the layer", "warm", spec.layers.map(middle)),
+          line("layer mean", "warm", spec.layers.map(middle)),
           { type: "scatter", data: points, symbolSize: 9, color: colour("cool-3"), itemStyle: { opacity: 0.8, borderColor: colour("paper"), borderWidth: 1 } },
         ],
       };
@@ -301,7 +300,7 @@
     waiting = requestAnimationFrame(redraw);
   });
 
-  /* Light and dark: as the system has it until the button is pressed; always light on paper. */
+  /* Light and dark mode: follows the system until the button is pressed; always light in print. */
   const dark = matchMedia("(prefers-color-scheme: dark)");
   let chosen = null;
   function theme(name) {
@@ -326,7 +325,7 @@
     theme();
   });
 
-  /* Tables that sort */
+  /* Sortable tables */
   function key(row, column) {
     const value = row.cells[column].dataset.value;
     return value === "" || Number.isNaN(Number(value)) ? value : Number(value);
@@ -351,7 +350,7 @@
     });
   }
 
-  /* Commands to copy */
+  /* Copy buttons */
   for (const button of document.querySelectorAll(".copy")) {
     button.addEventListener("click", async () => {
       const code = button.parentElement.querySelector("code");
