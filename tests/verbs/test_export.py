@@ -260,7 +260,7 @@ def test_large_weights_lie_beside_the_file(exported, trained, tmp_path, monkeypa
     proof = prove(tmp_path / "large.onnx", model, about, *images_to_check(trained, about, None, 1))
     assert list(proof.parts) == ["large.onnx", "large.onnx.data"]
     assert proof.parts["large.onnx"].bytes < proof.parts["large.onnx.data"].bytes
-    assert re.search(r"^weights +large.onnx.data, .* must lie beside it$", proof.table(), re.M)
+    assert re.search(r"^weights +large.onnx.data, .* must stay next to it$", proof.table(), re.M)
 
 
 def test_weights_without_data_are_checked_on_random_pixels(tmp_path, capsys):
