@@ -19,7 +19,7 @@ from sklearn.datasets import load_sample_images
 
 from vitrail.charts.style import INK, STYLE, save
 from vitrail.explain import position_similarity, rollout
-from vitrail.explain.figures.tiles import HEAT, LIKE
+from vitrail.explain.figures.tiles import HEAT, SIMILARITY
 from vitrail.weights import open_run
 
 Picture = NDArray[np.uint8]  # h w 3
@@ -62,7 +62,7 @@ def draw(run: Path) -> Figure:
         show(axes[2 * i + 1], window(heat, grid), "where it looks")
     alike = position_similarity(model)
     low, high = alike.min(), np.partition(alike.ravel(), -grid[0] * grid[1] - 1)[-grid[0] * grid[1] - 1]
-    tiles = colormaps[LIKE]((alike - low) / (high - low), bytes=True)[..., :3]
+    tiles = colormaps[SIMILARITY]((alike - low) / (high - low), bytes=True)[..., :3]
     show(
         axes[4],
         window(tiles.transpose(0, 2, 1, 3, 4).reshape(grid[0] ** 2, grid[1] ** 2, 3), grid),

@@ -64,14 +64,14 @@ def neighbours_figure(
     class. For a regression, no neighbour is marked.
     """
     rows = []
-    telling = task.counted and any(meant)
+    marked = task.counted and any(meant)
     for q, query in enumerate(queries):
         words = task.describe(split.targets[found[q]])
         row = [Tile(query.image, query.captions, BLUE)]
         for i, cosine, (label, examples) in zip(found[q].tolist(), cosines[q], words, strict=True):
-            wrong = telling and bool(meant[q]) and meant[q].isdisjoint(examples)
+            wrong = marked and bool(meant[q]) and meant[q].isdisjoint(examples)
             captions = [Caption(label, ORANGE if wrong else INK), Caption(f"similarity {cosine:.2f}", lines=1)]
             row.append(Tile(thumbnail(split.image(i)), captions, ORANGE if wrong else None))
         rows.append(row)
     note = f"by cosine similarity of features, among {len(split):,} images{f' of {name}' if name else ''}"
-    return sheet(Section("Nearest neighbours", note + ("; orange: another class" if telling else ""), rows))
+    return sheet(Section("Nearest neighbours", note + ("; orange: another class" if marked else ""), rows))

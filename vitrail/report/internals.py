@@ -76,7 +76,7 @@ def _places(model: Model) -> Iterator[Drawn]:
     """Position similarities, relative position biases and token mixing, one sheet per stage or layer."""
     pyramid = len(model.config.grids) > 1
     for stage, similar in enumerate(stage_similarities(model), start=1):
-        yield f"Position similarity{f', stage {stage}' if pyramid else ''}", *_alike(similar)
+        yield f"Position similarity{f', stage {stage}' if pyramid else ''}", *_similarity(similar)
     for stage, bias in stage_biases(model).items():
         yield f"Relative position biases{f', stage {stage}' if pyramid else ''}", _BIAS, _biases(bias)
     if model.mixing():
@@ -90,7 +90,7 @@ def _biases(tables: NDArray[np.float32]) -> Image.Image:
     return similarities(tables / max(np.abs(tables).max(), 1e-12))
 
 
-def _alike(similar: NDArray[np.float32]) -> tuple[str, Image.Image]:
+def _similarity(similar: NDArray[np.float32]) -> tuple[str, Image.Image]:
     text = (
         "One tile per patch: cosine similarity of its position embedding to all others, from dark (−1) to yellow (1)."
     )

@@ -48,10 +48,10 @@ def rollouts(subject: Subject) -> Iterator[Drawing]:
 
 def heads(subject: Subject) -> Iterator[Drawing]:
     """Attention of every head of every layer, one figure per picture."""
-    yield from _maps(subject, "heads", partial(attention_maps, subject.attentive), _looks(subject.attentive))
+    yield from _maps(subject, "heads", partial(attention_maps, subject.attentive), _query(subject.attentive))
 
 
-def _looks(model: Model) -> str:
+def _query(model: Model) -> str:
     """The query of the attention maps, in words."""
     layers = geometries(model)
     if layers[0].grid != layers[-1].grid:
@@ -69,22 +69,22 @@ def patches(subject: Subject) -> Iterator[Drawing]:
     """Attention of every head from the chosen patch, one figure per picture."""
     if subject.patch is not None:
         row, column = subject.patch
-        look = partial(patch_attention, subject.attentive, row=row, column=column)
-        yield from _maps(subject, "patch", look, f"from patch {row},{column}", subject.patch)
+        attend = partial(patch_attention, subject.attentive, row=row, column=column)
+        yield from _maps(subject, "patch", attend, f"from patch {row},{column}", subject.patch)
 
 
 def _maps(
     subject: Subject,
     kind: str,
-    look: Callable[[Tensor], list[Array]],
-    looks: str,
+    attend: Callable[[Tensor], list[Array]],
+    query: str,
     patch: tuple[int, int] | None = None,
 ) -> Iterator[Drawing]:
     # for each picture, one (H, h, w) per layer
-    maps = (of_picture for images in subject.batches() for of_picture in zip(*look(images), strict=True))
+    maps = (of_picture for images in subject.batches() for of_picture in zip(*attend(images), strict=True))
     digits = len(str(len(subject.pictures)))
     for number, (picture, weights) in enumerate(zip(subject.pictures, maps, strict=True), start=1):
-        drawn = draw_heads(picture.view, weights, picture.caption, looks, patch)
+        drawn = draw_heads(picture.view, weights, picture.caption, query, patch)
         arrays = {f"layer{layer}": of_layer for layer, of_layer in enumerate(weights, start=1)}
         yield Drawing(f"{kind}-{number:0{digits}}-{_plain(picture.name)}", drawn, arrays)
 
@@ -155,7 +155,7 @@ def draw_heads(
     view: View,
     maps: Sequence[Array],
     caption: str,
-    looks: str = "from the class token",
+    query: str = "from the class token",
     patch: tuple[int, int] | None = None,
 ) -> Figure:
     """Attention maps of a picture, one (H, h, w) per layer, with the query patch marked.
@@ -181,7 +181,7 @@ def draw_heads(
     left.imshow(enlarge(view), extent=(0, w, h, 0), interpolation="antialiased")
     left.set_axis_off()
     left.set_anchor("NW")
-    heading(right, f"Attention {looks}", _left_out(maps, len(layers), count))
+    heading(right, f"Attention {query}", _left_out(maps, len(layers), count))
     draw_tiles(right, tiles, cmap=HEAT, vmin=0, vmax=1)
     number_tiles(right, len(layers), count, "layer", "head", names=(_named(maps, layers), np.arange(count) + 1))
     right.set_anchor("NW")

@@ -18,7 +18,7 @@ View = NDArray[np.uint8]  # h w 3
 
 # Perceptually uniform, so readable in greyscale too.
 HEAT, MARK = "inferno", "#56B4E9"
-LIKE = "viridis"
+SIMILARITY = "viridis"
 SIGNED = LinearSegmentedColormap.from_list(
     "signed", [(0, "#6E2C00"), (0.25, ORANGE), (0.5, "#F7F7F7"), (0.75, BLUE), (1, "#06365C")]
 )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from vitrail.charts.style import GREY, heading, styled
 from vitrail.errors import UserError
-from vitrail.explain.figures.tiles import LIKE, SIGNED, Array, colour_bar, draw_tiles, number_tiles
+from vitrail.explain.figures.tiles import SIGNED, SIMILARITY, Array, colour_bar, draw_tiles, number_tiles
 from vitrail.explain.filters import first_filters
 from vitrail.explain.mixing import in_pairs, mixing_maps
 from vitrail.explain.positions import NO_POSITIONS, stage_biases, stage_similarities
@@ -22,11 +22,11 @@ _LEAST = 5.0  # minimum width in inches, for the title
 def positions(subject: Subject) -> Iterator[Drawing]:
     """Similarities of position embeddings, or relative position biases, one figure per stage."""
     model = subject.model
-    alike, tables = stage_similarities(model), stage_biases(model)
-    if not alike and not tables:
+    similarity, tables = stage_similarities(model), stage_biases(model)
+    if not similarity and not tables:
         raise UserError(NO_POSITIONS)
     pyramid = len(model.config.grids) > 1
-    for stage, similar in enumerate(alike, start=1):
+    for stage, similar in enumerate(similarity, start=1):
         name, where = (f"positions-stage{stage}", f", stage {stage}") if pyramid else ("positions", "")
         yield Drawing(name, draw_similarity(similar, where), {"similarity": similar})
     for stage, bias in tables.items():
@@ -55,9 +55,9 @@ def filters(subject: Subject) -> Iterator[Drawing]:
 
 
 @styled
-def draw_similarity(alike: Array, where: str = "") -> Figure:
+def draw_similarity(similarity: Array, where: str = "") -> Figure:
     """One tile per patch: the similarity of its position embedding to those of all patches, (h, w, h, w)."""
-    h, w = alike.shape[:2]
+    h, w = similarity.shape[:2]
     rows, columns = (np.unique(np.linspace(0, n - 1, min(n, _PLACES)).round().astype(int)) for n in (h, w))
     tile = min(6.4 / max(len(rows), len(columns)), 0.9)
     figure = Figure(
@@ -69,9 +69,9 @@ def draw_similarity(alike: Array, where: str = "") -> Figure:
         f"Similarity of position embeddings{where}",
         f"one tile per patch: its similarity to all {h} × {w} patches",
     )
-    others = alike.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
+    others = similarity.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
     low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 1.0)
-    image = draw_tiles(axes, alike[np.ix_(rows, columns)], cmap=LIKE, vmin=low, vmax=high)
+    image = draw_tiles(axes, similarity[np.ix_(rows, columns)], cmap=SIMILARITY, vmin=low, vmax=high)
     number_tiles(axes, len(rows), len(columns), "patch row", "patch column", names=(rows, columns))
     colour_bar(figure, axes, image, "cosine similarity (a patch to itself is 1)")
     return figure
