@@ -108,7 +108,7 @@ def test_it_is_explained(run, data, digits):
     drawn = {file.stem.partition("-")[0] for file in explained.files}
     assert {"rollout", "relevance", "map", "wrong", "uncertain", "neighbours"} <= drawn
     assert vitrail.explain(run, [image], target="above 1 dim").files
-    with pytest.raises(UserError, match="knows no class 'above'"):
+    with pytest.raises(UserError, match="has no class 'above'"):
         vitrail.explain(run, [image], target="above")
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from families import build_tiny, pictures
 from torch import Tensor
 from watcher import PATCH, watcher
 
@@ -101,7 +102,19 @@ def test_a_blurred_picture_keeps_its_brightness_and_no_detail():
 
 def test_refuses_what_does_not_fit():
     model = watcher(5, 10)
-    with pytest.raises(UserError, match="do not lie over"):
+    with pytest.raises(UserError, match="do not fit images"):
         faithfulness(model, bright(5), np.ones((2, 4, 4)), 0)
     with pytest.raises(UserError, match="at least 1"):
         faithfulness(model, bright(5), np.ones((1, 4, 4)), 0, steps=0)
+
+
+def test_faithfulness_of_a_grid_that_does_not_divide_the_image():
+    model, images = build_tiny("bit"), pictures()
+    maps = np.random.default_rng(0).random((2, 3, 5))
+    found = faithfulness(model, images, maps, 1, steps=15, draws=1)
+    assert found.shares.tolist() == pytest.approx([k / 15 for k in range(16)])
+    with torch.no_grad():
+        whole, blank = (model(x).softmax(dim=1)[:, 1] for x in (images, torch.stack([plain(i) for i in images])))
+    np.testing.assert_allclose(found.deletion[:, [0, -1]], torch.stack([whole, blank], dim=1), rtol=1e-5)
+    with pytest.raises(UserError, match="do not fit images"):
+        faithfulness(model, images, np.ones((2, 3, 9)), 1)

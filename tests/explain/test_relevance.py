@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import ATTENTIVE, batch
 from peers import distance, randomise
 from torch import Tensor
 from watcher import watcher
 
 from vitrail.errors import UserError
+from vitrail.explain.attention import rollout
 from vitrail.explain.relevance import relevance
 from vitrail.models import build, resize
 from vitrail.models.layers import Attention, AttentionPool
@@ -201,8 +203,37 @@ def test_works_within_inference_mode_on_another_size_and_on_a_compiled_model():
     np.testing.assert_array_equal(relevance(model, pictures(model), 2), expected)
 
 
-@pytest.mark.parametrize(("classes", "message"), [(5, "from 0 to 4"), (-1, "from 0 to 4"), ([1, 2], "each of 3")])
+@pytest.mark.parametrize(
+    ("classes", "message"), [(5, "from 0 to 4"), (-1, "from 0 to 4"), ([1, 2], "each of 3 images")]
+)
 def test_refuses_classes_that_do_not_exist(classes, message):
     model = tiny()
     with pytest.raises(UserError, match=message):
         relevance(model, pictures(model), classes)
+
+
+def test_relevance_of_a_hybrid_is_that_of_its_vit():
+    """A ViT that is given the tokens of the hybrid's ResNet explains the class alike."""
+    torch.manual_seed(0)
+    hybrid = randomise(build(ATTENTIVE["hybrid"]))
+    c = hybrid.config
+    vit = build(ViTConfig(c.width, c.depth, c.heads, c.mlp, 4, c.img_size, c.channels, c.classes))
+    assert isinstance(vit, ViT)
+    state = {name: value for name, value in hybrid.state_dict().items() if not name.startswith("patch_embed")}
+    vit.load_state_dict(state, strict=False)
+    vit.eval()
+    vit.patch_embed = hybrid.patch_embed
+    images = batch(hybrid)
+    for instead in (None, 2):
+        ours, theirs = (relevance(each, images, [0, 1], instead) for each in (hybrid, vit))
+        assert ours.shape == (2, 4, 6)
+        np.testing.assert_allclose(ours, theirs, atol=1e-7)
+    np.testing.assert_allclose(rollout(hybrid, images), rollout(vit, images), atol=1e-7)
+
+
+def test_relevance_keeps_no_graph_of_the_resnet():
+    hybrid = build(ATTENTIVE["hybrid"])
+    graphs = []
+    with hybrid.patch_embed.register_forward_hook(lambda _, __, output: graphs.append(output.requires_grad)):
+        relevance(hybrid, batch(hybrid), 0)
+    assert graphs == [False]

@@ -155,7 +155,7 @@ def test_the_confusion_matrix_answers_the_mouse(visit, run):
     for true, said in [divmod(int(off.argmax()), len(names)), (names.index(HOSTILE), names.index(TAGGED))]:
         text = looked.hover_cell(true, said).replace("\xa0", " ")
         count, total = metrics.confusion[true, said], metrics.confusion[true].sum()
-        assert f"{names[true]}, taken for {names[said]}" in text
+        assert f"{names[true]}, predicted as {names[said]}" in text
         assert f"{count} of {total}" in text
 
 

@@ -91,7 +91,7 @@ def test_own_images_are_of_different_classes_and_follow_the_seed(trained):
     names = [[picture.name for picture in subject.pictures] for subject in (first, again, other)]
     assert names[0] == names[1] != names[2]
     assert len({picture.true for picture in first.pictures}) == 3
-    assert all(picture.said is not None and picture.said.labels for picture in first.pictures)
+    assert all(picture.answer is not None and picture.answer.labels for picture in first.pictures)
 
 
 def test_given_images_are_explained_and_bad_ones_are_named(trained, files, tmp_path, capsys, monkeypatch):
@@ -122,7 +122,7 @@ def test_other_formats(trained, files, tmp_path, format, begins):
     assert all(path.read_bytes().startswith(begins) for path in result.files)
 
 
-def test_what_a_model_has_not_is_told_and_the_rest_is_drawn(tmp_path, files):
+def test_missing_figures_are_noted_and_the_rest_is_drawn(tmp_path, files):
     result = vitrail.explain(model_file(tmp_path, stem="conv", pos="none", channels=1), files, out=tmp_path / "out")
     drawn = [path.stem.split("-")[0] for path in result.files]
     assert drawn == ["rollout", "relevance", "heads", "heads", "distance", "filters"]
@@ -148,13 +148,13 @@ def test_weights_without_a_head_are_explained(tmp_path, files):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patch": (2, 0)}, "so the last one is 1,1"),
+        ({"patch": (2, 0)}, "The last one is 1,1"),
         ({"format": "gif"}, "must be one of png, svg, pdf, but it is 'gif'"),
         ({"batch_size": 0}, "must be at least 1"),
         ({"images": ["nowhere.png"]}, "There is no file or folder nowhere.png"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_written(trained, tmp_path, settings, message):
+def test_errors_are_raised_before_anything_is_written(trained, tmp_path, settings, message):
     with pytest.raises(UserError, match=message):
         vitrail.explain(trained, **({"out": tmp_path / "out"} | settings))
     assert not (tmp_path / "out").exists()
@@ -173,7 +173,7 @@ def test_too_many_pictures_and_none_that_can_be_read(trained, digits, tmp_path, 
     with pytest.raises(UserError, match=r"No image could be read: .*bad\.png"):
         vitrail.explain(trained, [tmp_path / "bad.png"], out=tmp_path)
     monkeypatch.setattr("vitrail.explain.subject.SAMPLE", 5)
-    with pytest.raises(UserError, match="At most 5 pictures"):
+    with pytest.raises(UserError, match="At most 5 images"):
         vitrail.explain(trained, [digits / "3"], out=tmp_path)
 
 
@@ -210,6 +210,6 @@ def test_the_model_is_the_one_that_predicts(trained, files):
     subject = open_subject(trained, files)
     model, card = open_run(trained)
     expected = [prediction.labels[0] for prediction in vitrail.predict(trained, files)]
-    assert [picture.said.labels[0] for picture in subject.pictures] == expected
+    assert [picture.answer.labels[0] for picture in subject.pictures] == expected
     assert subject.card == card
     assert torch.equal(subject.model.head.weight, model.head.weight)

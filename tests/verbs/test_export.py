@@ -31,7 +31,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.export import Proof
 from vitrail.export import onnx as writing
-from vitrail.export.onnx import in_words, write
+from vitrail.export.onnx import describe_preprocessing, write
 from vitrail.export.proof import images_to_check, prove
 from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
@@ -207,7 +207,9 @@ def test_another_model_is_not_proven(change, tampered, exported, trained):
     model, about = open_run(trained)
     pixels, source = images_to_check(trained, about, None, 1)
     assert prove(exported.file, model, about, pixels[:5], source).same == 5
-    with pytest.raises(UserError, match=r"is not the same model: on 64 images of digits, split val its outputs differ"):
+    with pytest.raises(
+        UserError, match=r"differs from the model: on 64 images of digits, split val its outputs differ"
+    ):
         prove(tampered(change), model, about, pixels, source)
 
 
@@ -244,11 +246,11 @@ def test_a_label_on_its_threshold_is_no_failure(tmp_path):
 def test_a_file_that_fails_is_not_kept(tampered, trained, tmp_path, monkeypatch):
     wrong, out = tampered(np.negative), tmp_path / "out"
     monkeypatch.setattr("vitrail.export.write.write", lambda path, *_: shutil.copy(wrong, path))
-    with pytest.raises(UserError, match="No file was kept"):
+    with pytest.raises(UserError, match="No file was written"):
         vitrail.export(trained, out=out / "model.onnx")
     assert not list(out.iterdir())
     (out / "model.onnx").write_text("older")
-    with pytest.raises(UserError, match="No file was kept"):
+    with pytest.raises(UserError, match="No file was written"):
         vitrail.export(trained, out=out / "model.onnx", overwrite=True)
     assert [path.read_text() for path in out.iterdir()] == ["older"]
 
@@ -303,14 +305,14 @@ def test_deep_images_are_rounded(tmp_path):
     assert 0 < np.abs(read - expected).max() <= 0.5
 
 
-def test_preprocessing_in_words():
-    assert in_words(Preprocess((224, 192), 3, crop=0.875)) == (
-        "Turn the image upright by its EXIF data, resize it (bicubic, antialiased, its shape kept) so that it just "
-        "covers 256 x 219 (height x width), crop the centre 224 x 192, and give its pixels (batch, height, width, "
-        "channels), RGB, as uint8, 0 to 255: the graph normalises them."
+def test_description_of_preprocessing():
+    assert describe_preprocessing(Preprocess((224, 192), 3, crop=0.875)) == (
+        "Rotate the image by its EXIF orientation, resize it (bicubic, antialiased, keeping its aspect ratio) to just "
+        "cover 256 x 219 (height x width), crop the centre 224 x 192, and pass its pixels (batch, height, width, "
+        "channels), RGB, as uint8, 0 to 255. The graph normalises them."
     )
-    assert "grey, as uint16, 0 to 65535:" in in_words(Preprocess((8, 8), 1, bits=16))
-    assert "5 channels, as float32, as they are:" in in_words(Preprocess((8, 8), 5, bits=32))
+    assert "grey, as uint16, 0 to 65535." in describe_preprocessing(Preprocess((8, 8), 1, bits=16))
+    assert "5 channels, as float32, unscaled." in describe_preprocessing(Preprocess((8, 8), 5, bits=32))
 
 
 def test_what_is_there_is_not_replaced(exported, trained):
@@ -325,7 +327,7 @@ def test_other_endings_are_refused(trained, tmp_path):
 
 def test_a_missing_package_names_the_extra(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UserError, match=r"needs onnxruntime: pip install 'vitrail\[export\]'"):
+    with pytest.raises(UserError, match=r"needs onnxruntime, which is not installed: pip install 'vitrail\[export\]'"):
         vitrail.export(trained)
 
 

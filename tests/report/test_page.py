@@ -73,7 +73,7 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
     assert re.search(rf"classifies digits into 10 classes: {100 * top1:.1f}% ± \d\.\d of 359 validation", text)
     assert "1,438 train, 359 val images" in text
     assert re.search(r"hardware .+ \d+ threads?", text)
-    assert re.search(r"throughput [\d,]+ images a second", text)
+    assert re.search(r"throughput [\d,]+ images per second", text)
     for heading in ("Confusion matrix", "Reliability", "Worst predictions", "Best predictions", "Learning rate"):
         assert heading in text
     for heading in ("Attention distance", "Position similarity", "Patch filters", "Images of each class"):
@@ -121,7 +121,7 @@ def test_a_run_whose_data_has_changed_or_is_gone_keeps_its_numbers(digits, tiny,
     assert "had 10 classes when the run was trained" in text_of(vitrail.report(run))
     shutil.rmtree(data)
     gone = text_of(vitrail.report(run))
-    assert "The data cannot be shown" in gone
+    assert "The data cannot be opened" in gone
     score = re.search(r"classes: ([\d.]+%) ±", whole)[1]
     assert f"{score} ±" in gone  # the interval, too, from the confusion matrix
     assert "Confusion matrix" in gone
@@ -158,7 +158,12 @@ def test_numbers_have_a_page(tiny, tmp_path):
     run = vitrail.train(data, out=tmp_path, name="run", label_column="x,y", **tiny)
     text = text_of(vitrail.report(run))
     assert re.search(r"predicts x, y from table: an R² of -?[\d.]+ ± [\d.]+ on \d+ validation images", text)
-    for heading in ("On the line, predicted is true", "Scores of each value", "minimum", "Worst predictions"):
+    for heading in (
+        "Points on the line are perfect predictions",
+        "Scores of each value",
+        "minimum",
+        "Worst predictions",
+    ):
         assert heading in text
 
 
@@ -170,7 +175,7 @@ def test_hundreds_of_classes_fit(trained, tmp_path):
     page = vitrail.report(untrained(tmp_path / "run", trained, tmp_path / "many.npz", classes))
     assert page.stat().st_size < 5_000_000
     text = text_of(page)
-    assert "The 50 of 400 classes that are confused most." in text
+    assert "The 50 most confused of 400 classes." in text
     assert text.count("class 399") >= 2  # the tables are whole
     specs = json.loads(re.search(r'id="specs">(.*?)</script>', page.read_text())[1])
     matrix = next(spec for spec in specs.values() if spec["kind"] == "matrix")
@@ -212,8 +217,8 @@ def test_streamed_data_is_shown(trained, tmp_path):
 def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
     run = copy(trained, tmp_path / "run")
     for changes, present, absent in (
-        ({"pos": "relative"}, "Relative positions", "Position similarity"),
-        ({"pos": "none"}, "without positions", "Relative positions"),
+        ({"pos": "relative"}, "Relative position biases", "Position similarity"),
+        ({"pos": "none"}, "has no positions", "Relative position biases"),
         ({"stem": "conv"}, "Filters of the first convolution", "principal components"),
     ):
         model = create("vit_nano4", img_size=8, channels=1, classes=10, depth=2, **({"stem": "patch"} | changes))
@@ -264,7 +269,7 @@ def test_runs_are_compared(trained, tmp_path):
     assert re.search(r"−[\d.]+% \(−[\d.]+ to −[\d.]+%\)", text)  # far apart: the interval leaves out zero
     assert "F1 of each class" in text
     assert vitrail.report([trained, other]) == page  # the same report may be made again
-    with pytest.raises(UserError, match="is the report of trained, other"):
+    with pytest.raises(UserError, match="is the report of other runs: trained, other"):
         vitrail.report([other, trained])
 
 
@@ -290,7 +295,7 @@ def test_folds_are_compared_in_their_folder(small, tmp_path):
 def test_no_other_file_is_replaced(trained, tmp_path):
     mine = tmp_path / "mine.html"
     mine.write_text("my own")
-    with pytest.raises(UserError, match="no report of vitrail"):
+    with pytest.raises(UserError, match="is not a vitrail report"):
         vitrail.report(trained, out=mine)
     assert mine.read_text() == "my own"
     page = vitrail.report(trained, out=tmp_path / "new")

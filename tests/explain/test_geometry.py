@@ -1,66 +1,39 @@
-"""What the families beside the ViT attend to, against what their layers compute and against slow, direct indexing."""
+"""Attention of all families, against the computation of their layers and slow, direct indexing."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from families import ATTENTIVE, batch
 from peers import randomise
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import vitrail
-from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.explain import (
     attention_distance,
     attention_maps,
     patch_attention,
-    relevance,
     rollout,
     watch,
 )
 from vitrail.explain.attention import even_distance, parts
-from vitrail.explain.figures import attention as attention_figures
-from vitrail.explain.figures import windows as windows_figure
-from vitrail.explain.figures.tiles import spacing
 from vitrail.explain.geometry import Tokens, attentions, geometries
 from vitrail.explain.windows import Windows
-from vitrail.models import Model, ModelConfig, build, create
-from vitrail.models.coatnet import CoAtNetConfig
+from vitrail.models import Model, build, create
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.pvt import PVTConfig, ReducedAttention
 from vitrail.models.pvt_v2 import PVTv2Config
-from vitrail.models.swin import SwinConfig
-from vitrail.models.vit import ViT, ViTConfig
-from vitrail.tasks import Multiclass
-from vitrail.weights import Card, save
-
-SMALL = {"channels": 1, "classes": 3}
-PYRAMID = ((8, 12), (2, 2), (2, 3), (2, 2))
-CONFIGS: dict[str, ModelConfig] = {
-    "hybrid": HybridConfig(16, 2, 2, 32, (32,), (1,), first=8, groups=8, img_size=(16, 24), **SMALL),
-    "swin": SwinConfig((8, 12), (2, 2), (2, 3), window=4, patch=2, img_size=(16, 24), **SMALL),
-    "swin, padded": SwinConfig((8, 12), (2, 2), (2, 3), window=4, patch=2, img_size=(28, 22), **SMALL),
-    "pvt": PVTConfig(*PYRAMID, (2, 1), patch=2, img_size=(16, 24), **SMALL),
-    "pvt_v2": PVTv2Config(*PYRAMID, (3, 1), patch=2, img_size=(15, 22), **SMALL),
-    "pvt_v2, linear": PVTv2Config(*PYRAMID, (1, 1), linear=True, patch=2, img_size=(18, 20), **SMALL),
-    "coatnet": CoAtNetConfig((32, 32, 64), (1, 2, 1), 8, convs=1, shrink=False, img_size=(15, 22), **SMALL),
-}
+from vitrail.models.vit import ViTConfig
 
 
-def batch(model: Model, count: int = 2) -> Tensor:
-    shape = (count, model.config.channels, *model.config.img_size)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=ATTENTIVE)
 def model(request: pytest.FixtureRequest) -> Model:
     torch.manual_seed(0)
-    return randomise(build(CONFIGS[request.param]))
+    return randomise(build(ATTENTIVE[request.param]))
 
 
 def whole(model: Model, images: Tensor) -> list[np.ndarray]:
@@ -269,101 +242,8 @@ def test_a_batch_is_cut_where_its_maps_are_large_and_nothing_changes(model, monk
         np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_relevance_of_a_hybrid_is_that_of_its_vit():
-    """A ViT that is given the tokens of the hybrid's ResNet explains the class alike."""
-    torch.manual_seed(0)
-    hybrid = randomise(build(CONFIGS["hybrid"]))
-    c = hybrid.config
-    vit = build(ViTConfig(c.width, c.depth, c.heads, c.mlp, 4, c.img_size, c.channels, c.classes))
-    assert isinstance(vit, ViT)
-    state = {name: value for name, value in hybrid.state_dict().items() if not name.startswith("patch_embed")}
-    vit.load_state_dict(state, strict=False)
-    vit.eval()
-    vit.patch_embed = hybrid.patch_embed
-    images = batch(hybrid)
-    for instead in (None, 2):
-        ours, theirs = (relevance(each, images, [0, 1], instead) for each in (hybrid, vit))
-        assert ours.shape == (2, 4, 6)
-        np.testing.assert_allclose(ours, theirs, atol=1e-7)
-    np.testing.assert_allclose(rollout(hybrid, images), rollout(vit, images), atol=1e-7)
-
-
-def test_relevance_keeps_no_graph_of_the_resnet():
-    hybrid = build(CONFIGS["hybrid"])
-    graphs = []
-    with hybrid.patch_embed.register_forward_hook(lambda _, __, output: graphs.append(output.requires_grad)):
-        relevance(hybrid, batch(hybrid), 0)
-    assert graphs == [False]
-
-
 @pytest.mark.parametrize("name", ["bit_nano", "mixer_nano"])
-def test_a_family_without_attention_is_told(name):
+def test_a_family_without_attention_raises(name):
     model = create(name, classes=2, channels=1)
-    with pytest.raises(UserError, match="no attention to show"):
+    with pytest.raises(UserError, match="no attention layers"):
         rollout(model, torch.zeros(1, 1, *model.config.img_size))
-
-
-def test_coarser_maps_cover_the_patches_that_were_merged_in_them():
-    maps = [np.arange(35, dtype=np.float32).reshape(1, 7, 5), np.arange(4, dtype=np.float32).reshape(2, 2, 1)]
-    left, right = attention_figures.draw_heads(np.zeros((7, 5, 3), np.uint8), maps, "a", patch=(5, 4)).axes
-    drawn = right.images[0].get_array()
-    tall, wide, gap = spacing(7, 5)
-    size = tall // 7
-    second = drawn[tall + gap :, :wide][::size, ::size][:7, :5]  # the first head of the second layer
-    assert (second[:4] == 0).all()
-    assert (second[4:] == 1).all()
-    assert np.isnan(drawn[:tall, wide + gap :].filled(np.nan)).all()  # the first layer has no second head
-    assert [patch.get_bbox().bounds for patch in left.patches] == [(4, 5, 1, 1)]
-    framed = [tuple(round(n / size) for n in (patch.get_width(), patch.get_height())) for patch in right.patches]
-    assert framed == [(1, 1), (5, 3), (5, 3)]  # of 4 by 8 patches, those that there are
-    assert [label.get_text() for label in right.get_yticklabels()] == ["7×5   1", "2×1   2"]
-
-
-def test_of_many_layers_and_heads_some_are_drawn_and_it_is_said():
-    maps = np.random.default_rng(0).random((30, 20, 2, 2), dtype=np.float32)
-    right = attention_figures.draw_heads(np.zeros((4, 4, 3), np.uint8), list(maps), "a").axes[1]
-    rows = [label.get_text() for label in right.get_yticklabels()]
-    assert (len(rows), rows[0], rows[-1]) == (24, "1", "30")
-    assert any("24 of 30 layers; 16 of up to 20 heads" in text.get_text() for text in right.texts)
-
-
-@pytest.mark.parametrize("name", ["hybrid", "swin, padded", "pvt", "pvt_v2, linear", "coatnet"])
-def test_each_family_is_drawn(name, digits, tmp_path, monkeypatch):
-    chosen = (
-        attention_figures.rollouts,
-        attention_figures.heads,
-        attention_figures.patches,
-        windows_figure.windows,
-        attention_figures.distance,
-    )
-    monkeypatch.setattr("vitrail.explain.explanation.FIGURES", chosen)
-    files = sorted((digits / "3").glob("*.png"))[:1]
-    result = vitrail.explain(kept(CONFIGS[name], tmp_path), files, patch=(1, 2), save_data=True)
-    expected = ["rollout", f"heads-1-{files[0].stem}", f"patch-1-{files[0].stem}", "windows", "distance"]
-    if not name.startswith("swin"):
-        expected.remove("windows")
-    assert list(result.arrays) == expected
-    assert not result.notes
-    layers = len(result.arrays["distance"]["distance"])
-    with np.load(tmp_path / "explain" / f"{expected[1]}.npz") as arrays:
-        assert list(arrays) == [f"layer{number + 1}" for number in range(layers)]
-
-
-def kept(config: ModelConfig, folder: Path) -> Path:
-    """A file of weights with a card."""
-    torch.manual_seed(0)
-    task, preprocess = Multiclass(("a", "b", "c")), Preprocess(config.img_size, 1)
-    card = Card(model="bit_nano", config=config, task=task, preprocess=preprocess)
-    save(folder / "model.safetensors", randomise(build(config)), card)
-    return folder / "model.safetensors"
-
-
-def test_a_patch_is_counted_in_the_first_stage_that_attends(tmp_path, digits):
-    with pytest.raises(UserError, match="8 rows and 12 columns of patches, so the last one is 7,11"):
-        vitrail.explain(kept(CONFIGS["swin"], tmp_path), [next(digits.glob("3/*"))], patch=(8, 0))
-
-
-def test_what_has_no_attention_has_no_patch_to_look_from(tmp_path, digits):
-    config = create("bit_nano", classes=3, channels=1).config
-    with pytest.raises(UserError, match="cannot be drawn of a bit_nano: it has no attention"):
-        vitrail.explain(kept(config, tmp_path), [next(digits.glob("3/*"))], patch=(0, 0))

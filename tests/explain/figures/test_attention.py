@@ -1,11 +1,12 @@
-"""Figures show what the arrays hold."""
+"""Figures of attention."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from vitrail.explain.figures import attention, weights
+from vitrail.explain.figures import attention
+from vitrail.explain.figures.tiles import spacing
 
 RNG = np.random.Generator(np.random.PCG64(0))
 
@@ -30,16 +31,6 @@ def test_a_map_is_drawn_in_its_own_patches():
     assert light[0, 0] < light[1, 1] < light[1, 0] < light[0, 1]
 
 
-def test_tiles_lie_where_their_numbers_say():
-    tiles = np.arange(6, dtype=np.float32).reshape(2, 3, 1, 1) * np.ones((1, 1, 4, 4), np.float32)
-    figure = weights.draw_bias(tiles)
-    axes = figure.axes[0]
-    whole = axes.images[0].get_array()
-    middles = [(y, x) for y in axes.get_yticks() for x in axes.get_xticks()]
-    assert [whole[int(y), int(x)] for y, x in middles] == [0, 1, 2, 3, 4, 5]
-    assert np.ma.masked_invalid(whole).mask.any()
-
-
 @pytest.mark.parametrize(("count", "across"), [(1, 1), (5, 3)])
 def test_every_picture_of_a_rollout_has_its_caption(count, across):
     views = [RNG.integers(0, 255, (16, 8, 3), dtype=np.uint8) for _ in range(count)]
@@ -52,33 +43,6 @@ def test_every_picture_of_a_rollout_has_its_caption(count, across):
     assert len(left) == across
 
 
-def test_a_large_grid_of_positions_is_drawn_in_part_with_its_own_numbers():
-    axes = weights.draw_similarity(RNG.random((20, 3, 20, 3), dtype=np.float32)).axes[0]
-    numbers = [int(label.get_text()) for label in axes.get_yticklabels()]
-    assert len(numbers) == 14
-    assert (numbers[0], numbers[-1]) == (0, 19)
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2"]
-
-
-def test_a_single_patch_has_positions_to_draw():
-    weights.draw_similarity(np.ones((1, 1, 1, 1), np.float32)).canvas.draw()
-
-
-def test_a_filter_that_died_is_drawn_grey():
-    drawn = weights.draw_filters(np.zeros((1, 4, 4, 1), np.float32)).axes[0].images[0].get_array()
-    assert (drawn == 0.5).all()
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 6])
-def test_filters_of_any_number_of_bands(channels):
-    components = RNG.standard_normal((9, 4, 4, channels)).astype(np.float32)
-    axes = weights.draw_filters(components).axes[0]
-    shape = axes.images[0].get_array().shape
-    assert len(shape) == (3 if channels == 3 else 2)
-    tiles = (9, channels) if channels in (2, 6) else (2, 7)
-    assert (shape[0] / shape[1] > 1) == (tiles[0] > tiles[1])
-
-
 def test_the_chosen_patch_is_marked_in_every_map_and_in_the_picture():
     maps = RNG.random((2, 3, 4, 6), dtype=np.float32)
     view = np.zeros((16, 24, 3), np.uint8)
@@ -86,3 +50,27 @@ def test_the_chosen_patch_is_marked_in_every_map_and_in_the_picture():
     assert [patch.get_bbox().bounds for patch in left.patches] == [(2, 1, 1, 1)]
     assert len(right.patches) == 6
     assert not attention.draw_heads(view, maps, "a").axes[1].patches
+
+
+def test_coarser_maps_cover_the_patches_that_were_merged_in_them():
+    maps = [np.arange(35, dtype=np.float32).reshape(1, 7, 5), np.arange(4, dtype=np.float32).reshape(2, 2, 1)]
+    left, right = attention.draw_heads(np.zeros((7, 5, 3), np.uint8), maps, "a", patch=(5, 4)).axes
+    drawn = right.images[0].get_array()
+    tall, wide, gap = spacing(7, 5)
+    size = tall // 7
+    second = drawn[tall + gap :, :wide][::size, ::size][:7, :5]  # the first head of the second layer
+    assert (second[:4] == 0).all()
+    assert (second[4:] == 1).all()
+    assert np.isnan(drawn[:tall, wide + gap :].filled(np.nan)).all()  # the first layer has no second head
+    assert [patch.get_bbox().bounds for patch in left.patches] == [(4, 5, 1, 1)]
+    framed = [tuple(round(n / size) for n in (patch.get_width(), patch.get_height())) for patch in right.patches]
+    assert framed == [(1, 1), (5, 3), (5, 3)]  # of 4 by 8 patches, those that there are
+    assert [label.get_text() for label in right.get_yticklabels()] == ["7×5   1", "2×1   2"]
+
+
+def test_of_many_layers_and_heads_a_selection_is_drawn_and_noted():
+    maps = np.random.default_rng(0).random((30, 20, 2, 2), dtype=np.float32)
+    right = attention.draw_heads(np.zeros((4, 4, 3), np.uint8), list(maps), "a").axes[1]
+    rows = [label.get_text() for label in right.get_yticklabels()]
+    assert (len(rows), rows[0], rows[-1]) == (24, "1", "30")
+    assert any("24 of 30 layers; 16 of up to 20 heads" in text.get_text() for text in right.texts)
