@@ -23,14 +23,14 @@ def rows(**columns: list[float]) -> list[dict[str, float]]:
 
 def test_curves_point_to_the_best_epoch_and_stand_gaps():
     chart = build.curves(rows(train_top1=[float("nan"), 1, 1], val_top1=[0.5, float("nan"), 0.9]), TOP1)[1]
-    assert (chart.title, chart.note) == ("Top-1 accuracy", "validation is best in epoch 3: 90.0%")
+    assert (chart.title, chart.note) == ("Top-1 accuracy", "best validation score 90.0% in epoch 3")
     assert [line.dot for line in chart.lines] == [None, (3, 0.9)]
     assert chart.to_json()["lines"][1]["y"] == [0.5, None, 0.9]
 
 
 def test_the_best_epoch_may_be_the_lowest():
     chart = build.curves(rows(val_mae=[3.0, 1.0, 2.0]), ERROR)[1]
-    assert (chart.title, chart.note) == ("MAE", "validation is best in epoch 2: 1")
+    assert (chart.title, chart.note) == ("MAE", "best validation score 1 in epoch 2")
     assert not chart.percent
     assert len(chart.lines) == 1
 
@@ -88,7 +88,7 @@ def test_of_many_numbers_the_worst_are_shown_in_their_order():
 
 def test_the_range_test_says_where_loss_falls_fastest_and_is_lowest():
     chart = build.lr_range([0.001, 0.01, 0.1], [3, 2, 1], [3, 1, 2], 0.003)
-    assert chart.note == "loss falls fastest at 0.003, is lowest at 0.01; 3 steps"
+    assert chart.note == "loss falls fastest at 0.003, lowest at 0.01; 3 steps"
 
 
 def test_a_single_image_is_not_plural():

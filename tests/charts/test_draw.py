@@ -155,7 +155,7 @@ def test_lines_of_one_name_have_one_entry_in_the_legend():
     targets = (RNG.random((60, 5)) < 0.4).astype(np.float32)
     chart = build.precision_recall(targets, RNG.random((60, 5)), list("abcde"), [0.5] * 5)
     names = [t.get_text() for t in draw(chart).axes[0].get_legend().get_texts()]
-    assert sorted(name.split(",")[-1].strip() for name in names) == ["all labels as one", "each label", "the weakest"]
+    assert sorted(name.split(",")[-1].strip() for name in names) == ["each label", "micro-average", "the weakest"]
 
 
 def test_every_value_is_drawn_against_the_truth():

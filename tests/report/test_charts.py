@@ -17,7 +17,7 @@ def test_of_many_classes_those_that_are_confused_most():
     assert {"class 3", "class 58", "class 59"} <= set(shown.names)
     assert shown.counts.shape == (50, 50)
     assert shown.totals[list(shown.names).index("class 3")] == 12
-    assert shown.help.startswith("The 50 of 60 classes that are confused most.")
+    assert shown.help.startswith("The 50 most confused of 60 classes.")
     assert shown.note == chart.note
 
 

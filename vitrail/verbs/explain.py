@@ -36,7 +36,7 @@ def explain(
     """Draw what a model sees: attention, relevance, position embeddings, filters, neighbours, mistakes.
 
     Figures that the model cannot have are listed with the reason. Without images, or with --data, the figures include
-    an embedding map of the data set and its most wrong and least certain predictions.
+    an embedding map of the data set and its worst and least certain predictions.
 
     Args:
         run: run folder or weights file
