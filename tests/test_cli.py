@@ -146,7 +146,7 @@ def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):
     def train(data, resume, overwrite, find_lr, settings):
         seen.update(settings, data=data, resume=resume, overwrite=overwrite, find_lr=find_lr)
 
-    monkeypatch.setattr("vitrail.train.loop.train", train)
+    monkeypatch.setattr("vitrail.train.start.start", train)
     words = ["--img-size", "192x256", "-b", 4, "--lr", 0, "--wd", 0.5, "--opt", "sgd", "--drop-path", 0.1]
     assert vitrail_says("train", "photos", *words, "--compile", "--overwrite")[0] == 0
     assert seen == {
@@ -304,7 +304,7 @@ def test_missing_and_empty_data(refuses):
 def test_one_class_only(refuses):
     for i in range(4):
         picture(f"data/cat/{i}.png")
-    assert "data has one class only, 'cat'" in refuses("train", "data", "--out", "runs")
+    assert "data has only one class, 'cat'" in refuses("train", "data", "--out", "runs")
 
 
 def test_a_split_without_images(refuses):
@@ -447,7 +447,7 @@ def test_ctrl_c_exits_130(monkeypatch, vitrail_says):
     def interrupted(*_args, **_settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitrail.train.loop.train", interrupted)
+    monkeypatch.setattr("vitrail.train.start.start", interrupted)
     assert vitrail_says("train", "digits") == (130, "", "")
 
 

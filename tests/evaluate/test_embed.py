@@ -62,7 +62,9 @@ def test_files_hold_names_and_vectors_of_what_could_be_read(
     written = write(embed(trained, given, batch_size=2), tmp_path / name)
     names, features = read(tmp_path / name)
     assert names == [str(file) for file in files]
-    assert np.array_equal(features, np.stack([e.features for e in embed(trained, files, batch_size=2)]))
+    # Not bit for bit: the bad file changes which images share a batch.
+    expected = np.stack([e.features for e in embed(trained, files, batch_size=2)])
+    np.testing.assert_allclose(features, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
     assert (written.images, written.width) == features.shape
     assert written.unreadable == ((str(tmp_path / "bad.png"), "empty file"),)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.png", name]  # nothing is left over

@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 import vitrail
-from vitrail.evaluate.features import split_outputs
+from vitrail.evaluate.features import split_scores
 from vitrail.evaluate.stream import Keep, run_split, stream
 from vitrail.models.vit import ViT
 from vitrail.runs.predictor import Predictor
@@ -58,7 +58,10 @@ def test_galleries_reuse_the_outputs(run, seen):
 
 def outputs_of(run: Path, **changes) -> np.ndarray:
     folder = Run(run)
-    return split_outputs(Predictor(run), folder.data().splits["val"], folder.outputs_file("digits", "val"), **changes)
+    split, file = folder.data().splits["val"], folder.outputs_file("digits", "val")
+    scores, outputs = split_scores(Predictor(run), split, file, **changes)
+    assert scores.to_json() == folder.card.task.measure(outputs, split.targets).to_json()
+    return outputs
 
 
 def test_outputs_are_those_of_the_model(run, seen):
@@ -103,6 +106,6 @@ def test_a_stream_adds_batch_by_batch(run):
     sizes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     predictor, split = Predictor(run), Run(run).data().splits["val"]
     meter = Sizes()
-    stream(predictor.tensor_outputs, split, predictor.card.preprocess, meter, batch_size=100)
+    stream(predictor.tensor_outputs, split, predictor.card.preprocess, [meter], batch_size=100)
     assert sizes == [((100, 10), (100,))] * 3 + [((59, 10), (59,))]
     np.testing.assert_allclose(meter.outputs, outputs_of(run), rtol=1e-4, atol=1e-4)

@@ -17,6 +17,10 @@ from vitrail.errors import UserError
 from vitrail.evaluate.predict import find, write
 from vitrail.models import Model, create
 from vitrail.runs.predictor import Prediction, Predictor
+from vitrail.tasks import Multiclass, Multilabel, Regression, Task
+from vitrail.tasks.multilabel import LabelsAnswer
+from vitrail.tasks.regression import ValuesAnswer
+from vitrail.tasks.task import Answer
 from vitrail.verbs.predict import predict
 from vitrail.weights import Card, save
 
@@ -34,7 +38,8 @@ def model() -> Model:
 @pytest.fixture(scope="module")
 def run(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    card = Card(model="vit_nano2", config=model.config, classes=CLASSES, preprocess=Preprocess((8, 8), 1, crop=0.9))
+    preprocess = Preprocess((8, 8), 1, crop=0.9)
+    card = Card(model="vit_nano2", config=model.config, task=Multiclass(CLASSES), preprocess=preprocess)
     save(folder / "model.safetensors", model, card)
     return folder
 
@@ -161,7 +166,7 @@ def test_reading_stays_near_what_is_asked_for(model: Model, tmp_path: Path):
             taken += 1
             yield str(tmp_path / "a.png")
 
-    card = Card(model="vit_nano2", config=model.config, classes=CLASSES, preprocess=Preprocess((8, 8), 1))
+    card = Card(model="vit_nano2", config=model.config, task=Multiclass(CLASSES), preprocess=Preprocess((8, 8), 1))
     predictions = Predictor.of(model, card)(endless(), top=1, batch_size=4)
     for given in range(1, 50):
         assert next(predictions).labels
@@ -172,8 +177,8 @@ def test_reading_stays_near_what_is_asked_for(model: Model, tmp_path: Path):
 
 PREDICTIONS = [
     Prediction("bad.png", error="truncated"),
-    Prediction('a, "b".png', ("cat", "dog"), (0.75, 0.25)),
-    Prediction("c.png", ("a longer name", "cat"), (1.0, 0.0)),
+    Prediction('a, "b".png', Answer(("cat", "dog"), (0.75, 0.25))),
+    Prediction("c.png", Answer(("a longer name", "cat"), (1.0, 0.0))),
 ]
 
 
@@ -227,7 +232,83 @@ def test_lines_are_written_and_flushed_as_they_come(format: str):
     def one_by_one() -> Iterator[Prediction]:
         for number in range(4):
             assert stream.flushed == (number + before if number else 0)
-            yield Prediction(f"{number}.png", ("cat",), (1.0,))
+            yield Prediction(f"{number}.png", Answer(("cat",), (1.0,)))
 
     assert write(one_by_one(), format, stream) == 0
     assert stream.flushed == 4 + before
+
+
+def written(predictions: list[Prediction], format: str) -> str:
+    stream = io.StringIO()
+    write(predictions, format, stream)
+    return stream.getvalue()
+
+
+def test_labels_are_written_as_a_table_that_can_be_read_back():
+    predictions = [
+        Prediction("0.png", LabelsAnswer(), "empty file"),
+        Prediction("1.png", LabelsAnswer()),
+        Prediction("2.png", LabelsAnswer(("a", "b"), (0.75, 0.5))),
+    ]
+    rows = list(csv.DictReader(io.StringIO(written(predictions, "csv"))))
+    assert [row["labels"] for row in rows] == ["", "", "a|b"]
+    assert [row["error"] for row in rows] == ["empty file", "", ""]
+    assert rows[2]["probabilities"] == "0.750000|0.500000"
+    assert json.loads(written(predictions, "json").splitlines()[2])["labels"] == ["a", "b"]
+    assert written(predictions, "table").splitlines()[1:] == ["1.png  (no label)", "2.png  a   75.0%  b 50.0%"]
+
+
+def test_values_are_written_in_columns_of_their_own():
+    predictions = [
+        Prediction("0.png", ValuesAnswer(), "empty file"),
+        Prediction("1.png", ValuesAnswer(("x", "y"), values=(1.25, -3.0))),
+    ]
+    assert written(predictions, "csv") == "file,x,y,error\n0.png,,,empty file\n1.png,1.25,-3,\n"
+    assert [json.loads(line) for line in written(predictions, "json").splitlines()] == [
+        {"file": "0.png", "values": {}, "error": "empty file"},
+        {"file": "1.png", "values": {"x": 1.25, "y": -3.0}, "error": None},
+    ]
+    assert written(predictions, "table").splitlines()[1] == "1.png  x 1.25  y -3"
+
+
+def outputs(model: Model, path: Path) -> np.ndarray:
+    with torch.no_grad():
+        return model(Preprocess((8, 8), 1)(read_image(path))[None])[0].double().numpy()
+
+
+def predicted(model: Model, task: Task, path: Path, top: int | None = None) -> Prediction:
+    """The prediction of a run of this task."""
+    card = Card(model="vit_nano2", config=model.config, task=task, preprocess=Preprocess((8, 8), 1))
+    save(path.parent / "model.safetensors", model, card)
+    (prediction,) = predict(path.parent, [path], top=top)
+    return prediction
+
+
+def test_all_labels_above_their_thresholds_are_predicted(model: Model, tmp_path: Path):
+    image = tmp_path / "image.png"
+    paint(image)
+    chances = 1 / (1 + np.exp(-outputs(model, image)))
+    limits = chances[0] + 1e-4, chances[1] - 1e-4, chances[2] - 1e-4  # missed, reached, reached
+    prediction = predicted(model, Multilabel(CLASSES, limits), image)
+    expected = sorted([(chances[1], "dog"), (chances[2], "fox")], reverse=True)
+    assert prediction.labels == tuple(name for _, name in expected)
+    assert prediction.probabilities == pytest.approx([chance for chance, _ in expected], abs=1e-5)
+    assert predicted(model, Multilabel(CLASSES, limits), image, top=1).labels == (expected[0][1],)
+
+
+def test_values_are_predicted_in_their_own_units(model: Model, tmp_path: Path):
+    image = tmp_path / "image.png"
+    paint(image)
+    mean, std = (10.0, 20.0, 30.0), (1.0, 2.0, 3.0)
+    prediction = predicted(model, Regression(CLASSES, mean, std), image)
+    assert prediction.labels == CLASSES
+    assert prediction.values == pytest.approx((mean + std * outputs(model, image)).tolist(), rel=1e-5)
+
+
+def test_an_unreadable_image_has_an_empty_answer_of_the_task(model: Model, tmp_path: Path):
+    image = tmp_path / "image.png"
+    image.write_bytes(b"")
+    prediction = predicted(model, Multilabel(CLASSES, (0.5,) * 3), image)
+    assert written([prediction], "csv") == f"file,labels,probabilities,error\n{image},,,empty file\n"
+    prediction = predicted(model, Regression(CLASSES, (0.0,) * 3, (1.0,) * 3), image)
+    assert json.loads(written([prediction], "json")) == {"file": str(image), "values": {}, "error": "empty file"}

@@ -11,6 +11,7 @@ from vitrail.charts.style import save
 from vitrail.data.dataset import ArraySplit
 from vitrail.explain.embedding_map import embedding_figure, embedding_map
 from vitrail.explain.subject import choose
+from vitrail.tasks import Multiclass, Multilabel, Regression, Task
 
 
 def heaps(count: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -67,10 +68,10 @@ def test_chooses_by_chance_no_more_than_a_map_can_show():
     assert choose(100, most=10, seed=1).tolist() == some.tolist() != choose(100, most=10, seed=2).tolist()
 
 
-def drawn(tmp_path: Path, task: Any, classes: list[str], targets: Any) -> Any:
+def drawn(tmp_path: Path, task: Task, targets: Any) -> Any:
     """The figure of random places, saved and checked for what is common to all."""
     places = np.random.default_rng(0).normal(size=(len(targets), 2)).astype(np.float32)
-    figure = embedding_figure(places, split(targets), np.arange(len(targets)), task, classes, "birds")
+    figure = embedding_figure(places, split(targets), np.arange(len(targets)), task, "birds")
     save(figure, tmp_path / "map.png")
     with Image.open(tmp_path / "map.png") as image:
         assert image.width < 150 * 14.3
@@ -79,8 +80,8 @@ def drawn(tmp_path: Path, task: Any, classes: list[str], targets: Any) -> Any:
 
 
 def test_every_class_is_named_at_its_middle_and_in_the_legend(tmp_path):
-    names = ["cat", "$d_g$", "a very long name of a class that goes on " * 4, "猫"]
-    figure = drawn(tmp_path, "multiclass", names, np.arange(80) % 4)
+    names = ("cat", "$d_g$", "a very long name of a class that goes on " * 4, "猫")
+    figure = drawn(tmp_path, Multiclass(names), np.arange(80) % 4)
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert shown[:2] == ["cat", "$d_g$"]
     assert len(shown) == 4
@@ -91,7 +92,7 @@ def test_every_class_is_named_at_its_middle_and_in_the_legend(tmp_path):
 
 def test_of_many_classes_the_largest_are_named_and_the_rest_is_grey(tmp_path):
     targets = np.concatenate([np.repeat(np.arange(5, 25), 4), np.arange(5), np.arange(25, 30)])
-    figure = drawn(tmp_path, "multiclass", [f"c{k}" for k in range(40)], targets)
+    figure = drawn(tmp_path, Multiclass(tuple(f"c{k}" for k in range(40))), targets)
     assert [text.get_text() for text in figure.axes[0].texts] == [f"c{k}" for k in range(5, 25)]
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words == [*(f"c{k}" for k in range(5, 25)), "10 other classes"]
@@ -103,7 +104,7 @@ def test_of_many_classes_the_largest_are_named_and_the_rest_is_grey(tmp_path):
 
 
 def test_names_do_not_cover_each_other(tmp_path):
-    figure = drawn(tmp_path, "multiclass", [f"name {k}" for k in range(12)], np.arange(240) % 12)
+    figure = drawn(tmp_path, Multiclass(tuple(f"name {k}" for k in range(12))), np.arange(240) % 12)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     for i, box in enumerate(boxes):
@@ -112,10 +113,10 @@ def test_names_do_not_cover_each_other(tmp_path):
 
 def test_labels_colour_by_the_first_and_numbers_by_value(tmp_path):
     targets = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 0]] * 10, np.float32)
-    figure = drawn(tmp_path, "multilabel", ["a", "b", "c"], targets)
+    figure = drawn(tmp_path, Multilabel(("a", "b", "c")), targets)
     assert [text.get_text() for text in figure.axes[0].texts] == ["a", "b", "(no label)"]
     assert "first of an image's labels" in figure.texts[1].get_text()
-    figure = drawn(tmp_path, "regression", ["age"], np.linspace(0, 1, 30)[:, None])
+    figure = drawn(tmp_path, Regression(("age",)), np.linspace(0, 1, 30)[:, None])
     assert "by age" in figure.texts[1].get_text()
     assert not figure.legends
 
@@ -124,7 +125,7 @@ def test_pictures_lie_in_cells_of_their_own_near_their_places():
     pixels = np.stack([np.full((8, 8, 1), value, np.uint8) for value in (10, 200)])
     places = np.array([[0, 0], [1, 1]], np.float32)
     figure = embedding_figure(
-        places, ArraySplit(pixels, np.array([0, 1]), "test"), np.arange(2), "multiclass", ["a", "b"]
+        places, ArraySplit(pixels, np.array([0, 1]), "test"), np.arange(2), Multiclass(("a", "b"))
     )
     canvas = np.asarray(figure.axes[1].images[0].get_array())
     side = len(canvas)

@@ -9,6 +9,7 @@ from watcher import PATCH, watcher
 from vitrail.errors import UserError
 from vitrail.explain.faithfulness import blurred, faithfulness, plain
 from vitrail.explain.relevance import relevance
+from vitrail.tasks import Multilabel, Regression
 
 
 def bright(*patches: int) -> Tensor:
@@ -76,7 +77,8 @@ def test_follows_what_the_task_tells():
     images, maps = bright(5), np.ones((1, 4, 4))
     with torch.no_grad():
         logit = model(images)[0, 0]
-    for task, first in {"multilabel": logit.sigmoid(), "regression": logit}.items():
+    classes = ("a", "b")
+    for task, first in {Multilabel(classes): logit.sigmoid(), Regression(classes, (1, 1), (2, 2)): logit}.items():
         found = faithfulness(model, images, maps, 0, steps=2, draws=1, task=task)
         assert found.deletion[0, 0] == pytest.approx(float(first))
 

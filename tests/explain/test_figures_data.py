@@ -14,6 +14,7 @@ from vitrail.explain import neighbours, relevance
 from vitrail.explain.figures import data as data_figures
 from vitrail.explain.figures.relevance import relevances
 from vitrail.explain.subject import Subject, open_subject
+from vitrail.tasks import Regression
 from vitrail.verbs.evaluate import evaluate
 
 
@@ -74,7 +75,8 @@ def test_against_its_own_answer_the_runner_up_is_explained(given):
 
 
 def test_of_numbers_the_first_is_explained_in_its_units_of_output(given):
-    (drawing,) = relevances(replace(given, card=replace(given.card, task="regression")))
+    task = Regression(given.card.classes, (5.0,) * 10, (2.0,) * 10)
+    (drawing,) = relevances(replace(given, card=replace(given.card, task=task)))
     assert drawing.arrays["classes"].tolist() == [0, 0]
     assert drawing.arrays["others"].tolist() == [1, 1]
     with torch.no_grad():
@@ -121,7 +123,7 @@ def test_galleries_show_wrong_and_uncertain_predictions(own):
 
 def test_neighbours_are_those_of_the_most_wrong_predictions_or_of_the_pictures_that_are_given(own, given):
     (drawing,) = data_figures.nearest(own)
-    wrong = data_figures.most_wrong(own.card, own.outputs, own.split.targets, 6)
+    wrong = own.card.task.worst(own.outputs, own.split.targets, 6)
     expected = neighbours(own.features[wrong], own.features, 7, own=wrong)[0]
     np.testing.assert_array_equal(drawing.arrays["numbers"], expected)
     (drawing,) = data_figures.nearest(given)

@@ -12,6 +12,7 @@ from vitrail.charts.tiles import Caption, Tile
 from vitrail.data.dataset import ArraySplit
 from vitrail.errors import UserError
 from vitrail.explain.neighbours import neighbours, neighbours_figure, unit
+from vitrail.tasks import Multiclass, Multilabel, Regression
 
 module = import_module("vitrail.explain.neighbours")  # the package has the function under this name
 
@@ -58,7 +59,7 @@ def test_marks_neighbours_of_other_classes():
     split = ArraySplit(np.zeros((4, 8, 8, 1), np.uint8), np.array([0, 1, 0, 1]), "test")
     query = Tile(Image.new("L", (8, 8)), [Caption("mine")])
     found, cosines = np.array([[0, 1, 2]]), np.array([[0.9, 0.5, -0.25]], np.float32)
-    figure = neighbours_figure([query], split, found, cosines, "multiclass", ["cat", "$dog$"], [frozenset({"cat"})])
+    figure = neighbours_figure([query], split, found, cosines, Multiclass(("cat", "$dog$")), [frozenset({"cat"})])
     words = [(text.get_text(), text.get_color()) for text in figure.texts[2:]]
     assert words == [
         ("mine", INK),
@@ -77,7 +78,7 @@ def test_a_neighbour_that_shares_a_label_is_right_and_numbers_are_never_wrong():
     split = ArraySplit(np.zeros((2, 8, 8, 1), np.uint8), targets, "test")
     query = Tile(Image.new("L", (8, 8)), [Caption("mine")])
     found, cosines = np.array([[0, 1]]), np.array([[0.9, 0.5]], np.float32)
-    figure = neighbours_figure([query], split, found, cosines, "multilabel", ["a", "b", "c"], [frozenset({"b"})])
+    figure = neighbours_figure([query], split, found, cosines, Multilabel(("a", "b", "c")), [frozenset({"b"})])
     assert [text.get_color() for text in figure.texts if text.get_text() in ("a|b", "c")] == [INK, ORANGE]
-    figure = neighbours_figure([query], split, found, cosines, "regression", ["x", "y", "z"], [frozenset("x")])
+    figure = neighbours_figure([query], split, found, cosines, Regression(("x", "y", "z")), [frozenset("x")])
     assert ORANGE not in [text.get_color() for text in figure.texts]

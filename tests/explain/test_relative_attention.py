@@ -36,6 +36,7 @@ from vitrail.models.pvt import PVTConfig, ReducedAttention
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit import ViT, ViTConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, save
 
 SMALL = {"channels": 1, "classes": 3}
@@ -351,7 +352,8 @@ def test_each_family_is_drawn(name, digits, tmp_path, monkeypatch):
 def kept(config: ModelConfig, folder: Path) -> Path:
     """A file of weights with a card."""
     torch.manual_seed(0)
-    card = Card(model="bit_nano", config=config, classes=tuple("abc"), preprocess=Preprocess(config.img_size, 1))
+    task, preprocess = Multiclass(("a", "b", "c")), Preprocess(config.img_size, 1)
+    card = Card(model="bit_nano", config=config, task=task, preprocess=preprocess)
     save(folder / "model.safetensors", randomise(build(config)), card)
     return folder / "model.safetensors"
 

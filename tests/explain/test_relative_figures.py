@@ -35,6 +35,7 @@ from vitrail.models.position import offsets
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, save
 
 SIZE: dict[str, Any] = {"img_size": (16, 8), "channels": 1, "classes": 3}
@@ -238,8 +239,8 @@ def test_opposite_units_stand_side_by_side_from_low_to_high_frequency():
 
 
 def model_file(folder: Path, model: Model) -> Path:
-    name = family(model.config)
-    card = Card(model=f"{name}_nano", config=model.config, classes=("a", "b", "c"), preprocess=Preprocess((16, 8), 1))
+    name, task = family(model.config), Multiclass(("a", "b", "c"))
+    card = Card(model=f"{name}_nano", config=model.config, task=task, preprocess=Preprocess((16, 8), 1))
     save(folder / "model.safetensors", model, card)
     return folder / "model.safetensors"
 

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrail.evaluate.metrics import measure
-from vitrail.report.gallery import choose
 
 import vitrail
 from vitrail import cli
@@ -28,6 +26,7 @@ from vitrail.report.images import Album, overlay, similarities, tiles
 from vitrail.report.tables import Cell, Line, Table
 from vitrail.report.text import settings
 from vitrail.runs.run import Run
+from vitrail.tasks import Multiclass
 from vitrail.weights import Card, save
 
 
@@ -52,7 +51,7 @@ def untrained(folder: Path, like: Path, data: Path, classes: tuple[str, ...], **
     config = load_yaml(TrainConfig, like / "config.yaml")
     changes = {"data": str(data), "channels": read.channels, "bits": read.bits, "stem": "patch"}
     save_yaml(override(config, changes), folder / "config.yaml")
-    card = Card(model="vit_nano4", config=model.config, classes=classes, preprocess=read)
+    card = Card(model="vit_nano4", config=model.config, task=Multiclass(classes), preprocess=read)
     save(folder / "model.safetensors", model, card)
     return folder
 
@@ -71,7 +70,7 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
     assert 1_000_000 < page.stat().st_size < 5_000_000
     text = text_of(page)
     top1 = vitrail.evaluate(trained, out=tmp_path / "out").top1
-    assert re.search(rf"tells the 10 classes of digits apart: {100 * top1:.1f}% ± \d\.\d of 359 validation", text)
+    assert re.search(rf"classifies digits into 10 classes: {100 * top1:.1f}% ± \d\.\d of 359 validation", text)
     assert "1,438 train, 359 val images" in text
     assert re.search(r"hardware .+ \d+ threads?", text)
     assert re.search(r"throughput [\d,]+ images a second", text)
@@ -80,7 +79,7 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
     for heading in ("Attention distance", "Position similarity", "Patch filters", "Images of each class"):
         assert heading in text
     assert "weight_decay" in text
-    assert "has not come to its end" not in text
+    assert "Training is not finished" not in text
 
 
 def test_a_run_without_an_epoch_says_so(trained, tmp_path):
@@ -88,8 +87,8 @@ def test_a_run_without_an_epoch_says_so(trained, tmp_path):
     run.mkdir()
     shutil.copy(trained / "config.yaml", run)
     text = text_of(vitrail.report(run))
-    assert "A ViT is learning to tell the 10 classes of digits apart." in text
-    assert "its first epoch is not finished" in text
+    assert "A ViT is learning to classify digits into 10 classes." in text
+    assert "Training is not finished: the first epoch is not finished" in text
     assert "vitrail train --resume" in text
     assert "vitrail predict" not in text
 
@@ -99,7 +98,7 @@ def test_a_run_that_was_stopped_says_how_far_it_came(trained, tmp_path):
     save_yaml(override(load_yaml(TrainConfig, run / "config.yaml"), {"epochs": 9}), run / "config.yaml")
     shutil.rmtree(run / "evaluation")
     text = text_of(vitrail.report(run))
-    assert "has not come to its end: this is the state after 2 of 9 epochs" in text
+    assert "Training is not finished: this is the state after 2 of 9 epochs" in text
     assert f"vitrail train --resume {run}" in text
 
 
@@ -123,13 +122,13 @@ def test_a_run_whose_data_has_changed_or_is_gone_keeps_its_numbers(digits, tiny,
     shutil.rmtree(data)
     gone = text_of(vitrail.report(run))
     assert "The data cannot be shown" in gone
-    score = re.search(r"apart: ([\d.]+%) ±", whole)[1]
+    score = re.search(r"classes: ([\d.]+%) ±", whole)[1]
     assert f"{score} ±" in gone  # the interval, too, from the confusion matrix
     assert "Confusion matrix" in gone
     assert "Worst predictions" not in gone
     assert f"vitrail evaluate {run} DATA" in gone
     shutil.rmtree(run / "evaluation")
-    assert "is learning to tell" in text_of(vitrail.report(run))
+    assert "is learning to classify" in text_of(vitrail.report(run))
 
 
 def table(folder: Path, columns: dict[str, list[object]]) -> Path:
@@ -149,7 +148,7 @@ def test_labels_have_a_page(tiny, tmp_path):
     kinds = ["red|blue", "blue", "red", "", "green|red"]
     data = table(tmp_path, {"labels": [kinds[i % 5] for i in range(60)]})
     text = text_of(vitrail.report(vitrail.train(data, out=tmp_path, name="run", **tiny)))
-    assert re.search(r"finds the 3 labels of table: a mean average precision of [\d.]+% ± [\d.]+ on \d+ val", text)
+    assert re.search(r"labels table with 3 labels: a mean average precision of [\d.]+% ± [\d.]+ on \d+ val", text)
     for heading in ("Average precision", "Precision and recall", "Reliability", "threshold", "Worst predictions"):
         assert heading in text
 
@@ -158,8 +157,8 @@ def test_numbers_have_a_page(tiny, tmp_path):
     data = table(tmp_path, {"x": [i / 7 for i in range(60)], "y": [i % 13 / 3 for i in range(60)]})
     run = vitrail.train(data, out=tmp_path, name="run", label_column="x,y", **tiny)
     text = text_of(vitrail.report(run))
-    assert re.search(r"measures x, y in table: an R² of -?[\d.]+ ± [\d.]+ on \d+ validation images", text)
-    for heading in ("On the line, predicted is true", "How near each number comes", "lowest", "Worst predictions"):
+    assert re.search(r"predicts x, y from table: an R² of -?[\d.]+ ± [\d.]+ on \d+ validation images", text)
+    for heading in ("On the line, predicted is true", "Scores of each value", "minimum", "Worst predictions"):
         assert heading in text
 
 
@@ -218,9 +217,8 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
         ({"stem": "conv"}, "Filters of the first convolution", "principal components"),
     ):
         model = create("vit_nano4", img_size=8, channels=1, classes=10, depth=2, **({"stem": "patch"} | changes))
-        card = Card(
-            model="vit_nano4", config=model.config, classes=tuple("0123456789"), preprocess=Preprocess((8, 8), 1)
-        )
+        task = Multiclass(tuple("0123456789"))
+        card = Card(model="vit_nano4", config=model.config, task=task, preprocess=Preprocess((8, 8), 1))
         save(run / "model.safetensors", model, card)
         text = text_of(vitrail.report(run))
         assert present in text
@@ -240,12 +238,9 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
 def test_places_are_shown_of_every_stage(trained, tmp_path, name, headings):
     run = copy(trained, tmp_path / "run")
     model = create(name, img_size=32, channels=1, classes=10)
-    preprocess = Preprocess((32, 32), 1)
-    save(
-        run / "model.safetensors",
-        model,
-        Card(model=name, config=model.config, classes=tuple("0123456789"), preprocess=preprocess),
-    )
+    task = Multiclass(tuple("0123456789"))
+    card = Card(model=name, config=model.config, task=task, preprocess=Preprocess((32, 32), 1))
+    save(run / "model.safetensors", model, card)
     text = text_of(vitrail.report(run))
     found = re.findall(r"(?:Relative positions|Position similarity|Token mixing), (?:stage|layer) \d", text)
     assert set(headings) <= set(found)
@@ -263,7 +258,7 @@ def test_runs_are_compared(trained, tmp_path):
     page = vitrail.report([trained, other])
     assert page == Path("report.html")
     text = text_of(page)
-    assert "Of 2 runs, trained comes out first" in text
+    assert "Best of 2 runs: trained with" in text
     assert re.search(r"lr [\d.e-]+ 0.5", text)
     assert "measured on the same images" in text
     assert re.search(r"−[\d.]+% \(−[\d.]+ to −[\d.]+%\)", text)  # far apart: the interval leaves out zero
@@ -359,23 +354,6 @@ def test_attention_glows_where_it_is():
     attention[0, 0] = 1
     glow = np.asarray(overlay(Image.new("RGB", (64, 64), "grey"), attention), np.int64).sum(axis=-1)
     assert glow[4, 4] > 3 * glow[60, 60]
-
-
-def test_the_gallery_shows_the_surest_mistakes_first():
-    labels = np.arange(30) % 3
-    logits = np.zeros((30, 3), np.float32)
-    logits[np.arange(30), labels] = 2
-    logits[4] = [9, 0, 0]  # is 1
-    logits[7] = [5, 0, 0]
-    logits[5] = [0, 4, 0]  # is 2
-    gallery = choose(measure(logits, labels, "abc"), logits, labels)
-    assert [answer.number for answer in gallery.worst] == [4, 7, 5]
-    assert [(pair.true, pair.said, pair.count, pair.numbers) for pair in gallery.confused] == [
-        ("b", "a", 2, (4, 7)),
-        ("c", "b", 1, (5,)),
-    ]
-    assert sorted(answer.truth for answer in gallery.best[:3]) == ["a", "b", "c"]
-    assert all(answer.right for answer in gallery.best)
 
 
 def test_every_setting_is_on_the_page(trained):

@@ -13,8 +13,9 @@ from PIL import Image
 
 import vitrail
 from vitrail.errors import UserError
-from vitrail.runs.predictor import Prediction, Predictor, means, source_card
+from vitrail.runs.predictor import Prediction, Predictor, source_card
 from vitrail.runs.run import Run
+from vitrail.tasks import Multilabel, Regression
 from vitrail.weights import open_run
 
 
@@ -113,10 +114,10 @@ def test_outputs_of_arrays_and_tensors_are_the_same(trained, exported, files, so
 def test_what_outputs_mean(trained):
     card, outputs = source_card(trained), np.random.default_rng(0).normal(size=(5, 10)).astype(np.float32)
     tensor = torch.from_numpy(outputs).double()
-    np.testing.assert_allclose(means(outputs, card), tensor.softmax(dim=1), rtol=1e-12)
-    np.testing.assert_allclose(means(outputs, replace(card, task="multilabel")), tensor.sigmoid(), rtol=1e-12)
-    numbers = replace(card, task="regression", target_mean=(3.0,) * 10, target_std=(2.0,) * 10)
-    np.testing.assert_allclose(means(outputs, numbers), tensor * 2 + 3, rtol=1e-12)
+    np.testing.assert_allclose(card.task.means(outputs), tensor.softmax(dim=1), rtol=1e-12)
+    np.testing.assert_allclose(Multilabel(card.classes).means(outputs), tensor.sigmoid(), rtol=1e-12)
+    values = Regression(card.classes, (3.0,) * 10, (2.0,) * 10)
+    np.testing.assert_allclose(values.means(outputs), tensor * 2 + 3, rtol=1e-12)
 
 
 def test_a_model_without_a_head_cannot_answer(tmp_path):

@@ -8,9 +8,11 @@ from measuring import measure
 from sklearn.metrics import classification_report, log_loss, top_k_accuracy_score
 
 from vitrail.errors import UserError
+from vitrail.tasks import Multiclass
 from vitrail.tasks.calibration import BINS
 
 ABC = ["a", "b", "c"]
+ANIMALS = Multiclass(("cat", "dog", "owl"))
 
 
 def noisy(images: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -141,3 +143,47 @@ def test_json_is_complete_and_plain():
     assert document["confusion"] == metrics.confusion.tolist()
     assert [score["name"] for score in document["per_class"]] == ABC
     assert len(document["bins"]) == BINS
+
+
+# Single predictions
+
+
+def test_the_worst_are_wrong_predictions_by_their_loss():
+    outputs = np.array([[5, 0, 0], [0, 1, 0], [0, 9, 0], [0, 0.1, 0.0]])
+    assert ANIMALS.worst(outputs, np.array([0, 0, 2, 1]), 9).tolist() == [2, 1]
+    assert ANIMALS.worst(outputs, np.array([0, 0, 2, 1]), 1).tolist() == [2]
+    assert not len(ANIMALS.worst(outputs, np.array([0, 1, 1, 1]), 9))
+
+
+def test_the_best_are_right_predictions_of_every_class_in_turn():
+    outputs = np.array([[9, 0, 0], [8, 0, 0], [0, 1, 0], [0, 2, 0], [0, 0, 5], [0, 0, 9]])
+    assert ANIMALS.best(outputs, np.array([0, 0, 1, 1, 2, 0]), 9).tolist() == [0, 4, 3, 1, 2]
+
+
+def test_the_margin_is_the_lead_of_the_first_class_over_the_second():
+    outputs = np.log([[0.5, 0.3, 0.2], [0.4, 0.38, 0.22], [0.9, 0.05, 0.05]])
+    assert ANIMALS.margins(outputs) == pytest.approx([0.2, 0.02, 0.85])
+    assert Multiclass(("cat",)).margins(np.zeros((2, 1))).tolist() == [1, 1]
+
+
+def test_the_most_frequent_mistakes_have_their_worst_examples():
+    labels = np.arange(30) % 3
+    logits = np.zeros((30, 3), np.float32)
+    logits[np.arange(30), labels] = 2
+    logits[4] = [9, 0, 0]  # is 1
+    logits[7] = [5, 0, 0]
+    logits[5] = [0, 4, 0]  # is 2
+    assert ANIMALS.worst(logits, labels, 8).tolist() == [4, 7, 5]
+    found = ANIMALS.confused(logits, labels, 6, 6)
+    assert [(pair.true, pair.said, pair.count, pair.of, pair.numbers) for pair in found] == [
+        ("dog", "cat", 2, 10, (4, 7)),
+        ("owl", "dog", 1, 10, (5,)),
+    ]
+
+
+def test_captions_have_what_is_true_and_what_was_predicted():
+    chances = np.array([0.7, 0.2, 0.1])
+    right, wrong = ANIMALS.caption(chances, 0), ANIMALS.caption(chances, 2)
+    assert [line[:2] for line in right] == [("right: cat 70.0%", "plain"), ("next: dog 20.0%", "muted")]
+    assert [line[:2] for line in wrong] == [("true: owl 10.0%", "plain"), ("predicted: cat 70.0%", "wrong")]
+    assert ANIMALS.said(chances, 2) == ("cat 70%", "owl")

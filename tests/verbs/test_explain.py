@@ -20,7 +20,10 @@ from vitrail.explain.positions import NO_POSITIONS
 from vitrail.explain.subject import Picture, open_subject
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
-from vitrail.runs.predictor import Prediction
+from vitrail.tasks import Multiclass
+from vitrail.tasks.multilabel import LabelsAnswer
+from vitrail.tasks.regression import ValuesAnswer
+from vitrail.tasks.task import Answer
 from vitrail.weights import Card, open_run, save
 
 
@@ -46,7 +49,8 @@ def model_file(folder: Path, **changes: object) -> Path:
     config = ViTConfig(
         **({"width": 16, "depth": 2, "heads": 2, "mlp": 16, "patch": 4, "img_size": (8, 8), "classes": 2} | changes)
     )
-    card = Card(model="none", config=config, classes=("a", "b"), preprocess=Preprocess((8, 8), config.channels))
+    preprocess = Preprocess((8, 8), config.channels)
+    card = Card(model="none", config=config, task=Multiclass(("a", "b")), preprocess=preprocess)
     torch.manual_seed(0)
     save(folder / "model.safetensors", build(config), card)
     return folder / "model.safetensors"
@@ -192,15 +196,14 @@ def test_another_size_is_explained_with_its_own_patches(trained, files, tmp_path
 
 def test_captions_follow_the_task():
     pixels = np.zeros((1, 2, 2), np.uint8)
-    one = Prediction("a.png", ("cat",), (0.913,))
-    several = Prediction("a.png", ("cat", "dog"), (0.9, 0.8), task="multilabel")
-    number = Prediction("a.png", ("age",), values=(31.25,), task="regression")
+    one, several = Answer(("cat",), (0.913,)), LabelsAnswer(("cat", "dog"), (0.9, 0.8))
+    value = ValuesAnswer(("age",), values=(31.25,))
     assert Picture("a.png", pixels, one).caption == "cat 91%"
     assert Picture("a.png", pixels, one, "cat").caption == "cat 91%"
-    assert Picture("a.png", pixels, one, "dog").caption == "cat 91%, not dog"
+    assert Picture("a.png", pixels, one, "dog", wrong=True).caption == "cat 91%, not dog"
     assert Picture("a.png", pixels, several, "cat").caption == "cat 90%, dog 80%"
-    assert Picture("a.png", pixels, Prediction("a.png", task="multilabel")).caption == "(no label)"
-    assert Picture("a.png", pixels, number, "30").caption == "age 31.2"
+    assert Picture("a.png", pixels, LabelsAnswer()).caption == "(no label)"
+    assert Picture("a.png", pixels, value, "30").caption == "age 31.2"
 
 
 def test_the_model_is_the_one_that_predicts(trained, files):

@@ -42,6 +42,7 @@ from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit import ViTConfig
+from vitrail.tasks import Multiclass, Multilabel, Regression, Task
 from vitrail.weights import Card, open_run, save
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -66,11 +67,13 @@ def vits() -> list[ModelConfig]:
     return [*(replace(VIT, pool=pool, pos=pos) for pool, pos in zip(POOLS, cycle(POSITIONS))), switched]
 
 
-def card(config: ModelConfig, classes: int = 3, bits: int = 8, **changes: Any) -> Card:
+NAMES = ("class 0", "class 1", "class 2")
+
+
+def card(config: ModelConfig, task: Task | None = None, bits: int = 8) -> Card:
     mean, std = (0.1, 0.5, 0.3, 0.2)[: config.channels], (0.2, 0.3, 0.1, 0.4)[: config.channels]
     preprocess = Preprocess(config.img_size, config.channels, mean=mean, std=std, bits=bits)
-    names = tuple(f"class {i}" for i in range(classes))
-    return Card(model="a model", config=config, classes=names, preprocess=preprocess, **changes)
+    return Card(model="a model", config=config, task=task or Multiclass(NAMES), preprocess=preprocess)
 
 
 # A model of each family, and among them every task and every kind of pixels.
@@ -81,15 +84,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Card]] = {
         "hybrid, 4 channels": card(HybridConfig(16, 1, 2, 32, (16, 32), (1, 1), first=4, groups=2, **SIZE, channels=4)),
         "bit, regression": card(
             BiTConfig((16, 32), (1, 1), groups=2, **SIZE, channels=1),
-            task="regression",
-            target_mean=(5.0, -200.0, 0.0),
-            target_std=(0.1, 30.0, 2.0),
+            Regression(NAMES, (5.0, -200.0, 0.0), (0.1, 30.0, 2.0)),
         ),
         "mixer, labels, 16 bits": card(
             MixerConfig(16, 1, 8, 32, patch=4, img_size=(8, 12), channels=1, classes=3),
+            Multilabel(NAMES, (0.5, 0.3, 0.6)),
             bits=16,
-            task="multilabel",
-            thresholds=(0.5, 0.3, 0.6),
         ),
         "swin": card(SwinConfig((8, 16), (2, 1), (2, 4), window=3, patch=2, img_size=(15, 22), classes=3)),
         "pvt, floats": card(PVTConfig((8, 16), (1, 1), (1, 2), (4, 2), (2, 1), patch=4, **SIZE), bits=32),
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Card]] = {
         "coatnet": card(CoAtNetConfig((16, 32, 32), (1, 1, 1), 8, convs=1, img_size=(25, 32), classes=3)),
     }.items()
 }
-CASES["vits"] = (lambda: Together(vits()), card(VIT, classes=3 * len(vits())))
+CASES["vits"] = (lambda: Together(vits()), card(VIT, Multiclass(tuple(f"class {i}" for i in range(3 * len(vits()))))))
 
 
 def noise(about: Card, batch: int) -> NDArray[Any]:
@@ -127,10 +127,10 @@ def test_every_family_gives_what_pytorch_gives(build, about, tmp_path):
             expected = model(torch.from_numpy(images.transpose(0, 3, 1, 2)).float())
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         assert batch == 1 or not torch.allclose(logits[0], logits[1])
-        if about.task == "regression":
+        if isinstance(about.task, Regression):
             expected = expected * torch.tensor([0.1, 30, 2]) + torch.tensor([5, -200, 0])
         else:
-            expected = expected.sigmoid() if about.task == "multilabel" else expected.softmax(1)
+            expected = expected.sigmoid() if isinstance(about.task, Multilabel) else expected.softmax(1)
         torch.testing.assert_close(meant, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -228,7 +228,7 @@ def test_an_answer_between_two_that_are_as_good_is_no_failure(trained, tmp_path)
 
 
 def test_a_label_on_its_threshold_is_no_failure(tmp_path):
-    about = card(VIT, task="multilabel", thresholds=(0.5, 0.3, 0.6))
+    about = card(VIT, Multilabel(NAMES, (0.5, 0.3, 0.6)))
     model = randomise(models.build(VIT))
     with torch.no_grad():
         model.head.weight.zero_()
@@ -260,7 +260,7 @@ def test_large_weights_lie_beside_the_file(exported, trained, tmp_path, monkeypa
     proof = prove(tmp_path / "large.onnx", model, about, *images_to_check(trained, about, None, 1))
     assert list(proof.parts) == ["large.onnx", "large.onnx.data"]
     assert proof.parts["large.onnx"].bytes < proof.parts["large.onnx.data"].bytes
-    assert re.search(r"^weights +large.onnx.data, .* must lie beside it$", proof.table(), re.M)
+    assert re.search(r"^weights +large.onnx.data, .* must stay next to it$", proof.table(), re.M)
 
 
 def test_weights_without_data_are_checked_on_random_pixels(tmp_path, capsys):
@@ -281,7 +281,8 @@ def test_weights_without_data_are_checked_on_random_pixels(tmp_path, capsys):
 @pytest.mark.parametrize("name", CASES)
 def test_random_pixels_are_those_that_the_model_expects(name, tmp_path):
     _, about = CASES[name]
-    save(tmp_path / "model.safetensors", models.build(about.config), replace(about, classes=about.classes[:3]))
+    task = replace(about.task, classes=about.classes[:3])
+    save(tmp_path / "model.safetensors", models.build(about.config), replace(about, task=task))
     pixels, _ = images_to_check(tmp_path, about, None, 1)
     assert pixels.dtype == noise(about, 1).dtype
     assert pixels.shape == (64, *about.preprocess.img_size, about.preprocess.channels)
@@ -293,7 +294,7 @@ def test_deep_images_are_rounded(tmp_path):
     """Resized, they have fractions; the file reads whole numbers."""
     pixels = np.random.default_rng(0).integers(0, 65536, (20, 16, 18, 1), np.uint16)
     np.savez(tmp_path / "deep.npz", x_train=pixels, y_train=np.arange(20) % 3, x_test=pixels, y_test=np.arange(20) % 3)
-    about = replace(CASES["mixer, labels, 16 bits"][1], task="multiclass", classes=("0", "1", "2"))
+    about = replace(CASES["mixer, labels, 16 bits"][1], task=Multiclass(("0", "1", "2")))
     save(tmp_path / "model.safetensors", models.build(about.config), about)
     read, source = images_to_check(tmp_path, about, tmp_path / "deep.npz", 1)
     assert source == "20 images of deep, split val"

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ from vitrail.errors import UserError
 from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
-from vitrail.tasks.task import NO_ANSWER, Answer
+from vitrail.tasks.task import Answer
 from vitrail.weights.card import Card
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Prediction:
     """A model's answer for one image, or the reason why the image cannot be read."""
 
     file: str
-    answer: Answer = NO_ANSWER
+    answer: Answer = field(default_factory=Answer)  # empty for an image that cannot be read
     error: str | None = None
 
     @property
@@ -184,7 +184,7 @@ class Predictor:
             for number, (picture, outputs) in enumerate(answers, 1):
                 file = str(picture) if isinstance(picture, str | Path) else f"image {number}"
                 if isinstance(outputs, UnreadableImage):
-                    yield Prediction(file, error=str(outputs))
+                    yield Prediction(file, self.card.task.answer(), str(outputs))
                 else:
                     yield Prediction(file, answer(self.card.task, outputs, top))
 

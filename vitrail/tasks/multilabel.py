@@ -156,6 +156,7 @@ class Multilabel(Task):
         Measure("threshold", "threshold"),
     )
     ranked: ClassVar[str] = "ap"
+    answer: ClassVar[type[Answer]] = LabelsAnswer
     optional: ClassVar[bool] = True
     certain: ClassVar[str] = "nearest to a threshold"
 

@@ -142,6 +142,7 @@ class Regression(Task):
     ranked: ClassVar[str] = "r2"
     counted: ClassVar[bool] = False
     meant: ClassVar[str] = "values"
+    answer: ClassVar[type[Answer]] = ValuesAnswer
     worst_title: ClassVar[str] = "Predictions with the largest error."
     best_title: ClassVar[str] = "Predictions with the smallest error."
 

@@ -69,9 +69,6 @@ class Answer:
         return {"labels": self.labels, "probabilities": self.probabilities}
 
 
-NO_ANSWER = Answer()
-
-
 @dataclass(frozen=True)
 class Confused:
     """A frequent mistake: a class predicted as another, or a label missed or wrongly predicted."""
@@ -109,6 +106,7 @@ class Task(ABC):
     single: ClassVar[bool] = False  # one class per image: targets are class numbers, (N,)
     optional: ClassVar[bool] = False  # an image may have no label: an empty cell is one
     interchange: ClassVar[bool] = False  # formats of other libraries can express it
+    answer: ClassVar[type[Answer]] = Answer  # what `answers` gives; without arguments, no answer
     meant: ClassVar[str] = "probabilities"  # what `meaning` gives; the name of that output in an exported file
 
     def __str__(self) -> str:
