@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data import ArraySplit, FileSplit
+from vitrail.data import ArraySplit, FileSplit, Split
 from vitrail.data.loader import TrainBatches, batches, random_crop
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
@@ -188,7 +188,7 @@ def file_split(folder: Path, n: int = 20) -> FileSplit:
     return FileSplit(paths, np.arange(n), 3)
 
 
-class Watched:
+class Watched(Split):
     """A split that notes which images are asked for."""
 
     def __init__(self, split: ArraySplit):

@@ -186,4 +186,4 @@ def test_captions_have_what_is_true_and_what_was_predicted():
     right, wrong = ANIMALS.caption(chances, 0), ANIMALS.caption(chances, 2)
     assert [line[:2] for line in right] == [("right: cat 70.0%", "plain"), ("next: dog 20.0%", "muted")]
     assert [line[:2] for line in wrong] == [("true: owl 10.0%", "plain"), ("predicted: cat 70.0%", "wrong")]
-    assert ANIMALS.said(chances, 2) == ("cat 70%", "owl")
+    assert ANIMALS.said(chances, 2) == ("cat (70%)", "owl")

@@ -159,4 +159,4 @@ def test_captions_have_labels_that_are_right_missed_and_wrong():
 def test_an_image_without_any_label_has_a_caption():
     lines = ANIMALS.caption(np.array([0.1, 0.2, 0.1]), np.zeros(3))
     assert [text for text, *_ in lines] == ["right: (no label)"]
-    assert ANIMALS.said(np.array([0.1, 0.2, 0.1]), np.zeros(3)) == ("(no label)", "(none)")
+    assert ANIMALS.said(np.array([0.1, 0.2, 0.1]), np.zeros(3)) == ("(none)", "(none)")

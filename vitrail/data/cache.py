@@ -40,7 +40,7 @@ _PIXELS, _TABLE = "pixels", "table.npy"
 
 
 @dataclass(frozen=True, eq=False)
-class KeptSplit:
+class KeptSplit(Split):
     """A split whose images lie one after the other in one array of bytes."""
 
     split: Split

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,29 +22,62 @@ Array = npt.NDArray[Any]
 Targets = npt.NDArray[Any]  # see `Split.targets`
 T = TypeVar("T")
 
+_ROWS = 1024  # images of an array that are hashed at a time
 
-class Split(Protocol):
-    """One split of a data set: images and their targets, indexed by number."""
 
-    @property
-    def targets(self) -> Targets:
-        """The targets of all images, in the form of the data's task.
+class Split:
+    """One split of a data set: images and their targets, indexed by number. The base of every kind of split."""
 
-        Multi-class: class indices, (N,) int64. Multi-label: 0 or 1 per label, (N, K) float32. Regression: values,
-        (N, K) float32.
-        """
+    streamed: ClassVar[bool] = False  # images are read in sequence, so that to read one is to read those before it
 
-    def __len__(self) -> int: ...
+    if TYPE_CHECKING:  # a field or a property of every split; at run time it would be the default of a field
+
+        @property
+        def targets(self) -> Targets:
+            """The targets of all images, in the form of the data's task.
+
+            Multi-class: class indices, (N,) int64. Multi-label: 0 or 1 per label, (N, K) float32. Regression: values,
+            (N, K) float32.
+            """
+
+    def __len__(self) -> int:
+        raise NotImplementedError
 
     def image(self, i: int) -> Pixels:
         """Image `i` as stored, (H, W, C): uint8, uint16 or float32."""
+        raise NotImplementedError
 
     def name(self, i: int) -> str:
         """The name of image `i`: its path, or e.g. "digits/train/17"."""
+        raise NotImplementedError
+
+    def version(self) -> str | None:
+        """Changes when any image does; None if that cannot be known."""
+        return None
+
+    def read_as(self, channels: int, bits: int) -> Split:  # noqa: ARG002  # arrays are converted when preprocessed
+        """The same images, decoded with other channels and bits."""
+        return self
+
+    def reduced(self, min_side: int) -> Split:  # noqa: ARG002  # only files can be decoded at a reduced size
+        """The same images, decoded at a reduced size where that is faster, with no side below `min_side`."""
+        return self
+
+    def reader(self, wanted: Numbers) -> Split:  # noqa: ARG002  # only a stream must know
+        """The split prepared to read these images, each once and roughly in this order."""
+        return self
+
+    def order(self, rng: np.random.Generator) -> Numbers:
+        """A random order for an epoch."""
+        return rng.permutation(len(self))
+
+    def source(self, i: int) -> Path | Callable[[], Pixels | bytes]:
+        """Image `i` in its most original form: a file, or a function that gives its content or pixels."""
+        return partial(self.image, i)
 
 
 @dataclass(frozen=True, eq=False)
-class FileSplit:
+class FileSplit(Split):
     """Image files, read on access."""
 
     paths: Sequence[Path]
@@ -62,8 +96,16 @@ class FileSplit:
         return str(self.paths[i])
 
     def version(self) -> str:
-        """A hash that changes whenever one of the files does."""
         return files_version(self.paths)
+
+    def read_as(self, channels: int, bits: int) -> Split:
+        return replace(self, channels=channels, bits=bits)
+
+    def reduced(self, min_side: int) -> Split:
+        return replace(self, min_side=min_side)
+
+    def source(self, i: int) -> Path:
+        return self.paths[i]
 
 
 class Store(Protocol):
@@ -79,7 +121,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedSplit:
+class PackedSplit(Split):
     """Rows of a `Store`, read on access."""
 
     store: Store
@@ -102,8 +144,16 @@ class PackedSplit:
     def name(self, i: int) -> str:
         return self.store.name(int(self.rows[i]))
 
+    def read_as(self, channels: int, bits: int) -> Split:
+        return replace(self, channels=channels, bits=bits)
+
+    def reduced(self, min_side: int) -> Split:
+        return replace(self, min_side=min_side)
+
+    def source(self, i: int) -> Callable[[], bytes]:
+        return partial(self.content, i)
+
     def version(self) -> str | None:
-        """A hash that changes whenever one of the images does; None if changes cannot be detected."""
         version = self.store.version()
         return None if version is None else version + hashlib.blake2b(self.rows.tobytes(), digest_size=16).hexdigest()
 
@@ -118,7 +168,7 @@ def files_version(paths: Iterable[Path]) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class ArraySplit:
+class ArraySplit(Split):
     """Images of equal size in memory: (N, H, W, C) uint8, uint16 or float32."""
 
     pixels: Pixels
@@ -136,12 +186,15 @@ class ArraySplit:
         """Several images at once, (N, H, W, C)."""
         return self.pixels[numbers]
 
+    def version(self) -> str:
+        return _pixels_version(self)
+
     def name(self, i: int) -> str:
         return f"{self.title}/{i}"
 
 
 @dataclass(frozen=True, eq=False)
-class MappedSplit:
+class MappedSplit(Split):
     """Images of equal size in a memory-mapped file: rows of an (N, H, W, C) array, read on access."""
 
     pixels: Pixels
@@ -159,8 +212,21 @@ class MappedSplit:
         """Several images at once, (N, H, W, C)."""
         return np.asarray(self.pixels[self.rows[numbers]])
 
+    def version(self) -> str:
+        return _pixels_version(self)
+
     def name(self, i: int) -> str:
         return f"{self.title}/{self.rows[i]}"
+
+
+def _pixels_version(split: ArraySplit | MappedSplit) -> str:
+    """A hash of all pixels, some rows at a time."""
+    kind = f"{split.pixels.dtype} {split.pixels.shape[1:]}"
+    digest = hashlib.blake2b(kind.encode(), digest_size=16)
+    for at in range(0, len(split), _ROWS):
+        rows = np.arange(at, min(at + _ROWS, len(split)))
+        digest.update(np.ascontiguousarray(split.take(rows)).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -200,10 +266,7 @@ class Data:
                 f"The images of {self.name} are {BIT_DEPTHS[self.bits]} and cannot be converted to "
                 f"{BIT_DEPTHS[bits]}: 'bits' must be {'32' if self.bits == 32 else '8 or 16'}."
             )
-        splits = {
-            name: replace(split, channels=channels, bits=bits) if isinstance(split, FileSplit | PackedSplit) else split
-            for name, split in self.splits.items()
-        }
+        splits = {name: split.read_as(channels, bits) for name, split in self.splits.items()}
         return replace(self, splits=splits)
 
 

@@ -22,7 +22,6 @@ from vitrail.data.balance import balanced_order
 from vitrail.data.dataset import ArraySplit, MappedSplit, Numbers, Split
 from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 
 Batch = tuple[Tensor, Tensor]  # pixels B C H W, uint8 or (above 8 bits) float32; targets
@@ -33,7 +32,7 @@ _CHUNK = 16  # images that a thread reads at a time
 
 
 @dataclass(frozen=True, eq=False)
-class ReadySplit:
+class ReadySplit(Split):
     """A split with preprocessed pixels, (N, C, h, w), as `preprocess` produces them."""
 
     split: Split
@@ -100,10 +99,7 @@ class TrainBatches:
         """The image numbers of an epoch's batches, from batch `start`; `i + r * N` is the r-th repetition of `i`."""
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
         split = self.split
-        if self.balanced:
-            order = balanced_order(split.targets, self.seed, number)
-        else:
-            order = split.order(rng) if isinstance(split, StreamSplit) else rng.permutation(len(split))
+        order = balanced_order(split.targets, self.seed, number) if self.balanced else split.order(rng)
         return _cut(order, self.batch_size)[start : len(self)]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -168,7 +164,7 @@ def _read(
             indices = numbers % len(split)
             yield torch.from_numpy(np.ascontiguousarray(take(indices))), torch.from_numpy(split.targets[indices])
         return
-    if isinstance(split, StreamSplit) and chosen:
+    if chosen:
         split = split.reader(np.concatenate(chosen))
 
     def fill(out: Pixels, numbers: Numbers) -> None:

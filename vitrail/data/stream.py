@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from vitrail.data.dataset import Numbers
+from vitrail.data.dataset import Numbers, Split
 from vitrail.data.images import Pixels, UnreadableImage, read_image
 from vitrail.errors import UserError
 
@@ -35,8 +35,10 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class StreamSplit:
+class StreamSplit(Split):
     """Rows of a stream. `image` reads a shard up to that image; use `reader` for many images."""
+
+    streamed: ClassVar[bool] = True
 
     stream: Stream
     rows: Numbers  # ascending, numbered across all shards
@@ -68,15 +70,19 @@ class StreamSplit:
         return np.searchsorted(np.cumsum(self.stream.counts), self.rows[numbers], side="right")
 
 
-class StreamReader:
+class StreamReader(Split):
     """One sequential pass over a stream, shared by several threads."""
 
     def __init__(self, split: StreamSplit, wanted: Numbers):
-        self.split, self.targets = split, split.targets
+        self.split = split
         self._buffer: dict[int, bytes] = {}  # read, but not requested yet
         self._incoming = self._read(wanted)
         self._lock = threading.Lock()
         self._failure: UserError | None = None
+
+    @property
+    def targets(self) -> Numbers:
+        return self.split.targets
 
     def __len__(self) -> int:
         return len(self.split)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.data.cache import once
-from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, PackedSplit, Split
+from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
 from vitrail.evaluate.stream import Keep, run_split, stream
 from vitrail.models import Model
@@ -28,7 +28,6 @@ from vitrail.tasks.scores import Scores
 Vectors = NDArray[np.float32]
 
 _VERSION = 1  # to be raised when images are read or resized, or models compute, in another way
-_ROWS = 1024  # images of an array that are hashed at a time
 _MOST = 2**30  # bytes of values that are kept
 
 
@@ -78,7 +77,7 @@ def split_scores(
     The split is streamed into the task's meter. Outputs of more than 1 GiB are not kept, in memory or in the file:
     then they are None. With `cache_gb`, decoded images are cached as in training.
     """
-    card, version = predictor.card, _version(split)
+    card, version = predictor.card, split.version()
     key = None
     if version is not None:
         key = _digest(repr((_VERSION, predictor.fingerprint, card.preprocess, version))).hexdigest()
@@ -107,25 +106,13 @@ def _digest(text: str) -> hashlib.blake2b:
 
 def _key(model: Model, split: Split, preprocess: Preprocess) -> str | None:
     """Changes with everything that features depend on; None if the images may change unnoticed."""
-    version = _version(split)
+    version = split.version()
     if version is None:
         return None
     digest = _digest(repr((_VERSION, model.config, preprocess, version)))
     for name, value in model.state_dict().items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _version(split: Split) -> str | None:
-    if isinstance(split, FileSplit | PackedSplit):
-        return split.version()
-    if not isinstance(split, ArraySplit | MappedSplit):  # a stream
-        return None
-    digest = _digest(f"{split.pixels.dtype} {split.pixels.shape[1:]}")
-    for at in range(0, len(split), _ROWS):
-        rows = np.arange(at, min(at + _ROWS, len(split)))
-        digest.update(np.ascontiguousarray(split.take(rows)).data)
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.data.audit.findings import Finding, Item
-from vitrail.data.dataset import Numbers
+from vitrail.data.dataset import Numbers, Split
 from vitrail.data.images import Pixels
 from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.stream import run_split
@@ -55,7 +55,7 @@ def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: 
 
 
 @dataclass(frozen=True, eq=False)
-class _Items:
+class _Items(Split):
     """Audited images as a split that a model can predict."""
 
     items: Sequence[Item]

@@ -23,7 +23,6 @@ from vitrail.data.dataset import Targets
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, to_pil
-from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError, nearest, shortlist
 from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.measure import own_data, split_name
@@ -66,7 +65,7 @@ class Picture:
 
 
 @dataclass(frozen=True, eq=False)
-class Subset:
+class Subset(Split):
     """A split of some images of another."""
 
     whole: Split
@@ -145,7 +144,7 @@ class Subject:
         Above 10,000 images it is a random sample, to avoid reading all of a large data set.
         """
         split = self.data.splits[split_name(self.data)]
-        if len(split) <= MOST or isinstance(split, StreamSplit):  # a stream is read sequentially anyway
+        if len(split) <= MOST or split.streamed:  # a stream is read sequentially anyway
             return split
         return Subset(split, choose(len(split), MOST, self.seed))
 

@@ -16,7 +16,6 @@ from vitrail.data.dataset import Split
 from vitrail.data.loader import images
 from vitrail.data.pixels import Pixels, to_pil
 from vitrail.data.preprocess import Preprocess
-from vitrail.data.stream import StreamSplit
 
 ROOM = 3_000_000  # bytes of all images of a page, which keeps it below 5 MB
 _FEW = 64  # sides below this are drawn with visible pixels
@@ -59,9 +58,7 @@ class Album:
 def read(split: Split, numbers: Sequence[int], workers: int) -> dict[int, Pixels]:
     """Images of a split by index, each read once."""
     wanted = sorted(set(numbers))
-    if isinstance(split, StreamSplit) and wanted:
-        return dict(zip(wanted, images(split.reader(np.array(wanted)), workers, wanted), strict=True))
-    return dict(zip(wanted, images(split, workers, wanted), strict=True))
+    return dict(zip(wanted, images(split.reader(np.array(wanted)), workers, wanted), strict=True)) if wanted else {}
 
 
 def seen(image: Pixels, preprocess: Preprocess, side: int) -> Image.Image:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail.data.dataset import Data, FileSplit, PackedSplit, Split
+from vitrail.data.dataset import Data, Split
 from vitrail.data.pixels import Pixels, thumbnail
-from vitrail.data.stream import StreamSplit
 from vitrail.explain import relevance, rollout
 from vitrail.explain.relevance import signed
 from vitrail.report.facts import RunFacts
@@ -116,9 +115,7 @@ def _maps(
 def reads(split: Split, facts: RunFacts) -> Split:
     """The split, read with the channels and bits of the model."""
     assert facts.card is not None
-    if isinstance(split, FileSplit | PackedSplit):
-        return replace(split, channels=facts.card.preprocess.channels, bits=facts.card.preprocess.bits)
-    return split
+    return split.read_as(facts.card.preprocess.channels, facts.card.preprocess.bits)
 
 
 def _name(split: Split, number: int, data: str) -> str:
@@ -199,6 +196,4 @@ def window(data: Data, album: Album, workers: int) -> Window:
 def _shown(data: Data) -> Split:
     """The split to show: train, decoded at reduced size; for a stream val, which is small and read anyway."""
     split = data.splits["train"]
-    if isinstance(split, StreamSplit):
-        return data.splits["val"]
-    return replace(split, min_side=THUMBNAIL) if isinstance(split, FileSplit | PackedSplit) else split
+    return data.splits["val"] if split.streamed else split.reduced(THUMBNAIL)

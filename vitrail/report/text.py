@@ -45,7 +45,7 @@ def headline(facts: RunFacts) -> Headline:
     who, scores, task = _who(facts), facts.scores, facts.task
     data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line break within a name
     if scores is None:
-        return Headline(f"{who} is learning to {task.goal(data)}.", "", "")
+        return Headline(f"{who} is learning to {task.goal(data) if task.classes else f'read {data}'}.", "", "")
     main = task.measures[0]
     score = f"{main.text(scores.summary()[main.name])}{plus_minus(main, facts.samples.interval(main.name))}"
     before, after = task.headline(data, score, f"{scores.images:,} {facts.split} images")

@@ -304,8 +304,10 @@ class Task(ABC):
 
     def said(self, meant: NDArray[np.floating], target: Any) -> tuple[str, str]:
         """What was predicted for an image, and what is true, in a few words."""
-        ((truth, _),) = self.describe(np.asarray(target)[None])
-        return self.answers(meant[None], 1 if self.single else None)[0].text(0), truth
+        answer = self.answers(meant[None], 1 if self.single else None)[0]
+        pairs = zip(answer.labels, answer.probabilities, strict=True)
+        ((_, names),) = self.describe(np.asarray(target)[None])
+        return ", ".join(f"{label} ({share:.0%})" for label, share in pairs) or "(none)", ", ".join(names)
 
     def confused(
         self,

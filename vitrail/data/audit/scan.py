@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import FileSplit, PackedSplit, Split
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
-from vitrail.data.images import Pixels, image_format
+from vitrail.data.images import image_format
 from vitrail.data.sources import folder_kind, open_source
 from vitrail.errors import UserError
 from vitrail.tasks import task_type
@@ -36,14 +34,8 @@ def scan(
     for title, (stored, targets) in found.parts.items():
         split = found.make(title, stored, targets)
         for i, (label, labels) in enumerate(found.task.describe(split.targets)):
-            items.append(Item(split.name(i), title, label, labels, _image_source(split, i)))
+            items.append(Item(split.name(i), title, label, labels, split.source(i)))
     return found.name, f"{path.parent}/" if path.is_file() else "", items, findings, found.task.single
-
-
-def _image_source(split: Split, i: int) -> Path | Callable[[], Pixels | bytes]:
-    if isinstance(split, FileSplit):
-        return split.paths[i]
-    return partial(split.content if isinstance(split, PackedSplit) else split.image, i)
 
 
 def _walk(root: Path) -> tuple[list[Item], list[Finding]]:
