@@ -114,7 +114,7 @@ def probe_on(
 def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
     """The data that a run was trained on, with the same splits, or other `data`; read as the model needs it.
 
-    Other data gets the model's classes, in its order; classes that the model does not know raise UserError.
+    Other data has the model's classes, in its order, or its own classes if the model does not know some of them.
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:

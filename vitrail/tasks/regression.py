@@ -212,7 +212,7 @@ class Regression(Task):
     # Training ---------------------------------------------------------------------------------------------
 
     def adapt(self, config: TrainConfig) -> TrainConfig:
-        """Without geometric and mixing augmentation, which may change the values."""
+        """Without augmentation, which may change the values."""
         return replace(config, augment=AugmentConfig())
 
     def check_settings(self, config: TrainConfig, given: Mapping[str, Any], source: str) -> TrainConfig:
