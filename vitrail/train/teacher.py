@@ -102,8 +102,7 @@ class Teacher:
         outputs = torch.cat([self._look(pixels.to(self._device)).cpu() for pixels, _ in loader])
         if not outputs.isfinite().all():
             raise UserError(
-                f"A teacher's outputs must be finite, but those of {self.source} are not. Choose another "
-                "--teacher."
+                f"A teacher's outputs must be finite, but those of {self.source} are not. Choose another --teacher."
             )
         return outputs
 
