@@ -246,8 +246,8 @@ def test_an_older_card_is_multi_class_and_a_wrong_one_is_refused(tmp_path):
     assert open_card(tmp_path).task == "multiclass"
     for change, message in (
         ({"task": "segment"}, "'task' must be one of"),
-        ({"task": "multilabel", "thresholds": [0.5]}, "'thresholds' must have a number for each of 3 labels"),
-        ({"task": "regression"}, "not a model card"),
+        ({"task": "multilabel", "thresholds": [0.5]}, "'thresholds' must have one number for each of 3 labels"),
+        ({"task": "regression"}, "not a vitrail model card"),
     ):
         path.write_text(json.dumps(document | change))
         with pytest.raises(UserError, match=message):

@@ -296,7 +296,7 @@ def test_swapped_labels_are_found_by_a_run(digits, judge):
 
 
 def test_a_run_for_other_classes(folder, judge):
-    with pytest.raises(UserError, match="knows none of the classes of the data, cat, dog"):
+    with pytest.raises(UserError, match="no class in common: the data has cat, dog"):
         check(folder, run=judge)
 
 

@@ -29,6 +29,7 @@ from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
+from vitrail.tasks import task_type
 from vitrail.train.prepare import prepare, preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
 from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
@@ -41,6 +42,8 @@ LORA_SCALE = 2.0  # alpha / rank
 def typed(asked: Mapping[str, object]) -> dict[str, Any]:
     """The user's settings, converted to the types of the configuration; paths become absolute."""
     settings = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    if settings.get("task") is not None:
+        task_type(settings["task"])  # raises for an unknown name
     for name in ("weights", "teacher"):
         if settings.get(name) is not None:
             settings[name] = absolute(settings[name])

@@ -37,7 +37,7 @@ def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dic
     if write is None:
         *most, last = ["vitrail", *(format for format, spec in formats.items() if spec.write is not None)]
         known = f"{', '.join(most)} or {last}" if most else last
-        raise UserError(f"A {card.model} can be written for {known}, not for {to}.")
+        raise UserError(f"A {card.model} can be written for {known}, but not for {to}.")
     feature = formats[to].unsupported(card.config)
     if feature is None and not card.task.interchange and to == "hf":
         feature = f"the task {card.task.name}"
