@@ -293,7 +293,7 @@ def test_recipes_as_a_list_and_one_with_all_its_values(vitrail_says):
 
 
 def test_missing_and_empty_data(refuses):
-    assert "There is no data 'nowhere'" in refuses("train", "nowhere", "--out", "runs")
+    assert "There is no data set 'nowhere'" in refuses("train", "nowhere", "--out", "runs")
     assert "Did you mean 'digits'?" in refuses("train", "digts", "--out", "runs")
     Path("empty").mkdir()
     assert "empty has no images" in refuses("train", "empty", "--out", "runs")
@@ -382,7 +382,7 @@ def test_a_corrupt_checkpoint_and_corrupt_weights(refuses, trained):
     ("words", "message"),
     [
         (["evaluate", "nowhere"], "nowhere is neither a run folder nor a weights file"),
-        (["evaluate", "RUN", "nowhere"], "There is no data 'nowhere'"),
+        (["evaluate", "RUN", "nowhere"], "There is no data set 'nowhere'"),
         (["evaluate", "RUN", "--split", "vall"], "digits has no split 'vall'. Did you mean 'val'?"),
         (["evaluate", "RUN", "--batch-size", "0"], "'batch_size' must be"),
         (["evaluate", "RUN", "--device", "gpu"], "device 'gpu' cannot be used"),
@@ -397,7 +397,7 @@ def test_a_corrupt_checkpoint_and_corrupt_weights(refuses, trained):
         (["embed", "RUN", "folder", "--out", "a.npz"], "The folder folder and its subfolders contain no images"),
         (["models", "resnet"], "No model has 'resnet' in its name."),
         (["recipes", "diet"], "There is no recipe 'diet'. Did you mean 'deit'?"),
-        (["recipes", "deit", "nowhere"], "There is no data 'nowhere'"),
+        (["recipes", "deit", "nowhere"], "There is no data set 'nowhere'"),
         (["recipes", "deit", "--epochs", "0"], "'epochs' must be above 0"),
     ],
     ids=str,
@@ -439,7 +439,7 @@ def test_a_command_that_cannot_be_read(refuses, words, message):
 
 
 def test_debug_shows_where_an_error_comes_from():
-    with pytest.raises(UserError, match="There is no data 'nowhere'"):
+    with pytest.raises(UserError, match="There is no data set 'nowhere'"):
         cli.main(["train", "nowhere", "--debug"])
 
 

@@ -205,11 +205,11 @@ def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any], message: st
 def test_settings_that_cannot_be_are_refused(arrays: Arrays):
     x, y, test, labels = arrays
     for probe, settings, message in [
-        (knn, {"k": 0}, "'k' must be 1 or more"),
+        (knn, {"k": 0}, "'k' must be at least 1"),
         (knn, {"temperature": 0.0}, "'temperature' above 0"),
-        (linear, {"seed": -1}, "'seed' must be 0 or more"),
-        (fewshot, {"shots": ()}, "'shots' and 'draws' must be 1 or more"),
-        (fewshot, {"draws": 0}, "'shots' and 'draws' must be 1 or more"),
+        (linear, {"seed": -1}, "'seed' must be at least 0"),
+        (fewshot, {"shots": ()}, "'shots' and 'draws' must be at least 1"),
+        (fewshot, {"draws": 0}, "'shots' and 'draws' must be at least 1"),
         (fewshot, {"shots": (1, 1000)}, "1000 training images of each class, but '"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -237,7 +237,7 @@ def test_sizes_may_be_given_in_any_form(size):
         ({"heads": 7}, "The width, 768, must be a multiple of the number of heads, 7"),
         (
             {"width": 6, "heads": 2, "pos": "sincos2d"},
-            "'sincos2d' positions need a width that is a multiple of 4, but it is 6",
+            "need a width that is a multiple of 4, but it is 6",
         ),
         ({"classes": -1}, "'classes' must be at least 0, but it is -1"),
         ({"channels": 0}, "'channels' must be at least 1, but it is 0"),

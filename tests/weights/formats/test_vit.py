@@ -282,7 +282,7 @@ def test_another_epsilon_is_said(tmp_path, caplog):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": 1e-12}))
     with caplog.at_level("INFO", "vitrail"):
         assert distance(load(tmp_path)(images(CONFIG)), theirs(images(CONFIG)).logits) < TOLERANCE
-    assert "LayerNorm's epsilon is 1e-06 in every ViT here, not 1e-12." in caplog.text
+    assert "LayerNorm's epsilon is 1e-06 for ViT, not 1e-12." in caplog.text
 
 
 # JAX and torchvision, laid out by hand
