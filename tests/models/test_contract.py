@@ -190,7 +190,7 @@ def test_without_classes_it_is_the_body_alone(config):
     assert len(body.stages()) == len(whole.stages()) - 1
     assert body.classifiers() == []
     assert [layer.weight.shape[0] for layer in whole.classifiers()] == [config.classes] * len(whole.heads(x))
-    with pytest.raises(UserError, match="no head"):
+    with pytest.raises(UserError, match="no classification head"):
         models.head(body)
 
 
