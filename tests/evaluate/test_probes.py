@@ -319,7 +319,7 @@ def test_classes_may_be_others_than_those_of_the_model(run: Path, tmp_path: Path
 def test_what_cannot_be_probed_is_refused(run: Path, tmp_path: Path):
     pixels = np.zeros((20, 8, 8), np.uint8)
     np.savez(tmp_path / "labels.npz", images=pixels, labels=np.eye(2, dtype=np.uint8)[np.arange(20) % 2])
-    with pytest.raises(UserError, match="tells classes apart, but labels is multi-label"):
+    with pytest.raises(UserError, match="needs one class per image, but labels is multi-label"):
         vitrail.evaluate(run, tmp_path / "labels.npz", method="knn")
     for settings, message in [
         ({"method": "knn", "split": "train"}, "is fitted to the train split"),
