@@ -289,7 +289,7 @@ def test_every_spelling_is_understood(spelling, name, side):
         ("pvt_ti", {"img_size": 80}, "multiple of the stride, 32, but it is 80x80"),
         ("pvt_ti", {"reductions": (8, 4, 2, 2)}, "The last of 'reductions' must be 1"),
         ("pvt_v2_b0", {"img_size": 28}, "A stage of 7x7 tokens cannot be reduced by 8x8"),
-        ("coatnet_0", {"widths": (96, 192, 380, 768)}, "multiple of 32, but one is 380"),
+        ("coatnet_0", {"widths": (96, 192, 380, 768)}, "multiples of 32, but one is 380"),
         ("coatnet_0", {"convs": 5}, "'convs' must be from 0 to the 4 stages, but it is 5"),
         ("mixer_b16", {"heads": 3}, "A model has no option 'heads'. .*It takes width, depth"),
     ],

@@ -101,7 +101,9 @@ def resample_state(
     """A copy of a state dict with position embeddings resampled to another patch grid; prefix rows are kept."""
     if method not in get_args(Interpolation):
         known = get_args(Interpolation)
-        raise UserError(f"'method' must be one of {', '.join(known)}, but it is '{method}'.{nearest(method, known)}")
+        raise UserError(
+            f"The resampling method must be one of {', '.join(known)}, but it is '{method}'.{nearest(method, known)}"
+        )
     resampled = dict(state)
     if old == new:
         return resampled
