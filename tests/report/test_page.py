@@ -247,7 +247,7 @@ def test_places_are_shown_of_every_stage(trained, tmp_path, name, headings):
     card = Card(model=name, config=model.config, task=task, preprocess=Preprocess((32, 32), 1))
     save(run / "model.safetensors", model, card)
     text = text_of(vitrail.report(run))
-    found = re.findall(r"(?:Relative positions|Position similarity|Token mixing), (?:stage|layer) \d", text)
+    found = re.findall(r"(?:Relative position biases|Position similarity|Token mixing), (?:stage|layer) \d", text)
     assert set(headings) <= set(found)
     assert bool(found) == bool(headings)
 
