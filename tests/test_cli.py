@@ -263,7 +263,7 @@ def test_embed_goes_on_after_a_bad_file_and_exits_1(vitrail_says, trained, digit
     Path("bad.png").write_bytes(b"")
     code, out, _ = vitrail_says("embed", trained, files[0], "bad.png", files[1], "--out", "f.npz")
     assert code == 1
-    assert out.splitlines() == ["bad.png  — unreadable: empty file", "2 vectors of 128 numbers are in f.npz"]
+    assert out.splitlines() == ["bad.png  — unreadable: empty file", "2 vectors of length 128 are in f.npz"]
     assert vitrail_says("embed", trained, *files, "--out", "f.npz")[0] == 0
 
 
@@ -293,7 +293,7 @@ def test_recipes_as_a_list_and_one_with_all_its_values(vitrail_says):
 
 
 def test_missing_and_empty_data(refuses):
-    assert "There is no data 'nowhere'" in refuses("train", "nowhere", "--out", "runs")
+    assert "There is no data set 'nowhere'" in refuses("train", "nowhere", "--out", "runs")
     assert "Did you mean 'digits'?" in refuses("train", "digts", "--out", "runs")
     Path("empty").mkdir()
     assert "empty has no images" in refuses("train", "empty", "--out", "runs")
@@ -320,7 +320,7 @@ def test_a_split_without_images(refuses):
 def test_a_class_in_val_that_train_lacks(refuses):
     for path in ("train/cat/1.png", "train/dog/1.png", "val/cat/1.png", "val/horse/1.png"):
         picture(Path("data", path))
-    assert "The class 'horse' is in the val split of data, but train has no image" in refuses(
+    assert "The class 'horse' is in the val split of data, but not in train" in refuses(
         "train", "data", "--out", "runs"
     )
 
@@ -382,22 +382,22 @@ def test_a_corrupt_checkpoint_and_corrupt_weights(refuses, trained):
     ("words", "message"),
     [
         (["evaluate", "nowhere"], "nowhere is neither a run folder nor a weights file"),
-        (["evaluate", "RUN", "nowhere"], "There is no data 'nowhere'"),
+        (["evaluate", "RUN", "nowhere"], "There is no data set 'nowhere'"),
         (["evaluate", "RUN", "--split", "vall"], "digits has no split 'vall'. Did you mean 'val'?"),
         (["evaluate", "RUN", "--batch-size", "0"], "'batch_size' must be"),
         (["evaluate", "RUN", "--device", "gpu"], "device 'gpu' cannot be used"),
-        (["predict", "RUN", "nowhere.png"], "There is no file or folder nowhere.png."),
+        (["predict", "RUN", "nowhere.png"], "nowhere.png does not exist."),
         (["predict", "RUN", "*.jpg"], "No image matches *.jpg."),
-        (["predict", "RUN", "folder"], "The folder folder holds no image"),
+        (["predict", "RUN", "folder"], "The folder folder and its subfolders contain no images"),
         (["predict", "nowhere", "image.png"], "nowhere is neither a run folder nor a weights file"),
         (["predict", "RUN", "image.png", "--top", "0"], "top"),
-        (["evaluate", "RUN", "--method", "linear", "--k", "3"], "'k' is for the method knn"),
-        (["embed", "RUN", "image.png", "--out", "a.txt"], ".npz or .parquet files, but --out is a.txt."),
+        (["evaluate", "RUN", "--method", "linear", "--k", "3"], "'k' applies to --method knn"),
+        (["embed", "RUN", "image.png", "--out", "a.txt"], "--out must be a .npz or .parquet file, but it is a.txt."),
         (["embed", "RUN", "image.png", "--out", "nowhere/a.npz"], "Could not write nowhere/a.npz"),
-        (["embed", "RUN", "folder", "--out", "a.npz"], "The folder folder holds no image"),
+        (["embed", "RUN", "folder", "--out", "a.npz"], "The folder folder and its subfolders contain no images"),
         (["models", "resnet"], "No model has 'resnet' in its name."),
         (["recipes", "diet"], "There is no recipe 'diet'. Did you mean 'deit'?"),
-        (["recipes", "deit", "nowhere"], "There is no data 'nowhere'"),
+        (["recipes", "deit", "nowhere"], "There is no data set 'nowhere'"),
         (["recipes", "deit", "--epochs", "0"], "'epochs' must be above 0"),
     ],
     ids=str,
@@ -411,10 +411,10 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("train digits --epoch 3", "There is no option '--epoch' of `vitrail train`. Did you mean '--epochs'?"),
-        ("train digits --lrr=3", "There is no option '--lrr' of `vitrail train`. Did you mean '--lr'?"),
-        ("train digits --learning-rate 3", "There is no option '--learning-rate' of `vitrail train`."),
-        ("evaluate run --spilt val", "There is no option '--spilt' of `vitrail evaluate`. Did you mean '--split'?"),
+        ("train digits --epoch 3", "`vitrail train` has no option '--epoch'. Did you mean '--epochs'?"),
+        ("train digits --lrr=3", "`vitrail train` has no option '--lrr'. Did you mean '--lr'?"),
+        ("train digits --learning-rate 3", "`vitrail train` has no option '--learning-rate'."),
+        ("evaluate run --spilt val", "`vitrail evaluate` has no option '--spilt'. Did you mean '--split'?"),
         ("train digits --epochs ten", "'--epochs' must be a number, but it is 'ten'."),
         ("train digits --opt sgd -b=x", "'--batch-size' must be a whole number, but it is 'x'."),
         ("train digits --val-fraction much", "'--val-fraction' must be a number, but it is 'much'."),
@@ -439,7 +439,7 @@ def test_a_command_that_cannot_be_read(refuses, words, message):
 
 
 def test_debug_shows_where_an_error_comes_from():
-    with pytest.raises(UserError, match="There is no data 'nowhere'"):
+    with pytest.raises(UserError, match="There is no data set 'nowhere'"):
         cli.main(["train", "nowhere", "--debug"])
 
 

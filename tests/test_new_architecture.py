@@ -198,5 +198,5 @@ def test_it_is_fine_tuned_frozen_and_in_part(finished, tmp_path):
 def test_it_is_converted_to_our_own_format_alone(finished, tmp_path):
     run, _ = finished
     assert type(vitrail.load(vitrail.convert(run, tmp_path / "model.safetensors"))) is ConvFormer
-    with pytest.raises(UserError, match="A convformer_tiny is written for vitrail, but not for timm"):
+    with pytest.raises(UserError, match="A convformer_tiny can be written for vitrail, but not for timm"):
         vitrail.convert(run, tmp_path / "theirs.safetensors", to="timm")

@@ -1,7 +1,7 @@
 """vitrail: the Vision Transformer as real software.
 
-Every verb of the command line is a function of the same name here. They are imported on first use, so that
-`import vitrail` is instant.
+Every command-line verb is a function of the same name here. Verbs are imported on first use, so that `import vitrail`
+is instant.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _HOMES = {
 
 
 class _VerbRoom(ModuleType):
-    """A package that shares a verb's name: `vitrail.train(...)` is the verb, `vitrail.train.loop` a module."""
+    """A package with the name of a verb: `vitrail.train(...)` is the verb, `vitrail.train.loop` a module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
 
     @property
-    def __wrapped__(self) -> Any:  # where `inspect.signature` looks for it
+    def __wrapped__(self) -> Any:  # read by `inspect.signature`
         name = self.__name__.removeprefix("vitrail.")
         return getattr(importlib.import_module(f"vitrail.verbs.{name}"), name)
 
@@ -79,7 +79,7 @@ class _VerbRoom(ModuleType):
 
 
 class _Vitrail(ModuleType):
-    """This module. The import system binds each package to it by an assignment, whoever imports the package first."""
+    """This module. The import system assigns each subpackage to it as an attribute, whoever imports it first."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in VERBS and isinstance(value, ModuleType):

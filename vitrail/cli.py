@@ -1,6 +1,6 @@
 """The command line, generated from the verbs: a parameter becomes an argument, its docstring the help.
 
-Nothing heavy is imported before a verb runs, so that `vitrail --help` answers at once.
+Nothing heavy is imported before a verb runs, so that `vitrail --help` is instant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vitrail.errors import UserError, nearest
 from vitrail.verbs import VERBS
 from vitrail.version import VERSION
 
-# Settings that are read as text and parsed by the configuration, with their placeholders in the help.
+# Settings given as text that the configuration parses, with their placeholders in the help.
 _TEXTS = ((Size, "H[xW]"), (Duration, "TIME"), (Names, "NAME[,…]"), (Freeze, "N|all"))
 _METAVARS = {int: "INT", float: "FLOAT", bool: ""}
 
@@ -39,12 +39,12 @@ class Argument:
     kind: Any  # type of a value: bool, int, float, str or a Literal
     metavar: str
     help: str
-    default: Any = None  # shown in the help; empty if it is None
-    many: bool = False  # takes one value or more
+    default: Any = None  # shown in the help unless None
+    many: bool = False  # takes one or more values
     required: bool = False
     positional: bool = False
     alias: str = ""
-    group: str = ""  # title of its section in the help
+    group: str = ""  # section of the help
 
     @property
     def flag(self) -> str:
@@ -59,7 +59,7 @@ class Argument:
 
     @property
     def usage(self) -> str:
-        """The argument as the help writes it: `-b, --batch-size INT`, `IMAGES…`, `[DATA]`."""
+        """The argument in the help: `-b, --batch-size INT`, `IMAGES…`, `[DATA]`."""
         value = self.metavar + "…" * self.many
         if self.positional:
             return value if self.required else f"[{value}]"
@@ -97,13 +97,13 @@ def arguments(verb: str) -> list[Argument]:
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
                 found = {name: _setting(option) for name, option in options().items() if name not in found} | found
-            elif parameter.name not in found and parameter.name in documented:  # not the result that is shown
+            elif parameter.name not in found and parameter.name in documented:  # not the result to show
                 found[parameter.name] = _argument(parameter, function, *documented[parameter.name])
     return list(found.values())
 
 
 def _documented(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
-    """The placeholder, if it has one, and the help of every parameter, from a Google-style docstring."""
+    """The placeholder, if any, and the help of each parameter, from a Google-style docstring."""
     _, _, args = (inspect.getdoc(function) or "").partition("Args:\n")
     args = re.sub(r"\n {8,}", " ", args)  # wrapped lines
     return {name: (metavar, text) for name, metavar, text in re.findall(r"^ +(\w+)(?: \((.*?)\))?: (.*)$", args, re.M)}
@@ -116,7 +116,7 @@ def _argument(parameter: inspect.Parameter, function: Callable[..., Any], metava
     kind = kind if kind in (bool, int, float) or get_origin(kind) is Literal else str
     positional = parameter.kind is not parameter.KEYWORD_ONLY
     required = parameter.default is parameter.empty
-    same = options().get(parameter.name)  # a setting of runs too, which has the same alias here
+    same = options().get(parameter.name)  # also a setting of runs: use the same alias
     return Argument(
         parameter.name,
         kind,
@@ -131,7 +131,7 @@ def _argument(parameter: inspect.Parameter, function: Callable[..., Any], metava
 
 
 def _first_type(annotation: str, function: Any) -> Any:
-    """The first type of a union; the others may need imports that only type checkers make."""
+    """The first type of a union; the others may need imports that only type checkers do."""
     node = ast.parse(annotation, mode="eval").body
     while isinstance(node, ast.BinOp):
         node = node.left
@@ -164,7 +164,7 @@ def help_text(verb: str | None = None) -> str:
     """The help of a command, or the list of all."""
     if verb is None:
         rows = [(name, _summary(_verb(name))) for name in VERBS]
-        more = [("-h, --help", "show this help; `vitrail COMMAND --help` shows that of a command")]
+        more = [("-h, --help", "show this help; `vitrail COMMAND --help` for a command")]
         more += [("--version", "print the version"), ("--debug", "show the traceback of an error")]
         title = "usage: vitrail COMMAND [ARGUMENTS] [OPTIONS]\n\nThe Vision Transformer as real software."
         return "\n\n".join([title, _section("commands", rows), _section("options", more)])
@@ -195,7 +195,7 @@ def _width() -> int:
 
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """A title and a table of two columns; a long left cell has a line of its own."""
+    """A title and a two-column table; a long left cell gets its own line."""
     column = 26
     lines = [f"{title}:"]
     for left, right in rows:
@@ -212,7 +212,7 @@ def _section(title: str, rows: Sequence[tuple[str, str]]) -> str:
 
 
 def parse(verb: str, words: Sequence[str]) -> dict[str, Any]:
-    """The given arguments by the names of their parameters; a UserError if they are wrong."""
+    """The arguments by parameter name; raises UserError if they are invalid."""
     known = arguments(verb)
     flags = {name: argument for argument in known for name in argument.names}
     words = [_with_dashes(word) for word in words]
@@ -220,7 +220,7 @@ def parse(verb: str, words: Sequence[str]) -> dict[str, Any]:
         flag = word.partition("=")[0]
         if re.match("--?[a-zA-Z]", flag) and flag not in flags and flag[:2] not in flags:
             hint = nearest(flag, flags) or f" `vitrail {verb} --help` lists them all."
-            raise UserError(f"There is no option '{flag}' of `vitrail {verb}`.{hint}")
+            raise UserError(f"`vitrail {verb}` has no option '{flag}'.{hint}")
     parser = _Parser(usage=_usage(verb, known), add_help=False, allow_abbrev=False, exit_on_error=False)
     for argument in known:
         _add(parser, argument)
@@ -240,7 +240,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _with_dashes(word: str) -> str:
-    """A word with the dashes of its flag, which may be typed as underscores."""
+    """A word with dashes for underscores in its flag."""
     flag, equals, value = word.partition("=")
     return (flag.replace("_", "-") if re.match("--[a-zA-Z]", flag) else flag) + equals + value
 
@@ -265,7 +265,7 @@ def _add(parser: argparse.ArgumentParser, argument: Argument) -> None:
 
 
 def _read(argument: Argument, text: str) -> Any:
-    """A value of an argument from its text."""
+    """Converts the text of an argument to its type."""
     kind, hint = argument.kind, ""
     if get_origin(kind) is Literal:
         if text in get_args(kind):
@@ -303,20 +303,20 @@ def run(words: Sequence[str]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command. Exits 0, 1 if something in it failed, 2 for what the user can change, 130 for Ctrl-C."""
+    """Runs a command. Exits with 0, 1 for partial failure, 2 for user errors, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # Threads that wait for each other give way soon: spinning for long, as is libgomp's default, can make torch many
-    # times slower beside other busy programs. It is read when torch is loaded.
+    # Makes idle threads yield soon: libgomp's default of spinning can make torch many times slower next to other busy
+    # programs. The variable is read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may be undecodable
     try:
         try:
             code = run(words)
         finally:
-            sys.stdout.flush()  # here, where a closed pipe is expected
+            sys.stdout.flush()  # here, where a closed pipe is handled
         sys.exit(code)
     except UserError as error:
         if debug:
@@ -325,6 +325,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of a pipe, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -1,8 +1,7 @@
-"""Typed, frozen configuration: the one source of every option's name, type, default and help text.
+"""Typed, frozen configuration: the only definition of each option's name, type, default and help text.
 
-The command line, the Python call and the `config.yaml` of a run all come from the dataclasses below. A field
-without a default is one that the recipe must choose, so a `TrainConfig` that exists is complete: nothing in it
-is left to be worked out later.
+The command line, the Python API and the `config.yaml` of a run are all derived from the dataclasses below. A field
+without a default must be set by the recipe, so every `TrainConfig` is complete: nothing in it is derived later.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
-Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first blocks
+Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first N blocks
 
 
 class Duration(float):
-    """A time in seconds that people write as 90s, 10m or 1h30m."""
+    """A time in seconds, written as 90s, 10m or 1h30m."""
 
     def __str__(self) -> str:
         hours, seconds = divmod(round(self), 3600)
@@ -38,7 +37,7 @@ class Duration(float):
 
 
 def option(help: str, default: Any = dataclasses.MISSING, alias: str = "") -> Any:
-    """A field with its help text and an alias for its flag."""
+    """A field with its help text and an alias of its flag."""
     return field(default=default, metadata={"help": help, "alias": alias})
 
 
@@ -52,7 +51,7 @@ class SourceConfig:
     data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
     image_column: str | None = option("column of a table or hf: data set with the images (default: detected)", None)
     label_column: Names | None = option("column with the labels, or several: x,y (default: detected)", None)
-    task: str | None = option("one class, any number of labels, or numbers per image (default: detected)", None)
+    task: str | None = option("multiclass, multilabel or regression (default: detected)", None)
     streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
     class_weights: bool = option("weight each class in the loss by its inverse frequency", False)
     balanced_sampling: bool = option("sample all classes equally often", False)
@@ -62,7 +61,7 @@ class SourceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """How images enter the model."""
+    """The input of the model."""
 
     img_size: Size = option("image height and width: 224 or 192x256", alias="--imgsz")
     channels: int = option("image channels: 1, 3, 4 (with alpha) or the number of bands (default: as the data)")
@@ -81,9 +80,9 @@ class InputConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ArchConfig:
-    """Changes to the named model."""
+    """Changes to the architecture of the named model."""
 
-    # A field is None if the model's family does not have it.
+    # A field is None if the model's family does not have the option.
     pool: Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"] | None = option(
         "pooling: cls = class token, cls_dist = with a distillation token, cls_gap = class token and average, "
         "gap = average after the final norm, gap_norm = before it, mae = gap_norm with a class token, map = attention"
@@ -200,7 +199,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Option:
-    """One setting of a configuration, found under its flat name whatever group it is in."""
+    """One setting of a configuration, with its flat name, whichever group it is in."""
 
     name: str
     group: str
@@ -211,7 +210,7 @@ class Option:
 
 
 def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
-    """Every setting of a configuration class and its groups, by flat name."""
+    """All settings of a configuration class and its groups, by flat name."""
     found: dict[str, Option] = {}
     hints = get_type_hints(cls)
     for f in dataclasses.fields(cls):
@@ -225,14 +224,14 @@ def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
 
 
 def coerce(cls: type[Any], name: str, value: object) -> Any:
-    """`value` as the type that a configuration's setting of this flat name has, or a UserError with the rule."""
+    """Converts a value to the type of the setting with this flat name; raises UserError with the rule."""
     known = options(cls)
     unknown_setting([name], known)
     return _coerce(name, known[name].type, value)
 
 
 def override(config: C, changes: dict[str, object]) -> C:
-    """A copy of a configuration with some settings changed by their flat names."""
+    """A copy of a configuration with settings changed by flat name."""
     known = options(type(config))
     groups: dict[str, dict[str, object]] = {}
     for name, value in changes.items():
@@ -245,14 +244,14 @@ def override(config: C, changes: dict[str, object]) -> C:
 
 
 def unknown_setting(given: Any, known: Any) -> None:
-    """Raises for the first name in `given` that is not `known`."""
+    """Raises UserError for the first name in `given` that is not `known`."""
     for name in given:
         if name not in known:
             raise UserError(f"There is no setting '{name}'.{nearest(name, known)}")
 
 
 def flat(config: Any) -> dict[str, Any]:
-    """Every setting of a configuration by its flat name."""
+    """All settings of a configuration by flat name."""
     found: dict[str, Any] = {}
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -261,7 +260,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def to_plain(config: Any) -> dict[str, Any]:
-    """The inverse of `from_plain`: dictionaries, lists and plain values, sizes as `[height, width]`."""
+    """The inverse of `from_plain`: dictionaries, lists and plain values; sizes are `[height, width]`."""
     return dataclasses.asdict(config, dict_factory=lambda items: {k: _plain(v) for k, v in items})
 
 
@@ -276,7 +275,7 @@ def save_yaml(config: Any, path: Path) -> None:
 
 
 def load_yaml(cls: type[C], path: Path) -> C:
-    """Reads what `save_yaml` wrote; anything unknown, missing or ill-typed is a UserError that names the file."""
+    """Reads what `save_yaml` wrote; raises UserError for unknown, missing or ill-typed settings."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
         return from_plain(cls, document)
@@ -287,9 +286,9 @@ def load_yaml(cls: type[C], path: Path) -> C:
 
 
 def from_plain(cls: type[C], document: object, where: str = "") -> C:
-    """A configuration from dictionaries, lists and plain values, checked; what YAML and JSON hold."""
+    """A validated configuration from dictionaries, lists and plain values, as in YAML and JSON."""
     if not isinstance(document, dict):
-        raise UserError(f"{where or 'The file'} must hold settings, but it holds {document!r}.")
+        raise UserError(f"{where or 'The file'} must contain settings, but it contains {document!r}.")
     hints = get_type_hints(cls)
     unknown_setting(document, hints)
     values = {}
@@ -343,7 +342,7 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
 
 
 def _coerce_size(name: str, value: object) -> Size:
-    """224, (192, 256), "224" and "192x256" are sizes."""
+    """A size: 224, (192, 256), "224" or "192x256"."""
     try:
         parts = value.lower().replace(",", "x").split("x") if isinstance(value, str) else value
         sides = [int(side) for side in parts] if isinstance(parts, (list, tuple)) else [int(parts)]  # type: ignore[call-overload]
@@ -355,7 +354,7 @@ def _coerce_size(name: str, value: object) -> Size:
 
 
 def _coerce_duration(name: str, value: object) -> Duration:
-    """90s, 10m, 1h30m and 1.5h are durations; so is a `Duration`."""
+    """A duration: 90s, 10m, 1h30m, 1.5h or a `Duration`."""
     if isinstance(value, Duration):
         return value
     parts = (
@@ -369,12 +368,12 @@ def _coerce_duration(name: str, value: object) -> Duration:
         hours = minutes = seconds = 0.0
     total = 3600 * hours + 60 * minutes + seconds
     if total < 1:
-        raise UserError(f"'{name}' must be a time of a second or more like 90s, 10m or 1h30m, but it is {value!r}.")
+        raise UserError(f"'{name}' must be at least a second, as in 90s, 10m or 1h30m, but it is {value!r}.")
     return Duration(total)
 
 
 def _coerce_freeze(name: str, value: object) -> Freeze:
-    """3, "3" and "all" say what is frozen."""
+    """What to freeze: 3, "3" or "all"."""
     if value == "all":
         return "all"
     text = str(value)
@@ -384,7 +383,7 @@ def _coerce_freeze(name: str, value: object) -> Freeze:
 
 
 def coerce_names(name: str, value: object) -> Names:
-    """ "x", "x,y" and ["x", "y"] are names."""
+    """Names: "x", "x,y" or ["x", "y"]."""
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
         raise UserError(f"'{name}' must be a name, or several as in x,y, but it is {value!r}.")
@@ -392,7 +391,7 @@ def coerce_names(name: str, value: object) -> Names:
 
 
 def _coerce_numbers(name: str, value: object, kind: type[float]) -> tuple[float, ...]:
-    """A number, or a list of numbers, as a tuple."""
+    """A tuple of numbers, from one number or a list."""
     values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     whole = kind is int
     if any(type(v) not in ((int,) if whole else (int, float)) for v in values) or not (values or whole):

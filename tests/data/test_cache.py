@@ -199,7 +199,7 @@ def test_without_room_images_are_read_anew_and_nothing_is_left_behind(tmp_path, 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert kept is split
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
     assert caches(place) == []
 
 
@@ -208,7 +208,7 @@ def test_a_place_that_cannot_be_written_is_only_a_warning(tmp_path, monkeypatch,
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file" / "cache"))
     assert once(split, SMALL, False, 1) is split
-    assert "cannot be kept" in caplog.text
+    assert "cannot be cached" in caplog.text
 
 
 def tar_of(split: FileSplit, path: Path) -> Path:

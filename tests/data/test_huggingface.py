@@ -327,7 +327,7 @@ def test_a_stream_whose_files_went_away_says_so(tmp_path):
 @pytest.mark.parametrize("source", ["digits", "saved"])
 def test_what_cannot_be_streamed_is_refused(tmp_path, source):
     rows(0, 8).save_to_disk(tmp_path / "saved")
-    with pytest.raises(UserError, match=r"is neither\. Drop --streaming"):
+    with pytest.raises(UserError, match=r"is neither\. Remove --streaming"):
         open_data(source if source == "digits" else tmp_path / "saved", streaming=True)
 
 

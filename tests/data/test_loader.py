@@ -143,7 +143,7 @@ def test_json_and_back_is_the_same():
         ({"std": [0.5, 0.5]}, "'std' must have one number, or one for each"),
         ({"std": [0.0]}, "'std' must be above 0"),
         ({"mean": [float("nan")]}, "'mean' must be finite"),
-        ({"channels": 0}, "'channels' must be 1 or more"),
+        ({"channels": 0}, "'channels' must be at least 1"),
         ({"bits": 12}, "'bits' must be 8, 16, or 32"),
         ({"interpolation": "cubic"}, "'interpolation' must be one of bicubic, bilinear, lanczos"),
         ({"channels": "three"}, "'channels' must be a whole number"),

@@ -220,7 +220,7 @@ def test_overshoot_of_the_resize_is_cut_off():
 
 
 def test_an_image_of_other_channels_is_refused_by_the_model():
-    with pytest.raises(UserError, match="reads 3 channels of 16 bits, but it got 5 channels"):
+    with pytest.raises(UserError, match="expects 3 channels of 16 bits, but got 5 channels"):
         Preprocess((4, 4), 3, bits=16).pixels(DEEP)
 
 

@@ -260,7 +260,7 @@ def test_the_classes_of_a_model_fix_the_order(tmp_path):
 
 
 def test_a_missing_source_is_a_user_error_with_the_nearest_name(tmp_path):
-    with pytest.raises(UserError, match=r"There is no data 'fashon-mnist'\. Did you mean 'fashion-mnist'\?"):
+    with pytest.raises(UserError, match=r"There is no data set 'fashon-mnist'\. Did you mean 'fashion-mnist'\?"):
         open_data("fashon-mnist")
     with pytest.raises(UserError, match="There is no data") as error:
         open_data(tmp_path / "nothing")
@@ -281,7 +281,7 @@ def test_a_val_fraction_outside_0_to_1_is_a_user_error(fraction):
 
 
 def test_a_negative_seed_is_a_user_error():
-    with pytest.raises(UserError, match="'seed' must be 0 or more"):
+    with pytest.raises(UserError, match="'seed' must be at least 0"):
         open_data("digits", seed=-1)
 
 

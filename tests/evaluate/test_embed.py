@@ -110,16 +110,16 @@ def test_an_older_file_stays_if_the_new_one_does_not_come_about(trained: Path, t
     with pytest.raises(KeyboardInterrupt):
         write(broken(), path)
     (tmp_path / "bad.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"No image could be read, so .*f.npz is not written: .*bad.png \(empty file\)"):
+    with pytest.raises(UserError, match=r"No image could be read, so .* was not written: .*bad.png \(empty file\)"):
         write(embed(trained, [tmp_path / "bad.png"]), path)
     assert read(path)[0] == ["0.png", "1.png"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.png", "f.npz"]
 
 
 def test_wrong_inputs_are_one_sentence(trained: Path, files: list[Path], tmp_path: Path):
-    with pytest.raises(UserError, match="give image files, folders or globs"):
+    with pytest.raises(UserError, match="Give image files, folders or globs"):
         embed(trained, [])
-    with pytest.raises(UserError, match="There is no file or folder"):
+    with pytest.raises(UserError, match="does not exist"):
         embed(trained, [tmp_path / "nowhere.png"])
     with pytest.raises(UserError, match="must be at least 1"):
         embed(trained, files, batch_size=0)

@@ -138,8 +138,8 @@ def test_paths_without_images_are_an_error_before_anything_is_read(run: Path, tm
     paint(tmp_path / "a.png")
     (tmp_path / "empty").mkdir()
     for source, message in [
-        ("missing.png", "There is no file or folder"),
-        ("empty", "holds no image"),
+        ("missing.png", "does not exist"),
+        ("empty", "contain no images"),
         ("*.jpg", "No image matches"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -148,7 +148,7 @@ def test_paths_without_images_are_an_error_before_anything_is_read(run: Path, tm
 
 def test_wrong_inputs_are_one_sentence(run: Path, tmp_path: Path):
     paint(tmp_path / "a.png")
-    with pytest.raises(UserError, match="There are no images"):
+    with pytest.raises(UserError, match="No images were given"):
         predict(run, [])
     with pytest.raises(UserError, match="must be at least 1"):
         predict(run, [tmp_path / "a.png"], top=0)

@@ -185,13 +185,13 @@ def test_draws_depend_on_the_seed_alone(arrays: Arrays):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_labels": [0, 1]}, r"Features must be an array \(N, D\)"),
-        ({"features": [1, 2, 3]}, r"Features must be an array \(N, D\)"),
-        ({"features": [[1.0, 2.0, 3.0]], "labels": [0]}, "Features must have one width"),
+        ({"train_labels": [0, 1]}, r"Features must have the shape \(N, D\)"),
+        ({"features": [1, 2, 3]}, r"Features must have the shape \(N, D\)"),
+        ({"features": [[1.0, 2.0, 3.0]], "labels": [0]}, "Training and test features must have one width"),
         ({"features": [[1.0, np.nan]], "labels": [0]}, "Features must be finite"),
-        ({"labels": [0, -1, 1]}, "class numbers"),
-        ({"labels": [0.0, 1.0, 1.0]}, "class numbers"),
-        ({"classes": ["a"]}, "1 classes are named, but there is a class of number 1"),
+        ({"labels": [0, -1, 1]}, "class indices"),
+        ({"labels": [0.0, 1.0, 1.0]}, "class indices"),
+        ({"classes": ["a"]}, "Labels must be below 1, the number of class names, but one is 1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any], message: str):
@@ -205,16 +205,16 @@ def test_arrays_that_do_not_fit_are_refused(changes: dict[str, Any], message: st
 def test_settings_that_cannot_be_are_refused(arrays: Arrays):
     x, y, test, labels = arrays
     for probe, settings, message in [
-        (knn, {"k": 0}, "'k' must be 1 or more"),
+        (knn, {"k": 0}, "'k' must be at least 1"),
         (knn, {"temperature": 0.0}, "'temperature' above 0"),
-        (linear, {"seed": -1}, "'seed' must be 0 or more"),
-        (fewshot, {"shots": ()}, "'shots' and 'draws' must be 1 or more"),
-        (fewshot, {"draws": 0}, "'shots' and 'draws' must be 1 or more"),
-        (fewshot, {"shots": (1, 1000)}, "1000 training images of every class, but '"),
+        (linear, {"seed": -1}, "'seed' must be at least 0"),
+        (fewshot, {"shots": ()}, "'shots' and 'draws' must be at least 1"),
+        (fewshot, {"draws": 0}, "'shots' and 'draws' must be at least 1"),
+        (fewshot, {"shots": (1, 1000)}, "1000 training images of each class, but '"),
     ]:
         with pytest.raises(UserError, match=message):
             probe(x, y, test, labels, **settings)
-    with pytest.raises(UserError, match="two classes or more"):
+    with pytest.raises(UserError, match="at least two classes"):
         linear(x, np.zeros_like(y), test, labels)
 
 
@@ -299,7 +299,7 @@ def test_a_run_that_cannot_be_written_to_is_measured_all_the_same(run: Path, tmp
     (run / "features").write_text("a file where the folder would be")
     metrics = vitrail.evaluate(run, method="knn", out=tmp_path / "out")
     assert metrics.top1 > 0.5
-    assert "features are not kept" in caplog.text
+    assert "features are not cached" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["knn", "linear", "fewshot"])
@@ -322,9 +322,9 @@ def test_what_cannot_be_probed_is_refused(run: Path, tmp_path: Path):
     with pytest.raises(UserError, match="needs one class per image, but labels is multi-label"):
         vitrail.evaluate(run, tmp_path / "labels.npz", method="knn")
     for settings, message in [
-        ({"method": "knn", "split": "train"}, "is fitted to the train split. Evaluate it on another split"),
-        ({"method": "knn", "draws": 3}, "'draws' is for the method fewshot"),
-        ({"seed": 3}, "'seed' is for the method linear or fewshot, but the method is head"),
+        ({"method": "knn", "split": "train"}, "is fitted to the train split"),
+        ({"method": "knn", "draws": 3}, "'draws' applies to --method fewshot"),
+        ({"seed": 3}, "'seed' applies to --method linear or fewshot, but the method is head"),
         ({"method": "svm"}, "'method' must be one of head, knn"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -163,7 +163,7 @@ def test_leaves_the_model_as_it_was():
     for part in model.modules():
         assert not part._forward_hooks
         assert not part._forward_pre_hooks
-    with pytest.raises(UserError, match="reads batches of shape"):
+    with pytest.raises(UserError, match="expects batches of shape"):
         relevance(model, torch.zeros(1, 1, 4, 4), 0)
     assert not any(part._forward_pre_hooks for part in model.modules())
 

@@ -235,7 +235,10 @@ def test_sizes_may_be_given_in_any_form(size):
         ({"img_size": (224, 250)}, "but it is 224x250. The nearest that fits is 224x256"),
         ({"img_size": 5}, "but it is 5x5. The nearest that fits is 16x16"),
         ({"heads": 7}, "The width, 768, must be a multiple of the number of heads, 7"),
-        ({"width": 6, "heads": 2, "pos": "sincos2d"}, "'sincos2d' need a width that 4 divides, but it is 6"),
+        (
+            {"width": 6, "heads": 2, "pos": "sincos2d"},
+            "need a width that is a multiple of 4, but it is 6",
+        ),
         ({"classes": -1}, "'classes' must be at least 0, but it is -1"),
         ({"channels": 0}, "'channels' must be at least 1, but it is 0"),
         ({"patch": 0}, "'patch' must be at least 1, but it is 0"),

@@ -190,7 +190,7 @@ def test_without_classes_it_is_the_body_alone(config):
     assert len(body.stages()) == len(whole.stages()) - 1
     assert body.classifiers() == []
     assert [layer.weight.shape[0] for layer in whole.classifiers()] == [config.classes] * len(whole.heads(x))
-    with pytest.raises(UserError, match="no head"):
+    with pytest.raises(UserError, match="no classification head"):
         models.head(body)
 
 
@@ -261,7 +261,7 @@ def test_resizing_changes_the_positions_and_nothing_else(config):
 def test_a_mixer_serves_one_size():
     model = models.build(RELATIVES["mixer"])
     assert models.resize(model, (8, 12)).config == model.config
-    with pytest.raises(UserError, match="it serves one image size, 8x12; asked for was 16x16"):
+    with pytest.raises(UserError, match="its image size must stay 8x12, but it is 16x16"):
         models.resize(model, 16)
 
 
@@ -316,7 +316,7 @@ def test_it_runs_in_half_precision(config):
 @pytest.mark.parametrize("config", [SMALL, *RELATIVES.values()], ids=["vit", *RELATIVES])
 def test_images_of_another_shape_are_refused(config, shape):
     h, w = config.img_size
-    with pytest.raises(UserError, match=rf"reads batches of shape \(B, 3, {h}, {w}\), but got"):
+    with pytest.raises(UserError, match=rf"expects batches of shape \(B, 3, {h}, {w}\), but got"):
         models.build(config)(torch.zeros(shape))
 
 
@@ -416,7 +416,7 @@ def test_any_of_the_tokens_are_encoded_with_any_positions(pool, pos):
     assert distance(model.encode(tokens, each[0]), masked(model, tokens, each[:1].expand(2, -1))) < 1e-5
     assert distance(model.encode(tokens, torch.arange(config.length)), model.encode(tokens)) < 1e-6
     if pos == "relative":
-        with pytest.raises(UserError, match="Relative positions need to know which tokens"):
+        with pytest.raises(UserError, match="with relative positions 'encode' needs all"):
             model.encode(tokens[:, :4])
     else:
         assert distance(model.encode(tokens[:, :4]), model.encode(tokens, torch.arange(4))) < 1e-6

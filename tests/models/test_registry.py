@@ -49,7 +49,7 @@ def test_what_is_not_registered_is_told():
 
 @pytest.mark.parametrize(("name", "configs"), [("vit", {}), ("odd", {"vit_b16": ODD})])
 def test_a_name_that_is_taken_is_refused(name, configs):
-    with pytest.raises(UserError, match="There is already a model"):
+    with pytest.raises(UserError, match="There already is a model"):
         models.register(name, OddConfig, Odd, configs)
     assert "odd" not in models.FAMILIES
 

@@ -306,7 +306,7 @@ def test_no_other_file_is_replaced(trained, tmp_path):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"is not a run: it has no config\.yaml"):
         vitrail.report(tmp_path)
-    with pytest.raises(UserError, match="nothing to report"):
+    with pytest.raises(UserError, match="No run was given"):
         vitrail.report([])
 
 

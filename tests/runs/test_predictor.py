@@ -127,5 +127,5 @@ def test_a_model_without_a_head_cannot_answer(tmp_path):
 
     body = {name: value for name, value in build(canonical("vit_ti16")[1]).state_dict().items() if "head" not in name}
     save_file(body, tmp_path / "body.safetensors")
-    with pytest.raises(UserError, match="has no classification head, so it cannot answer"):
+    with pytest.raises(UserError, match="has no classification head, so it cannot predict"):
         source_card(tmp_path / "body.safetensors")

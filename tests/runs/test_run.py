@@ -38,7 +38,7 @@ def test_a_run_is_replaced_only_if_asked_and_only_by_a_run(config, tmp_path):
     Run.create(config, overwrite=True)
     assert not run.log_file.exists()
     run.config_file.unlink()
-    with pytest.raises(UserError, match="is not a run of vitrail, so --overwrite does not replace it"):
+    with pytest.raises(UserError, match="is not a vitrail run, so --overwrite does not replace it"):
         Run.create(config, overwrite=True)
     with pytest.raises(UserError, match=r"--weights .* is in .*run, the run to create"):
         Run.create(override(config, {"weights": str(tmp_path / "run" / "model.safetensors")}), overwrite=True)

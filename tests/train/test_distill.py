@@ -308,7 +308,7 @@ def test_onnx_files_that_cannot_teach(tmp_path):
     onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights, axis=0)
     refused("cannot be run on 2 images")
     onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 1], 2, weights, {"classes": ["a"]})
-    refused("is not a model card of vitrail: KeyError")
+    refused("is not a vitrail model card: KeyError")
     (tmp_path / "a.onnx").write_bytes(b"no model")
     refused("is not a valid ONNX file")
 
@@ -475,7 +475,7 @@ def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
         ({"teacher": "nowhere"}, r"The teacher cannot be used\. .*nowhere does not exist"),
         ({"teacher": "nowhere.onnx"}, r"The teacher cannot be used\. .*nowhere.onnx does not exist"),
         ({"teacher_model": "vit_b16"}, "are a vit_nano4, not a vit_b16"),
-        ({"teacher": "a.onnx", "teacher_model": "vit_b16"}, r"a\.onnx is an ONNX file, which needs no name of a model"),
+        ({"teacher": "a.onnx", "teacher_model": "vit_b16"}, r"a\.onnx is an ONNX file, so 'model' does not apply"),
     ],
 )
 def test_settings_that_cannot_be(settings, given, message):
@@ -503,7 +503,7 @@ def test_a_teacher_whose_outputs_are_no_numbers_is_refused(settings, tmp_path):
     file = write(tmp_path / "broken.safetensors")
     tensors = load_file(file)
     save_file(tensors | {"head.weight": torch.full_like(tensors["head.weight"], 3e38)}, file)
-    with pytest.raises(UserError, match="The outputs of a teacher must be finite"):
+    with pytest.raises(UserError, match="A teacher's outputs must be finite"):
         vitrail.train("digits", **(settings | {"teacher": file}))
 
 

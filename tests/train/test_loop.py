@@ -295,7 +295,7 @@ def test_overwrite_replaces_a_run_and_nothing_else(train, small, tmp_path):
 
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "holiday.jpg").touch()
-    with pytest.raises(UserError, match="exists and is not a run of vitrail, so --overwrite does not"):
+    with pytest.raises(UserError, match="exists and is not a vitrail run, so --overwrite does not"):
         train(**small, name="photos", overwrite=True)
     assert (tmp_path / "photos" / "holiday.jpg").exists()
 
@@ -362,10 +362,10 @@ def colours(tmp_path):
 def test_trained_weights_fit_other_images_and_classes(trained, colours, tmp_path, caplog):
     run = vitrail.train(colours, weights=trained, img_size=16, epochs=3, lr=0.01, out=tmp_path, name="run")
     text = (run / "train.log").read_text()
-    assert "positions resampled from 2x2 to 4x4 patches" in text
-    assert "patch filters changed from 1 to 3 channels" in text
+    assert "position embeddings resampled from 2x2 to 4x4 patches" in text
+    assert "patch filters adapted from 1 to 3 channels" in text
     assert "new head for 2 classes" in text
-    assert "positions resampled" in caplog.text
+    assert "position embeddings resampled" in caplog.text
     config = load_yaml(TrainConfig, run / "config.yaml")
     assert (config.recipe, config.model, config.weights) == ("finetune", "vit_nano4", str(trained))
     card = json.loads((run / "model.json").read_text())

@@ -30,7 +30,7 @@ def test_reads_times_as_people_write_them(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "10", "m", "1.2.3m", "ten minutes", "0s", "-5m", 600, True])
 def test_refuses_what_is_no_time(text):
-    with pytest.raises(UserError, match=r"'time_budget' must be a time .* like 90s, 10m or 1h30m"):
+    with pytest.raises(UserError, match=r"'time_budget' must be at least a second, as in 90s, 10m or 1h30m"):
         coerce(TrainConfig, "time_budget", text)
 
 

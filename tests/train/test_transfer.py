@@ -404,7 +404,7 @@ def test_weights_of_others_are_tuned_at_another_size(colours, tmp_path, caplog):
     ("asked", "message"),
     [
         ({"model": "vit_b16"}, "are a vit_nano4, but --model asks for vit_b16"),
-        ({"pool": "map"}, "with other settings than the model to train"),
+        ({"pool": "map"}, "with other options than the model to train"),
     ],
     ids=str,
 )

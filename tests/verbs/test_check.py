@@ -253,9 +253,9 @@ def test_nothing_to_check(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="has no images"):
         check(tmp_path / "empty")
-    with pytest.raises(UserError, match="There is no data 'nowhere'"):
+    with pytest.raises(UserError, match="There is no data set 'nowhere'"):
         check("nowhere")
-    with pytest.raises(UserError, match="'workers' must be 1 or more"):
+    with pytest.raises(UserError, match="'workers' must be at least 1"):
         check("digits", workers=0)
 
 
@@ -296,7 +296,7 @@ def test_swapped_labels_are_found_by_a_run(digits, judge):
 
 
 def test_a_run_for_other_classes(folder, judge):
-    with pytest.raises(UserError, match="knows none of the classes of the data, cat, dog"):
+    with pytest.raises(UserError, match="no class in common: the data has cat, dog"):
         check(folder, run=judge)
 
 
@@ -321,7 +321,7 @@ def test_exit_codes_and_what_is_printed(vitrail_says, folder):
 
     code, out, err = vitrail_says("check", "nowhere")
     assert (code, out) == (2, "")
-    assert err.startswith("vitrail: There is no data 'nowhere'")
+    assert err.startswith("vitrail: There is no data set 'nowhere'")
 
 
 def test_json_is_complete_and_strange_names_survive(vitrail_says):

@@ -231,11 +231,11 @@ def test_weights_that_diverged_are_refused_and_nothing_is_written(tmp_path: Path
 
 
 def test_wrong_inputs_are_one_sentence(run: Path, tmp_path: Path, npz: Path):
-    with pytest.raises(UserError, match="'batch_size' must be 1 or more"):
+    with pytest.raises(UserError, match="'batch_size' must be at least 1"):
         evaluate(run, batch_size=0)
     with pytest.raises(UserError, match="neither a run folder nor a weights file"):
         evaluate(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         evaluate(run, out=npz / "inside a file")
 
 

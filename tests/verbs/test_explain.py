@@ -151,7 +151,7 @@ def test_weights_without_a_head_are_explained(tmp_path, files):
         ({"patch": (2, 0)}, "The last one is 1,1"),
         ({"format": "gif"}, "must be one of png, svg, pdf, but it is 'gif'"),
         ({"batch_size": 0}, "must be at least 1"),
-        ({"images": ["nowhere.png"]}, "There is no file or folder nowhere.png"),
+        ({"images": ["nowhere.png"]}, "nowhere.png does not exist"),
     ],
 )
 def test_errors_are_raised_before_anything_is_written(trained, tmp_path, settings, message):

@@ -321,7 +321,7 @@ def test_what_is_there_is_not_replaced(exported, trained):
 
 
 def test_other_endings_are_refused(trained, tmp_path):
-    with pytest.raises(UserError, match=r"is an \.onnx file, but --out is .*model\.pt\. Name it model\.pt\.onnx\."):
+    with pytest.raises(UserError, match=r"must be an \.onnx file, but it is .*model\.pt\. Name it model\.pt\.onnx\."):
         vitrail.export(trained, out=tmp_path / "model.pt")
 
 

@@ -60,12 +60,12 @@ def _read_npz(path: Path) -> dict[str, Array]:
         raise UserError(f"{path} is not a readable .npz file: {error}.") from error
 
 
-# A word in the file name of images, and the word that replaces it in the file name of their labels.
+# A word in the file name of images, and its replacement in the file name of their labels.
 _PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"))
 
 
 def open_npy(path: Path, task: type[Task] | None = None) -> Found:
-    """One file of images with its file of labels; a validation split is held out, even if the folder has others."""
+    """A file of images with its file of labels; a validation split is held out, even if the folder has others."""
     labels = _labels_path(path)
     if labels is None or not labels.exists():
         rule = "with 'y' for 'x' or 'labels' for 'images' in the name, as in x_train.npy and y_train.npy"
@@ -85,7 +85,7 @@ def open_npy_folder(folder: Path, task: type[Task] | None = None) -> Found:
         if split in pairs:
             raise UserError(f"{folder} has two files of {split} images: {pairs[split][0].name} and {path.name}.")
         labels = _labels_path(path)
-        assert labels is not None  # else `npy_images` would not list it
+        assert labels is not None  # `npy_images` lists no others
         if not labels.exists():
             raise UserError(f"{path} has no labels: {labels.name} must be in the same folder.")
         pairs[split] = path, labels
@@ -102,7 +102,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _labels_path(path: Path) -> Path | None:
-    """The file with the labels of a file of images, case-insensitive; None if the name is not one of images."""
+    """The file with the labels of an image file, case-insensitive; None if its name is not one of images."""
     for x, y in _PAIRS:
         if x in _words(path):
             name = re.sub(rf"(?i)(?<![^-_. ]){x}(?![^-_. ])", y, path.name, count=1)

@@ -1,13 +1,13 @@
-"""Images that are decoded once, not in every epoch.
+"""The cache of decoded images, so that they are not decoded in every epoch.
 
-What is kept are pixels in a memory-mapped file: where nothing is cropped at random the model's own, so that an
-epoch only gathers rows; else the images as they are read, from which every epoch cuts its crops. Kept or read
-anew, the pixels are the same, so a cache changes how long a run takes and nothing else.
+It holds pixels in a memory-mapped file: without random crops, those of the model's input, so that an epoch only gathers
+rows; otherwise the decoded images, which every epoch crops. Cached or not, the pixels are the same, so a cache affects
+only the speed of a run.
 
-A cache is a folder, named after all that its pixels depend on: the version of the images, which for files is the path,
-size and time of each, and the preprocessing. It is written under another name and renamed when it is whole, so that
-two runs at once do not meet. Before one is written, those longest unused are removed until all together are within
-the budget.
+A cache is a folder, named after a hash of everything its pixels depend on: the preprocessing and the version of the
+images, for files the path, size and modification time of each. It is written under a temporary name and renamed when
+complete, so that concurrent runs do not interfere. Before one is written, the least recently used ones are removed
+until all fit into the budget.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from vitrail.data.loader import ReadySplit, batches, images
 from vitrail.data.preprocess import Preprocess
 from vitrail.progress import log, track
 
-_VERSION = 1  # of the pixels: to be raised when images are decoded or resized in another way
-_IN_MEMORY = 2 * 2**30  # bytes of resized arrays that a split may take
-_FREE = 2**30  # bytes of the disk that are left to others
+_VERSION = 1  # increase when images are decoded or resized differently
+_IN_MEMORY = 2 * 2**30  # bytes of resized arrays per split
+_FREE = 2**30  # bytes of disk space to leave free
 _BATCH = 256
-Files = FileSplit | PackedSplit  # what has to be decoded, and is always the same
+Files = FileSplit | PackedSplit  # splits that are decoded, with fixed content
 
 _PIXELS, _TABLE = "pixels", "table.npy"
 
 
 @dataclass(frozen=True, eq=False)
 class KeptSplit(Split):
-    """A split whose images lie one after the other in one array of bytes."""
+    """A split whose images are stored in one byte array."""
 
     split: Split
     pixels: Pixels
-    table: Numbers  # (N, 4): where an image begins, its height, width and channels
+    table: Numbers  # (N, 4): offset, height, width and channels of each image
 
     @property
     def targets(self) -> Numbers:
@@ -64,9 +64,9 @@ class KeptSplit(Split):
 
 
 def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, workers: int = 2) -> Split:
-    """A split that gives the pixels of `split` without reading them again in every epoch, where it can.
+    """A split with the pixels of `split` that does not decode them again in every epoch, if possible.
 
-    With random crops, images of more than twice the model's size are read in small, cache or not.
+    With random crops, images more than twice the model's size are decoded at a reduced size, cached or not.
     """
     if isinstance(split, ArraySplit | MappedSplit):
         return split if crops else _resized(split, preprocess)
@@ -82,12 +82,12 @@ def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, wo
         folder = root() / _key(split, version, preprocess, crops)
         return _opened(folder, split, preprocess, crops) or _made(folder, split, preprocess, crops, gigabytes, workers)
     except OSError as error:
-        log.warning(f"Images are read anew in every epoch: they cannot be kept in {root()} ({error.strerror}).")
+        log.warning(f"Images are decoded in every epoch: they cannot be cached in {root()} ({error.strerror}).")
         return split
 
 
 def root() -> Path:
-    """Where caches lie."""
+    """The folder of the caches."""
     return cache_folder() / "images"
 
 
@@ -105,9 +105,9 @@ def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> 
     """The split with its cache, if there is one."""
     if not folder.is_dir():
         return None
-    os.utime(folder / _PIXELS)  # it is in use
+    os.utime(folder / _PIXELS)  # mark as used
     try:
-        # Copy on write, for torch wants arrays that it may write to.
+        # Copy on write: torch needs writable arrays.
         pixels = np.asarray(np.memmap(folder / _PIXELS, dtype=np.uint8, mode="c"))
         if not crops:
             return ReadySplit(split, preprocess, pixels.reshape(len(split), preprocess.channels, *preprocess.img_size))
@@ -116,23 +116,23 @@ def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> 
             return KeptSplit(split, pixels, table)
     except (ValueError, EOFError):
         pass
-    shutil.rmtree(folder)  # damaged: it is made anew
+    shutil.rmtree(folder)  # damaged: it is recreated
     return None
 
 
 def _made(folder: Path, split: Files, preprocess: Preprocess, crops: bool, gigabytes: float, workers: int) -> Split:
-    """The split with a cache that is made now, if it fits; else the split itself."""
+    """The split with a new cache, if it fits; otherwise the split itself."""
     place, size = folder.parent, _size(split, preprocess, crops, workers)
     if size > gigabytes * 2**30:
         log.info(
-            f"Images are read anew in every epoch: keeping them would take {size / 2**30:.1f} GiB, "
+            f"Images are decoded in every epoch: caching them would take {size / 2**30:.1f} GiB, "
             f"more than --cache-gb {gigabytes:g}."
         )
         return split
     place.mkdir(parents=True, exist_ok=True)
     _make_room(place, gigabytes * 2**30 - size)
     if shutil.disk_usage(place).free < size + _FREE:
-        log.warning(f"Images are read anew in every epoch: {place} has no {size / 2**30:.1f} GiB left to keep them.")
+        log.warning(f"Images are decoded in every epoch: {place} has no {size / 2**30:.1f} GiB left to cache them.")
         return split
     unfinished = Path(tempfile.mkdtemp(dir=place, prefix="unfinished-"))
     try:
@@ -148,7 +148,7 @@ def _made(folder: Path, split: Files, preprocess: Preprocess, crops: bool, gigab
             np.save(unfinished / _TABLE, np.column_stack([starts, shapes]))
         try:
             unfinished.rename(folder)
-        except OSError:  # another run was faster, and its pixels are the same
+        except OSError:  # another run was faster, with the same pixels
             if not folder.is_dir():
                 raise
     finally:
@@ -157,7 +157,7 @@ def _made(folder: Path, split: Files, preprocess: Preprocess, crops: bool, gigab
 
 
 def _kept(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> Iterator[Pixels]:
-    """What is written for every image, in order."""
+    """The pixels to write for each image, in order."""
     if crops:
         yield from images(split, workers)
     else:
@@ -166,7 +166,7 @@ def _kept(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> It
 
 
 def _key(split: Files, version: str, preprocess: Preprocess, crops: bool) -> str:
-    """Changes with everything that the pixels depend on."""
+    """A hash of everything that the pixels depend on."""
     what: tuple[object, ...] = split.min_side, split.channels
     if not crops:
         what = preprocess.img_size, preprocess.channels, preprocess.crop, preprocess.interpolation
@@ -174,7 +174,7 @@ def _key(split: Files, version: str, preprocess: Preprocess, crops: bool) -> str
 
 
 def _size(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> int:
-    """How many bytes a cache takes: where the images are of any size, as some of them tell."""
+    """The size of a cache in bytes; for images of various sizes, estimated from a sample."""
     if not crops:
         return len(split) * preprocess.channels * math.prod(preprocess.img_size)
     some = range(0, len(split), max(len(split) // 64, 1))
@@ -182,10 +182,10 @@ def _size(split: Files, preprocess: Preprocess, crops: bool, workers: int) -> in
 
 
 def _make_room(place: Path, budget: float) -> None:
-    """Removes the caches that were longest unused until all together take no more than the budget."""
+    """Removes the least recently used caches until all fit into the budget."""
     caches = [(file.stat().st_mtime, file.stat().st_size, file.parent) for file in place.glob(f"*/{_PIXELS}")]
     total = sum(size for _, size, _ in caches)
     for _, size, folder in sorted(caches):
         if total > budget:
-            shutil.rmtree(folder, ignore_errors=True)  # a run that still reads it keeps what it has open
+            shutil.rmtree(folder, ignore_errors=True)  # a run that still reads it keeps its open file
             total -= size

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _MOST_UNREADABLE = 0.01
 
-SPLITS = {  # by every spelling
+SPLITS = {  # all accepted names
     "train": "train",
     "training": "train",
     "val": "val",
@@ -39,7 +39,7 @@ def open_folder(root: Path) -> Found:
 def from_files(
     name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path, verify: bool = True
 ) -> Found:
-    """The files of every split and class, verified to be readable."""
+    """The files of each split and class, verified to be readable."""
     classes = tuple(sorted({label for by_class in files.values() for label in by_class}))
     parts: dict[str, tuple[Array, Targets]] = {}
     for split, by_class in files.items():
@@ -57,9 +57,9 @@ def from_files(
 
 
 def from_paths(name: str, task: Task, listed: Mapping[str, tuple[Array, Targets]], verify: bool = True) -> Found:
-    """Verifies that the files of every split can be read, and leaves out the few that cannot.
+    """Verifies that the files of each split can be read, and skips the few that cannot.
 
-    Without `verify` no file is opened, all are kept, and their sizes are unknown.
+    Without `verify`, no file is opened, all are kept, and their sizes are unknown.
     """
     every = [path for paths, _ in listed.values() for path in paths]
     answers = verify_files(every) if verify else [ImageFacts(1, 1, False)] * len(every)
@@ -85,14 +85,14 @@ def from_paths(name: str, task: Task, listed: Mapping[str, tuple[Array, Targets]
 
 
 def channels_and_bits(facts: Mapping[T, ImageFacts]) -> tuple[int, int]:
-    """The channels and bits that all images can be read with; a UserError if they have different channels."""
+    """The channels and bits to read all images with; raises UserError if channels differ."""
     first: dict[str, T] = {}
     for place, fact in facts.items():
         first.setdefault(fact.kind, place)
     if len(first) > 1:
         (one, a), (other, b) = list(first.items())[:2]
         raise UserError(
-            f"All images must have the same channels, but {a} is {one} and {b} is {other}. Remove one kind."
+            f"All images must have the same channels, but {a} is {one} and {b} is {other}. Convert or remove some."
         )
     some_fact = next(iter(facts.values()))
     channels = some_fact.bands or (1 if all(fact.grey for fact in facts.values()) else 3)
@@ -100,7 +100,7 @@ def channels_and_bits(facts: Mapping[T, ImageFacts]) -> tuple[int, int]:
 
 
 def split_folders(root: Path) -> dict[str, Path]:
-    """The folder of every split, or the whole folder as the train split."""
+    """The folder of each split, or the given folder as the train split."""
     folders = subfolders(root)
     found: dict[str, Path] = {}
     for folder in folders:
@@ -109,14 +109,14 @@ def split_folders(root: Path) -> dict[str, Path]:
             raise UserError(f"{root} has two {split} splits, {found[split].name} and {folder.name}. Remove one.")
         if split:
             found[split] = folder
-    # Where other folders lie beside it, a "train" without folders in it is a class: pictures of trains.
+    # Next to other folders, a "train" without subfolders is a class: images of trains.
     if found and (len(found) == len(folders) or ("train" in found and subfolders(found["train"]))):
         return found
     return {"train": root}
 
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
-    """The image files of every class: all those below the folder of its name."""
+    """The image files of each class: all below its folder."""
     loose = sum(is_image(child.name) for child in folder.iterdir() if child.is_file())
     classes = subfolders(folder)
     if not classes:
@@ -139,7 +139,7 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted by name, without hidden ones."""
+    """The subfolders of a folder, sorted by name, without hidden ones."""
     return sorted(
         (child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")),
         key=lambda child: child.name,
@@ -147,22 +147,22 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def is_image(name: str | Path) -> bool:
-    """Whether a file has the extension of an image and is not hidden."""
+    """Whether a file has an image extension and is not hidden."""
     path = Path(name)
     return not path.name.startswith(".") and path.suffix.lower() in EXTENSIONS
 
 
 def images_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
-    """The image files in a folder and below it, listed one folder at a time, without hidden ones."""
+    """Yields the image files below a folder, one directory at a time, without hidden ones."""
     return filter(is_image, files_below(folder, onerror))
 
 
 def files_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Iterator[Path]:
-    """The files in a folder and below it, listed one folder at a time, without hidden ones."""
+    """Yields the files below a folder, one directory at a time, without hidden ones."""
     seen = set()
     for here, folders, names in os.walk(folder, followlinks=True, onerror=onerror):
         real = Path(here).resolve()
-        if real in seen:  # a link that leads back
+        if real in seen:  # a circular link
             folders.clear()
             continue
         seen.add(real)
@@ -175,7 +175,7 @@ def _stop(error: OSError) -> NoReturn:
 
 
 def leave_out(unreadable: Sequence[tuple[str, str]], count: int) -> None:
-    """Warns which of `count` images are left out and why; a UserError if they are too many."""
+    """Warns which of `count` images are skipped and why; raises UserError if there are too many."""
     share = len(unreadable) / max(count, 1)
     reasons = [f"{name} ({reason})" for name, reason in unreadable]
     if share > _MOST_UNREADABLE:

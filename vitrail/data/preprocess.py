@@ -1,7 +1,7 @@
 """Preprocessing: from a stored image to the model's input, the same in training, evaluation, export and serving.
 
-Images are resized by torch. `pixels_by_pillow` and `normalise_array` do the same without it, for ONNX Runtime. So that
-a model card can be read without torch, it is imported where it is used.
+Images are resized with torch. `pixels_by_pillow` and `normalise_array` do the same without it, for ONNX Runtime. torch
+is imported where it is used, so that model cards can be read without it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Size, crop and normalisation of a model's input. It is saved with the weights."""
+    """Size, crop and normalisation of a model's input; saved with the weights."""
 
     img_size: Size
     channels: int
-    crop: float = 1.0  # share of the height and width that the centre crop keeps
-    mean: tuple[float, ...] = (0.5,)  # per channel, or one for all; of pixels in 0..1, or of floats as they are
+    crop: float = 1.0  # share of height and width that the centre crop keeps
+    mean: tuple[float, ...] = (0.5,)  # per channel, or one for all; of pixels in 0..1, or of raw floats
     std: tuple[float, ...] = (0.5,)
-    bits: int = 8  # of a pixel's value: 8, 16, or 32 for floats
+    bits: int = 8  # per pixel value: 8, 16, or 32 for floats
     interpolation: Resizing = "bicubic"
 
     def __post_init__(self) -> None:
         if self.channels < 1:
-            raise UserError(f"'channels' must be 1 or more, but it is {self.channels}.")
+            raise UserError(f"'channels' must be at least 1, but it is {self.channels}.")
         if self.bits not in WHITE:
             raise UserError(f"'bits' must be 8, 16, or 32 for floats, but it is {self.bits}.")
         if self.interpolation not in get_args(Resizing):
@@ -58,13 +58,13 @@ class Preprocess:
 
     @property
     def dtype(self) -> type[np.uint8] | type[np.float32]:
-        """The type of `pixels`. Above 8 bits it is float32, which holds 16 bits exactly and which torch supports."""
+        """The dtype of `pixels`. Above 8 bits it is float32, which holds 16 bits exactly."""
         return np.uint8 if self.bits == 8 else np.float32
 
     def pixels(self, image: Pixels) -> Pixels:
         """Images (..., H, W, C) of any size as (..., C, h, w): resized to cover the model's size, then centre-cropped.
 
-        The sizes are those of torchvision's `Resize` and `CenterCrop`.
+        Sizes are rounded as in torchvision's `Resize` and `CenterCrop`.
         """
         image = self._trim(image)
         (h, w), (y, x) = self._cover(*image.shape[-3:-1])
@@ -72,7 +72,7 @@ class Preprocess:
         return np.ascontiguousarray(resized[..., y : y + self.img_size[0], x : x + self.img_size[1]])
 
     def pixels_by_pillow(self, image: Pixels) -> Pixels:
-        """`pixels` of one image without torch. Pillow and torch round differently: values differ by 1 at most."""
+        """`pixels` of one image without torch. Pillow and torch round differently: values differ by at most 1."""
         image = self._fit(self._trim(image))
         (h, w), (y, x) = self._cover(*image.shape[:2])
         resized = _by_pillow(image.transpose(2, 0, 1), (h, w), self.interpolation)
@@ -87,7 +87,7 @@ class Preprocess:
         return np.ascontiguousarray(self._resize(image[..., y : y + h, x : x + w, :], self.img_size))
 
     def keeps(self, images: Pixels) -> bool:
-        """Whether `pixels` only transposes the images of an array (N, H, W, C)."""
+        """Whether `pixels` would only transpose an array of images (N, H, W, C)."""
         return images.shape[1:] == (*self.img_size, self.channels) and bits_of(images) == self.bits and self.crop == 1
 
     def normalise(self, pixels: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Preprocess:
         mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
         std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(-1, 1, 1) * white
         images = torch.empty(pixels.shape, device=pixels.device)
-        # A part at a time, small enough to stay in the processor's cache between the operations.
+        # In blocks small enough to stay in the CPU cache between operations.
         step = max(2**17 // max(pixels[:1].numel(), 1), 1)
         for part, image in zip(torch.split(pixels, step), torch.split(images, step), strict=True):
             image.copy_(part).sub_(mean).div_(std)
@@ -136,11 +136,11 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> Preprocess:
-        """The inverse of `dataclasses.asdict` or of its JSON; unknown, missing or ill-typed values are a UserError."""
+        """The inverse of `dataclasses.asdict` or its JSON; UserError for unknown, missing or ill-typed values."""
         known = [field.name for field in fields(cls)]
         unknown_setting(document, known)
         for name in known:
-            if name not in document and name not in ("bits", "interpolation"):  # which are not in older files
+            if name not in document and name not in ("bits", "interpolation"):  # absent in older files
                 raise UserError(f"The preprocessing setting '{name}' is missing.")
         return cls(
             img_size=coerce(cls, "img_size", document["img_size"]),
@@ -153,22 +153,22 @@ class Preprocess:
         )
 
     def _fit(self, image: Pixels) -> Pixels:
-        """The image with the model's channels and bits; grey keeps one channel, as it is cheaper to repeat it later."""
+        """The image with the model's channels and bits; grey keeps one channel, which is cheaper to repeat later."""
         grey = image.shape[-1] == 1 and self.channels == 3
         try:
             return fit(image, 1 if grey else self.channels, self.bits).astype(self.dtype, copy=False)
         except UnreadableImage as error:
             raise UserError(
-                f"The model reads {self.channels} channels of {self.bits} bits, but it got {error}."
+                f"The model expects {self.channels} channels of {self.bits} bits, but got {error}."
             ) from error
 
     def _resize(self, image: Pixels, size: Size) -> Pixels:
-        """Antialiased as by Pillow, in a fraction of its time; (..., H, W, C) as (..., C, h, w)."""
+        """Antialiased resizing as in Pillow, but faster; (..., H, W, C) to (..., C, h, w)."""
         import torch
 
         image = self._fit(image)
         if not image.flags.writeable or min(image.strides) < 0:
-            image = image.copy()  # torch cannot share it
+            image = image.copy()  # torch cannot share its memory
         images = torch.from_numpy(image).movedim(-1, -3)
         batch = self._scale(images.reshape(-1, *images.shape[-3:]), size)
         return batch.expand(-1, self.channels, -1, -1).view(*images.shape[:-3], self.channels, *size).numpy()
@@ -182,14 +182,14 @@ class Preprocess:
             scaled = _lanczos(batch.cpu(), size).to(batch.device)
         elif batch.device.type == "cpu":
             scaled = F.interpolate(batch, size, mode=self.interpolation, antialias=True)
-        else:  # which resizes floats only
+        else:  # it resizes floats only
             scaled = F.interpolate(batch.float(), size, mode=self.interpolation, antialias=True)
             if self.bits == 8:
                 scaled = scaled.round_().clamp_(0, WHITE[8]).to(batch.dtype)
         return scaled.clamp(0, WHITE[16]) if self.bits == 16 else scaled  # bicubic overshoots
 
     def _trim(self, image: Pixels) -> Pixels:
-        """Cuts the ends off very long images before they are enlarged; the centre crop would drop them anyway."""
+        """Cuts the ends off very long images before enlarging; the centre crop would drop them anyway."""
         height, width = image.shape[-3:-1]
         h, w = self.img_size
         rows = max(8 * h * width // w, 1)
@@ -198,7 +198,7 @@ class Preprocess:
         return image[..., y : height - y, x : width - x, :]
 
     def _cover(self, height: int, width: int) -> tuple[Size, Size]:
-        """The size to which an image is resized, and the corner of the centre crop in it."""
+        """The size to resize an image to, and the corner of the centre crop in it."""
         h, w = (int(side / self.crop) for side in self.img_size)
         if h * width >= w * height:
             w = h * width // height
@@ -208,7 +208,7 @@ class Preprocess:
 
 
 def _lanczos(images: Tensor, size: Size) -> Tensor:
-    """Images (B, C, H, W) resized by Pillow, as not every version of torch can."""
+    """Images (B, C, H, W) resized with Pillow, as not every version of torch supports Lanczos."""
     import torch
 
     resized = _by_pillow(images.flatten(0, 1).numpy(), size, "lanczos")

@@ -1,7 +1,7 @@
 """`open_data`: a folder, table, array, Hugging Face data set, tar shards or built-in data set as one `Data`.
 
-Every source is first brought into one form, `Found`: class names, and for each split its items and targets. What is
-common to all sources is done once, here: validation, class order, hold-out and folds.
+Every source is first converted to `Found`: class names, and for each split its items and targets. What all sources
+share is done here: validation, class order, hold-out and folds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def open_data(
     if folds and not (folds >= 2 and 1 <= fold <= folds):
         raise UserError(f"'folds' must be 2 or more and 'fold' from 1 to 'folds', but it is fold {fold} of {folds}.")
     if seed < 0:
-        raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
+        raise UserError(f"'seed' must be at least 0, but it is {seed}.")
     kind = task_type(task) if task is not None else None if model is None else type(model)
     try:
         found = open_source(source, data_dir, image_column, label_column, kind, streaming, model)
@@ -61,7 +61,7 @@ def open_data(
     if kind is not None and type(found.task) is not kind:
         if not (kind.single and found.task.single):
             raise UserError(f"{source} is {found.task.title} data, so the task cannot be {kind.title}.")
-        found = replace(found, task=kind(found.classes))  # the same targets with another meaning
+        found = replace(found, task=kind(found.classes))  # same targets, another meaning
     parts = found.parts
     for split, (items, _) in parts.items():
         if not len(items):
@@ -74,7 +74,7 @@ def open_data(
     else:
         adopted = found.task.adopt(model, targets, source)
         parts = {split: (parts[split][0], adopted[split]) for split in parts}
-        if parts.keys() == {"train"}:  # not for training, so nothing is held out
+        if parts.keys() == {"train"}:  # not for training: nothing is held out
             parts = {"all": parts["train"]}
     if folds:
         parts = _hold_out_fold(parts, found, folds, fold, seed, source)
@@ -90,14 +90,14 @@ def open_data(
 
 
 def full_name(source: str | Path) -> str:
-    """The name of a source that works from any folder: a built-in or hub name, or an absolute path."""
+    """The name of a source that is valid in any folder: a built-in or hub name, or an absolute path."""
     if isinstance(source, str) and (source in BUILT_IN or source.startswith(PREFIX)):
         return source
     return str(Path(source).expanduser().resolve())
 
 
 def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
-    """A stratified split: the numbers of the images to keep and to hold out (`fraction` of every class), ascending.
+    """A stratified split: sorted indices of the images to keep and to hold out (`fraction` of each class).
 
     A class of two or more images is on both sides; a single image is kept.
     """
@@ -187,7 +187,7 @@ def open_source(
     if streaming:
         raise UserError(
             f"Only Hugging Face data sets (hf:NAME) and Parquet or Arrow files with embedded images can be streamed, "
-            f"but {source} is neither. Drop --streaming."
+            f"but {source} is neither. Remove --streaming."
         )
     if suffix in SUFFIXES:
         return open_table(path, image_column, label_column, task, model, verify)
@@ -216,7 +216,7 @@ def open_source(
     )
     if path.exists():
         raise UserError(f"{source} is not a data set. It must be {kinds}.")
-    raise UserError(f"There is no data '{source}'.{nearest(str(source), BUILT_IN)} It must be {kinds}.")
+    raise UserError(f"There is no data set '{source}'.{nearest(str(source), BUILT_IN)} It must be {kinds}.")
 
 
 def _single(label_column: str | Sequence[str] | None) -> str | None:

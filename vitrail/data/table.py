@@ -21,7 +21,7 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 _IMAGE_NAMES = ("image", "image_path", "path", "file", "filename", "filepath", "img")
 _LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags")
 
-Rows = dict[int, list[str]]  # stripped cells, by the row's number in a spreadsheet
+Rows = dict[int, list[str]]  # stripped cells, by spreadsheet row number
 
 
 def open_table(
@@ -137,7 +137,7 @@ def _choose(
 
 
 def _named(columns: Sequence[str], names: Sequence[str]) -> str | None:
-    """The column that matches the first of the names, case-insensitive."""
+    """The column that matches the first possible name, case-insensitive."""
     by_lower = {column.lower(): column for column in reversed(columns)}
     return next((by_lower[name] for name in names if name in by_lower), None)
 
@@ -191,6 +191,6 @@ def _read_parquet(path: Path) -> tuple[list[str], Rows]:
 
 
 def _as_text(cell: object) -> str:
-    if isinstance(cell, list):  # of labels
+    if isinstance(cell, list):  # a list of labels
         return "|".join(str(part).strip() for part in cell)
     return "" if cell is None else str(cell).strip()

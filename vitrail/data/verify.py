@@ -1,9 +1,9 @@
-"""Verification that images can be read, once per version of an image.
+"""Verifies that images can be read, once per version of an image.
 
-Decoding every image each time a data set is opened would take minutes. What a readable image is gets remembered in
-`verified.sqlite` in the cache folder, by the image's name and version: for a file its path, size and modification time.
-Unreadable images are tried again each time, because permissions may change without leaving a trace. A database that is
-damaged, locked or on a read-only disk costs the time to verify again, nothing else.
+Decoding all images each time a data set is opened would take minutes. The facts of readable images are cached in
+`verified.sqlite` in the cache folder, by name and version: for a file, its path, size and modification time. Unreadable
+images are tried again each time, because permissions may change without a trace. If the database is damaged, locked or
+read-only, images are verified again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from vitrail.version import VERSION
 T = TypeVar("T")
 Identity = tuple[str, str]  # name and version of an image
 
-_STEP = 1024  # images that are handed to the threads at a time: a million would need much memory
-_ROWS = 500  # keys of one query
-_SECONDS = 5  # to wait for another program that writes
+_STEP = 1024  # images submitted to the threads at a time, to limit memory
+_ROWS = 500  # keys per query
+_SECONDS = 5  # to wait for another writer
 _FIELDS = [field.name for field in fields(ImageFacts)]
 _TABLE = f"CREATE TABLE IF NOT EXISTS images (key BLOB PRIMARY KEY, {', '.join(_FIELDS)}) WITHOUT ROWID"
 
@@ -64,7 +64,7 @@ def _file_identity(path: Path) -> Identity | None:
     try:
         state = path.stat()
     except OSError:
-        return None  # reading it will say why
+        return None  # reading it will give the reason
     return str(path.absolute()), f"{state.st_size} {state.st_mtime_ns}"
 
 
@@ -80,11 +80,11 @@ def _inspect(items: Sequence[T], inspect: Callable[[T], ImageFacts]) -> list[Ima
         return list(track(answers, "verifying images", total=len(items), unit="img"))
 
 
-# Memory ---------------------------------------------------------------------------------------------------
+# Cache ----------------------------------------------------------------------------------------------------
 
 
 def _key(identity: Identity | None) -> bytes | None:
-    """Changes with the image, and with the software that read it."""
+    """A hash of the image's identity and of the software that reads it."""
     if identity is None:
         return None
     text = "\0".join((VERSION, PIL.__version__, *_FIELDS, *identity))
@@ -114,7 +114,7 @@ def _recall(keys: Iterable[bytes]) -> dict[bytes, ImageFacts]:
                 ):
                     known[key] = ImageFacts(int(h), int(w), bool(grey), int(bands), int(bits))
     except (sqlite3.Error, OSError, ValueError, TypeError):
-        return {}  # nothing is known yet, or the database is damaged
+        return {}  # no database yet, or a damaged one
     return known
 
 
@@ -130,6 +130,6 @@ def _remember(learnt: Mapping[bytes, ImageFacts]) -> None:
         pass  # locked, full or read-only
     except sqlite3.DatabaseError:
         with suppress(OSError):
-            _file().unlink()  # damaged: the next call makes a new one
+            _file().unlink()  # damaged: the next call creates a new one
     except OSError:
-        pass  # there can be no cache folder
+        pass  # the cache folder cannot be created

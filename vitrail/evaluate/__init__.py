@@ -1,4 +1,4 @@
-"""Measuring a model: its predictions, and its features by k-NN, linear and few-shot probes."""
+"""Evaluation: a model's predictions, and its features by k-NN, linear and few-shot probes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Feature vectors of image files, one by one or in a file: read ahead by threads, computed in batches.
+"""Feature vectors of image files, streamed or written to a file: prefetched by threads, computed in batches.
 
-However many files there are, the pixels of three batches and some vectors are the most that is in memory: a Parquet
-file is written in row groups, the arrays of an `.npz` file piece by piece. Only the names are held until the end.
+Memory does not grow with the number of files: it holds the pixels of three batches, one block of vectors, and the file
+names. A Parquet file is written in row groups, the arrays of an `.npz` file block by block.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from vitrail.progress import track
 from vitrail.runs.predictor import Predictor
 
 Vectors = NDArray[np.float32]
-Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # names of files, and their vectors (N, D)
+Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # file names, and their vectors (N, D)
 
-_ROWS = 4096  # vectors, or names, that are written at a time
+_ROWS = 4096  # vectors or names per block
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """The feature vector of a file; one that could not be read has an error instead."""
+    """The feature vector of a file, or the reason why it cannot be read."""
 
     file: str
     features: Vectors | None = None  # D
@@ -42,7 +42,7 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Written:
-    """What is in a file of vectors, and the files that could not be read, with the reasons."""
+    """The size of a file of vectors, and the files that could not be read, with the reasons."""
 
     images: int
     width: int
@@ -50,7 +50,7 @@ class Written:
 
 
 def embeddings(predictor: Predictor, files: Iterable[str], batch_size: int, workers: int) -> Iterator[Embedding]:
-    """The feature vectors of files, in order; `files` is consumed only as far as it is needed."""
+    """Yields the feature vectors of files, in order; `files` is consumed lazily."""
     with closing(predictor.run(files, predictor.features, batch_size=batch_size, workers=workers)) as answers:
         for file, vector in answers:
             if isinstance(vector, UnreadableImage):
@@ -60,14 +60,13 @@ def embeddings(predictor: Predictor, files: Iterable[str], batch_size: int, work
 
 
 def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:
-    """Writes names and vectors as they come to an `.npz` or `.parquet` file, which is there when it is whole.
+    """Writes names and vectors to an `.npz` or `.parquet` file as they arrive; the complete file is renamed into place.
 
-    Both hold `features`, float32, and the name of each one's file, which is called `files` in an `.npz`, where it is an
-    array, and `file` in a table.
+    Both hold `features`, float32, and the file names: `files`, an array, in an `.npz`; `file`, a column, in a table.
     """
     path = Path(out)
     if path.suffix not in _WRITERS:
-        raise UserError(f"Vectors are written to {' or '.join(_WRITERS)} files, but --out is {path}.")
+        raise UserError(f"--out must be a {' or '.join(_WRITERS)} file, but it is {path}.")
     unreadable: list[tuple[str, str]] = []
 
     def readable() -> Iterator[tuple[str, Vectors]]:
@@ -81,7 +80,7 @@ def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:
         images, width = _WRITERS[path.suffix](_parts(readable()), temporary)
         if not images:
             first = "".join(f": {file} ({error})" for file, error in unreadable[:1])
-            raise UserError(f"No image could be read, so {path} is not written{first}.")
+            raise UserError(f"No image could be read, so {path} was not written{first}.")
     return Written(images, width, tuple(unreadable))
 
 
@@ -92,7 +91,7 @@ def _parts(rows: Iterator[tuple[str, Vectors]]) -> Parts:
 
 
 def _write_npz(parts: Parts, path: Path) -> tuple[int, int]:
-    """The vectors wait in a file without a name: an array begins with its length, which is known at the end."""
+    """Buffers the vectors in a temporary file: an array's header holds its length, which is known only at the end."""
     names: list[str] = []
     width = 0
     with zipfile.ZipFile(path, "w") as archive, tempfile.TemporaryFile(dir=path.parent) as waiting:
@@ -111,7 +110,7 @@ def _write_npz(parts: Parts, path: Path) -> tuple[int, int]:
 
 
 def _array(archive: zipfile.ZipFile, name: str, kind: str, shape: tuple[int, ...]) -> IO[bytes]:
-    """An array of an `.npz` file, to which its content is yet to be written."""
+    """Opens an array of an `.npz` file for writing."""
     member = archive.open(f"{name}.npy", "w", force_zip64=True)
     header = {"descr": kind, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(member, header)  # type: ignore[no-untyped-call]
@@ -123,14 +122,14 @@ def _write_parquet(parts: Parts, path: Path) -> tuple[int, int]:
         import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise UserError("Writing Parquet needs pyarrow: pip install 'vitrail[data]'. Or write an .npz file.") from error
+        raise UserError("Writing Parquet needs pyarrow: pip install 'vitrail[data]'. Or use an .npz file.") from error
     images, width = 0, 0
     with ExitStack() as stack:
         file = stack.enter_context(path.open("wb"))
         writer = None
         for files, vectors in parts:
             images, width = images + len(files), vectors.shape[1]
-            names = [name.encode(errors="backslashreplace") for name in files]  # a file name may be no text
+            names = [name.encode(errors="backslashreplace") for name in files]  # file names may be undecodable
             columns = {
                 "file": pyarrow.array([name.decode() for name in names]),
                 "features": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), width),

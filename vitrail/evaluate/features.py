@@ -1,8 +1,7 @@
-"""Outputs and feature vectors of every image of a split, computed once and kept in the run.
+"""Outputs and feature vectors of each image of a split, cached in the run.
 
-There is a file for each data set and split, with a key that changes with the weights, the images and the
-preprocessing. Where the key differs, the values are computed anew and the file is replaced, so a run never holds more
-than the latest values of each split.
+There is one file per data set and split, with a key that depends on the weights, the images and the preprocessing. If
+the key differs, the values are recomputed and the file is replaced, so a run holds only the latest values.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from vitrail.tasks.scores import Scores
 
 Vectors = NDArray[np.float32]
 
-_VERSION = 1  # to be raised when images are read or resized, or models compute, in another way
-_MOST = 2**30  # bytes of values that are kept
+_VERSION = 1  # increase when images or outputs are computed differently
+_MOST = 2**30  # bytes of values to keep
 
 
 def split_features(
@@ -41,7 +40,7 @@ def split_features(
     workers: int = 2,
     device: str = "cpu",
 ) -> Vectors:
-    """The feature vectors of a split, (N, D): those kept in `file` if nothing has changed since, else new ones."""
+    """The feature vectors of a split, (N, D): from `file` if nothing has changed, else recomputed."""
     key = _key(model, split, preprocess)
     if key is not None and (kept := _kept(file, key, "features")) is not None:
         return kept
@@ -72,10 +71,10 @@ def split_scores(
     device: str = "cpu",
     title: str = "evaluating",
 ) -> tuple[Scores, Vectors | None]:
-    """The scores for a split and the outputs, (N, M): those kept in `file` if nothing has changed since, or new ones.
+    """The scores for a split and the outputs, (N, M): from `file` if nothing has changed, else recomputed.
 
-    The split is streamed into the task's meter. Outputs of more than 1 GiB are not kept, in memory or in the file:
-    then they are None. With `cache_gb`, decoded images are cached as in training.
+    The split is streamed into the task's meter. Outputs above 1 GiB are kept neither in memory nor in the file, and
+    returned as None. With `cache_gb`, decoded images are cached as in training.
     """
     card, version = predictor.card, split.version()
     key = None
@@ -105,7 +104,7 @@ def _digest(text: str) -> hashlib.blake2b:
 
 
 def _key(model: Model, split: Split, preprocess: Preprocess) -> str | None:
-    """Changes with everything that features depend on; None if the images may change unnoticed."""
+    """A hash of everything that features depend on; None if the images may change unnoticed."""
     version = split.version()
     if version is None:
         return None
@@ -124,12 +123,12 @@ def _kept(file: Path, key: str, name: str) -> Vectors | None:
                 values: Vectors = arrays[name]
                 return values
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # there is none, or it is damaged: it is made anew
+        pass  # missing or damaged: recompute
     return None
 
 
 def _keep(file: Path, key: str, name: str, values: Vectors) -> None:
-    """Writes to a temporary file and renames it, so that two programs at once do not interfere."""
+    """Writes to a temporary file and renames it, so that concurrent programs do not interfere."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".unfinished-") as folder:
@@ -138,4 +137,4 @@ def _keep(file: Path, key: str, name: str, values: Vectors) -> None:
             np.savez(unfinished, key=key, **arrays)  # type: ignore[arg-type,unused-ignore]
             unfinished.replace(file)
     except OSError as error:
-        log.warning("The %s are not kept: %s cannot be written (%s).", name, file, error.strerror)
+        log.warning("The %s are not cached: %s cannot be written (%s).", name, file, error.strerror)

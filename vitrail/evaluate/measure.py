@@ -1,4 +1,4 @@
-"""Measures a model's predictions or features on a split, and writes the metrics, tables and figures to a folder."""
+"""Measures predictions or features on a split, and writes metrics, tables and figures to a folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evaluate_on(
     device: str | None = None,
     out: str | Path | None = None,
 ) -> Scores:
-    """Measures a run's predictions for a split of open data; writes to `out` or the run's `evaluation` folder."""
+    """Measures a run's predictions on a split of opened data; writes to `out` or the run's `evaluation` folder."""
     _check_batch(batch_size)
     name = split_name(data, split)
     device = choose_device(device)
@@ -71,18 +71,18 @@ def probe_on(
     out: str | Path | None = None,
     **chosen: Any,
 ) -> ProbeMetrics | FewShotMetrics:
-    """Measures a run's features by a probe trained on the train split; `chosen` are the probe's own settings."""
+    """Measures a run's features by a probe fitted to the train split; `chosen` are the probe's own settings."""
     _check_batch(batch_size)
     name = split_name(data, split)
     if not data.task.single:
         raise UserError(
-            f"The method '{method}' needs one class per image, but {data.name} is {data.task.title}. "
-            "Remove --method, or give data with one class per image."
+            f"--method {method} needs one class per image, but {data.name} is {data.task.title}. "
+            "Remove --method, or use multi-class data."
         )
     if "train" not in data.splits:
-        raise UserError(f"The method '{method}' needs a train split, and {data.name} has none.")
+        raise UserError(f"--method {method} needs a train split, but {data.name} has none.")
     if name == "train":
-        raise UserError(f"The method '{method}' is fitted to the train split. Evaluate it on another split.")
+        raise UserError(f"--method {method} is fitted to the train split. Use another --split.")
     device = choose_device(device)
     model, card = open_run(run, device, headless=True)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
@@ -112,9 +112,9 @@ def probe_on(
 
 
 def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
-    """The data that a run was trained on, with the same splits, or other `data`; read as its model needs it.
+    """The data that a run was trained on, with the same splits, or other `data`; read as the model needs it.
 
-    Other data gets the classes of the model, in its order, unless it has some that the model does not know.
+    Other data has the model's classes, in its order, or its own classes if the model does not know some of them.
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
     try:
@@ -128,7 +128,7 @@ def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Dat
 
 def _check_batch(batch_size: int) -> None:
     if batch_size < 1:
-        raise UserError(f"'batch_size' must be 1 or more, but it is {batch_size}.")
+        raise UserError(f"'batch_size' must be at least 1, but it is {batch_size}.")
 
 
 def split_name(data: Data, split: str | None = None) -> str:
@@ -157,7 +157,7 @@ def _write(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another --out.") from error
     write_text(folder / "metrics.json", json.dumps(about | metrics.to_json(), indent=2, ensure_ascii=False) + "\n")
     for name, rows in metrics.csv().items():
         write_text(folder / f"{name}.csv", _csv(rows))

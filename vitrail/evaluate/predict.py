@@ -1,4 +1,4 @@
-"""Predictions for image files: which files, and as a table, CSV or JSON lines, written as they come."""
+"""Image files for prediction, and predictions as a table, CSV or JSON lines, streamed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Format = Literal["table", "csv", "json"]
 
 
 def listed(images: Sequence[str | Path]) -> Iterator[str]:
-    """The image files in files, folders and globs, in their order; a UserError at once if one of them holds none."""
+    """The image files of paths, folders and globs, in order; a source without images raises UserError immediately."""
     if not images:
-        raise UserError("There are no images: give image files, folders or globs.")
+        raise UserError("No images were given. Give image files, folders or globs.")
     sources = [str(source) for source in images]
     for source in sources:
         if next(find(source), None) is None:
@@ -31,17 +31,17 @@ def listed(images: Sequence[str | Path]) -> Iterator[str]:
 
 
 def find(source: str) -> Iterator[str]:
-    """The image files that a path or a glob (*, ?, **) stands for; a file that is named is taken as it is."""
+    """The image files of a path or glob (*, ?, **); an explicit file may have any extension."""
     if Path(source).is_dir():
         yield from map(str, images_below(source, _left_out))
     elif Path(source).exists():
         yield source
     else:
-        pattern = source.replace("[", "[[]")  # brackets are more often part of a name than a pattern
-        for match in sorted(glob.iglob(pattern, recursive=True)):  # noqa: PTH207  # Path globs no absolute paths
+        pattern = source.replace("[", "[[]")  # brackets are more often part of a name
+        for match in sorted(glob.iglob(pattern, recursive=True)):  # noqa: PTH207  # Path does not glob absolute paths
             if not Path(match).is_dir():
                 yield from [match] if is_image(match) else []
-            elif "**" not in source:  # ** finds by itself what is in a folder
+            elif "**" not in source:  # ** descends by itself
                 yield from map(str, images_below(match, _left_out))
 
 
@@ -51,14 +51,14 @@ def _left_out(error: OSError) -> None:
 
 def _nothing(source: str) -> str:
     if Path(source).is_dir():
-        return f"The folder {source} holds no image, nor does any folder in it."
+        return f"The folder {source} and its subfolders contain no images."
     if "*" in source or "?" in source:
-        return f"No image matches {source}. Only names that end like images do are matched: .jpg, .png, .webp, …"
-    return f"There is no file or folder {source}."
+        return f"No image matches {source}. Globs match image extensions only: .jpg, .png, .webp, …"
+    return f"{source} does not exist."
 
 
 def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> int:
-    """Writes predictions as they come and returns the number of files that could not be read."""
+    """Writes predictions as they arrive; returns the number of unreadable files."""
     failures = 0
 
     def counted() -> Iterator[Prediction]:
@@ -73,7 +73,7 @@ def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> 
 
 
 def _write_table(predictions: Iterator[Prediction], stream: TextIO, block: int = 32) -> None:
-    """For people: columns are aligned within a block of lines, so that the first lines are shown at once."""
+    """Columns are aligned within blocks of lines, so that the first lines appear early."""
     widths = [0, 1]
     while lines := list(islice(predictions, block)):
         widths[0] = max(widths[0], *(len(p.file) for p in lines))
@@ -84,7 +84,7 @@ def _write_table(predictions: Iterator[Prediction], stream: TextIO, block: int =
 
 
 def _write_csv(predictions: Iterator[Prediction], stream: TextIO) -> None:
-    """The first file that could be read determines the columns, so failures before it have to wait."""
+    """The first readable file determines the columns, so earlier failures are written after it."""
     first: list[Prediction] = []
     for p in predictions:
         first.append(p)

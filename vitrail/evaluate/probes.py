@@ -1,8 +1,8 @@
-"""What frozen features are worth: simple classifiers on top of them, in three ways that papers use.
+"""Probes: simple classifiers on frozen features, by the three usual protocols.
 
-`knn` is the weighted k-NN of DINO (https://arxiv.org/abs/2104.14294), `linear` a logistic regression, `fewshot` the
-regularised least squares of the ViT paper (https://arxiv.org/abs/2010.11929, section 4.1) as in its authors' code.
-All take arrays: features (N, D) and class numbers (N,), to learn from and to be measured on.
+`knn` is DINO's weighted k-NN (https://arxiv.org/abs/2104.14294), `linear` logistic regression, `fewshot` the
+regularised least squares of the ViT paper (https://arxiv.org/abs/2010.11929, section 4.1), as in its authors' code.
+All take arrays: features (N, D) and class indices (N,), for training and for evaluation.
 
 Legend: N images, D width, K classes.
 """
@@ -31,29 +31,29 @@ from vitrail.tasks.scores import files_line, rounded
 
 Floats = NDArray[np.float32]
 
-HELD_OUT = 0.2  # share of the training images on which `linear` chooses its regularisation
-STRENGTHS = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)  # of it, per image; the first of equally good ones is taken
+HELD_OUT = 0.2  # share of the training images that selects the regularisation of `linear`
+STRENGTHS = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)  # candidates, per image; ties go to the first
 _ITERATIONS = 1000
-_SIMILARITIES = 2**26  # between images that are in memory at a time
-_BIAS = 100.0  # a constant feature so large that the regularisation hardly touches its weight
+_SIMILARITIES = 2**26  # similarities in memory at a time
+_BIAS = 100.0  # a constant feature, large enough that its weight is practically not regularised
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeMetrics:
-    """How well a classifier on frozen features does. Shares are from 0 to 1; rows of the confusion are true classes."""
+    """The scores of a classifier on frozen features. Shares are from 0 to 1; rows of the confusion are true classes."""
 
     method: Literal["knn", "linear"]
-    settings: Mapping[str, float]  # those given and those found
+    settings: Mapping[str, float]  # given or selected
     train_images: int
     images: int
     top1: float
     top5: float
     per_class: list[ClassScore]
     confusion: NDArray[np.int64]
-    folder: Path | None = None  # where `evaluate` wrote its files
+    folder: Path | None = None  # where `evaluate` wrote them
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain JSON."""
+        """All scores, as plain JSON."""
         numbers = {"train_images": self.train_images, "images": self.images, "top1": self.top1, "top5": self.top5}
         return {
             "method": self.method,
@@ -64,7 +64,7 @@ class ProbeMetrics:
         }
 
     def csv(self) -> dict[str, list[list[object]]]:
-        """The tables to write, by the names of their files."""
+        """The CSV tables, by file name."""
         return class_tables(self.per_class, self.confusion)
 
     def charts(self) -> list[Chart]:
@@ -87,7 +87,7 @@ class ProbeMetrics:
 
 @dataclass(frozen=True)
 class Shots:
-    """The accuracy with so many training images per class: of every draw, and over all of them."""
+    """The accuracy with a number of training images per class: of each draw, mean and standard deviation."""
 
     shots: int
     mean: float
@@ -97,20 +97,20 @@ class Shots:
 
 @dataclass(frozen=True, eq=False)
 class FewShotMetrics:
-    """How well a few images per class suffice, averaged over draws of them."""
+    """Few-shot accuracy, averaged over draws of the training images."""
 
     images: int
     draws: int
     shots: list[Shots]
-    folder: Path | None = None  # where `evaluate` wrote its files
+    folder: Path | None = None  # where `evaluate` wrote them
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain JSON."""
+        """All scores, as plain JSON."""
         shots = [rounded(asdict(s)) | {"top1": [round(value, 6) for value in s.top1]} for s in self.shots]
         return {"method": "fewshot", "images": self.images, "draws": self.draws, "shots": shots}
 
     def csv(self) -> dict[str, list[list[object]]]:
-        """The tables to write, by the names of their files."""
+        """The CSV tables, by file name."""
         rows: list[list[object]] = [
             [s.shots, draw, f"{value:.6f}"] for s in self.shots for draw, value in enumerate(s.top1, 1)
         ]
@@ -123,7 +123,7 @@ class FewShotMetrics:
     def table(self) -> str:
         """The scores as text."""
         lines = [
-            f"few-shot: least squares on {self.draws} draws of some images per class",
+            f"few-shot: least squares, {self.draws} draws",
             f"images  {self.images:,}",
             "",
             "images per class    top-1      std",
@@ -142,12 +142,12 @@ def knn(
     k: int = 20,
     temperature: float = 0.07,
 ) -> ProbeMetrics:
-    """The class for which the `k` nearest training images vote, each by exp(cosine similarity / temperature).
+    """Weighted k-NN: the `k` nearest training images vote with exp(cosine similarity / temperature).
 
-    If there are fewer than `k`, all of them vote.
+    With fewer than `k` training images, all vote.
     """
     if k < 1 or temperature <= 0:
-        raise UserError(f"'k' must be 1 or more and 'temperature' above 0, but they are {k} and {temperature}.")
+        raise UserError(f"'k' must be at least 1 and 'temperature' above 0, but they are {k} and {temperature}.")
     x, y, test, truth, names = _arrays(train_features, train_labels, features, labels, classes)
     k = min(k, len(x))
     train = torch.nn.functional.normalize(torch.from_numpy(x))
@@ -157,7 +157,7 @@ def knn(
     for at in range(0, len(test), rows):
         part = torch.nn.functional.normalize(torch.from_numpy(test[at : at + rows]))
         nearest, which = (part @ train.T).topk(k)
-        weights = torch.exp((nearest - nearest[:, :1]).double() / temperature)  # in proportion, and never too large
+        weights = torch.exp((nearest - nearest[:, :1]).double() / temperature)  # relative to the nearest: no overflow
         counted = torch.zeros(len(part), len(names), dtype=torch.float64)
         votes[at : at + rows] = counted.scatter_add_(1, own[which], weights).numpy()
     return _measured("knn", votes, truth, names, len(x), {"k": k, "temperature": temperature})
@@ -174,15 +174,15 @@ def linear(
 ) -> ProbeMetrics:
     """Logistic regression by L-BFGS on standardised features.
 
-    Of seven strengths of regularisation, the one is taken that does best on a fifth of the training images, held out by
-    `seed`; then it is fitted to all of them.
+    The regularisation strength is the best of seven on a fifth of the training images, held out by `seed`; the final
+    fit uses all of them.
     """
     _check_seed(seed)
     x, y, test, truth, names = _arrays(train_features, train_labels, features, labels, classes)
     keep, held = stratify(y, HELD_OUT, seed)
     if len(np.unique(y)) < 2 or not len(held):
         raise UserError(
-            "A linear probe needs training images of two classes or more, and of some class more than one to hold out."
+            "A linear probe needs training images of at least two classes, and two of some class, to hold one out."
         )
     found = {
         strength: float((fitted.predict(x[held]) == y[held]).mean())
@@ -191,11 +191,11 @@ def linear(
     best = max(found, key=found.__getitem__)
     ((_, model),) = _fits(x, y, [best])
     if model[-1].n_iter_.max() >= _ITERATIONS:
-        log.warning("The linear probe was stopped after %d iterations, before it converged.", _ITERATIONS)
-    logits = model.decision_function(test)  # not the logarithm of probabilities, which may be 0 where all is certain
-    if logits.ndim == 1:  # of two classes, for the second and against the first
+        log.warning("The linear probe did not converge in %d iterations.", _ITERATIONS)
+    logits = model.decision_function(test)  # not log-probabilities, which may be -inf
+    if logits.ndim == 1:  # binary: one score, for the second class
         logits = np.column_stack([-logits, logits])
-    scores = np.full((len(test), len(names)), logits.min() - 1)  # a class without training images comes last
+    scores = np.full((len(test), len(names)), logits.min() - 1)  # classes without training images rank last
     scores[:, model[-1].classes_] = logits
     return _measured("linear", scores, truth, names, len(x), {"l2": best, "held_out_top1": round(found[best], 6)})
 
@@ -212,23 +212,23 @@ def fewshot(
     seed: int = 0,
     l2: float = 1024.0,
 ) -> FewShotMetrics:
-    """Least squares from the features of so many images per class to +1 for their class and -1 for the others.
+    """Ridge regression from the features of a few images per class to +1 for their class and -1 for the others.
 
-    The images are drawn anew `draws` times, by `seed`; those of few shots are among those of more. `l2` is the
-    authors' own, the same for all.
+    Images are drawn `draws` times by `seed`; smaller draws are subsets of larger ones. `l2` is the authors' value for
+    all data.
     """
     _check_seed(seed)
     if not shots or min(*shots, draws) < 1 or l2 <= 0:
         raise UserError(
-            f"'shots' and 'draws' must be 1 or more and 'l2' above 0, but they are {tuple(shots)}, {draws} and {l2}."
+            f"'shots' and 'draws' must be at least 1 and 'l2' above 0, but they are {tuple(shots)}, {draws} and {l2}."
         )
     x, y, test, truth, names = _arrays(train_features, train_labels, features, labels, classes)
     counts = np.bincount(y, minlength=len(names))
     rarest = int(counts.argmin())
     if counts[rarest] < max(shots):
         raise UserError(
-            f"{max(shots)} shots take {max(shots)} training images of every class, but '{names[rarest]}' has "
-            f"{counts[rarest]}. Ask for fewer, such as --shots {max(counts[rarest], 1)}."
+            f"{max(shots)} shots need {max(shots)} training images of each class, but '{names[rarest]}' has "
+            f"{counts[rarest]}. Use at most --shots {max(counts[rarest], 1)}."
         )
     top1: dict[int, list[float]] = {n: [] for n in shots}
     for draw in range(draws):
@@ -249,11 +249,11 @@ def fewshot(
 
 
 def least_squares(x: Floats, y: Numbers, classes: int, l2: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Weights (D, K) and bias (K,) of the regression of standardised features to ±1, for features as they are."""
+    """Weights (D, K) and bias (K,) of ridge regression on standardised features, rescaled to the raw features."""
     mean, std = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64) + 1e-5
     rows = np.column_stack([(x - mean) / std, np.full(len(x), _BIAS)])
     targets = np.where(y[:, None] == np.arange(classes), 1.0, -1.0)
-    if len(rows) < rows.shape[1]:  # the same solution, of the smaller of two systems
+    if len(rows) < rows.shape[1]:  # the dual form, a smaller system
         solution = rows.T @ np.linalg.solve(rows @ rows.T + l2 * np.eye(len(rows)), targets)
     else:
         solution = np.linalg.solve(rows.T @ rows + l2 * np.eye(rows.shape[1]), rows.T @ targets)
@@ -262,17 +262,17 @@ def least_squares(x: Floats, y: Numbers, classes: int, l2: float) -> tuple[NDArr
 
 
 def _fits(x: Floats, y: Numbers, strengths: Sequence[float]) -> Iterator[tuple[float, Any]]:
-    """The same regression at one strength of regularisation after the other, each going on where the last ended."""
-    from sklearn.exceptions import ConvergenceWarning  # slow to load, for this method only
+    """Fits the regression at each regularisation strength, warm-started from the previous one."""
+    from sklearn.exceptions import ConvergenceWarning  # slow to import
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=_ITERATIONS, warm_start=True))
     for strength in strengths:
-        model[-1].C = 1 / (strength * len(x))  # scikit-learn weighs the sum over images
+        model[-1].C = 1 / (strength * len(x))  # scikit-learn sums over images
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # `linear` tells it, where it matters
+            warnings.simplefilter("ignore", ConvergenceWarning)  # `linear` reports it for the final fit
             model.fit(x, y)
         yield strength, model
 
@@ -291,7 +291,7 @@ def _measured(
 
 def _check_seed(seed: int) -> None:
     if seed < 0:
-        raise UserError(f"'seed' must be 0 or more, but it is {seed}.")
+        raise UserError(f"'seed' must be at least 0, but it is {seed}.")
 
 
 def _arrays(
@@ -301,23 +301,23 @@ def _arrays(
     labels: ArrayLike,
     classes: Sequence[str] | None,
 ) -> tuple[Floats, Numbers, Floats, Numbers, Sequence[str]]:
-    """Features, (N, D) float32, and class numbers, (N,), checked; with names for the classes."""
+    """Validated features, (N, D) float32, and class indices, (N,), with the class names."""
     x, test = np.asarray(train_features, np.float32), np.asarray(features, np.float32)
     y, truth = np.asarray(train_labels), np.asarray(labels)
     for vectors, numbers in ((x, y), (test, truth)):
         if vectors.ndim != 2 or not len(vectors) or numbers.shape != vectors.shape[:1]:
             raise UserError(
-                "Features must be an array (N, D), N at least 1, and labels one of (N,), but they are "
+                "Features must have the shape (N, D), with N at least 1, and labels (N,), but they have "
                 f"{vectors.shape} and {numbers.shape}."
             )
         if not np.issubdtype(numbers.dtype, np.integer) or numbers.min() < 0:
-            raise UserError("Labels must be class numbers: whole, from 0 on.")
+            raise UserError("Labels must be class indices: integers from 0.")
         if not np.isfinite(vectors).all():
             raise UserError("Features must be finite, but some are not: the weights diverged or are damaged.")
     if x.shape[1] != test.shape[1]:
-        raise UserError(f"Features must have one width, but they have {x.shape[1]} and {test.shape[1]}.")
+        raise UserError(f"Training and test features must have one width, but have {x.shape[1]} and {test.shape[1]}.")
     most = int(max(y.max(), truth.max()))
     names = classes if classes is not None else [str(number) for number in range(most + 1)]
     if most >= len(names):
-        raise UserError(f"{len(names)} classes are named, but there is a class of number {most}.")
+        raise UserError(f"Labels must be below {len(names)}, the number of class names, but one is {most}.")
     return np.ascontiguousarray(x), y.astype(np.int64), np.ascontiguousarray(test), truth.astype(np.int64), names

@@ -21,13 +21,13 @@ Outputs = NDArray[np.float32]
 
 
 class Meter(Protocol):
-    """Whatever takes outputs and targets batch by batch."""
+    """Anything that accumulates outputs and targets batch by batch."""
 
     def add(self, outputs: Outputs, targets: NDArray[Any]) -> None: ...
 
 
 class Keep:
-    """Keeps all outputs and targets, for what needs them at once; or none, if they take more than `limit` bytes."""
+    """Collects all outputs and targets; none if they exceed `limit` bytes."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._outputs: list[Outputs] = []
@@ -63,7 +63,7 @@ def stream(
     device: str = "cpu",
     title: str = "evaluating",
 ) -> None:
-    """Adds what `compute` makes of a split's pixels (B, C, H, W), in their order, and the targets to every meter."""
+    """Runs `compute` on a split's pixels (B, C, H, W), in order, and adds results and targets to every meter."""
     loader = track(batches(split, preprocess, batch_size, workers), title, math.ceil(len(split) / batch_size), "batch")
     with torch.inference_mode():
         for pixels, targets in loader:
@@ -84,7 +84,7 @@ def run_model(
     device: str = "cpu",
     title: str = "evaluating",
 ) -> None:
-    """Streams a split through a model in evaluation mode, or through `compute`, a method of it, into meters."""
+    """Streams a split through a model in evaluation mode, or through its method `compute`, into meters."""
     how, training = compute or model, model.training
     model.eval()
     try:
@@ -103,7 +103,7 @@ def run_model(
 
 
 def run_split(model: Model, split: Split, preprocess: Preprocess, **how: Any) -> tuple[Outputs, NDArray[Any]]:
-    """The outputs of a model for every image of a split, in order, and the targets; `how` as in `run_model`."""
+    """A model's outputs for every image of a split, in order, and the targets; `how` as in `run_model`."""
     kept = Keep()
     run_model(model, split, preprocess, [kept], **how)
     assert kept.outputs is not None  # there is no limit

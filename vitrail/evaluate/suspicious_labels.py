@@ -1,4 +1,4 @@
-"""Suspicious labels: images whose label a trained model confidently contradicts."""
+"""Suspicious labels: images whose label a trained model contradicts with confidence."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.weights import Card
 
-# A model contradicts a label if its own choice is likelier than not, and 19 times in 20 if only the two are to choose
-# from. The probability alone would not do: label smoothing and mixup teach a model never to be 95 % sure.
+# A label is contradicted if the model's class has a probability above 1/2, and at least 19 times that of the label. A
+# threshold on the probability alone would not do: label smoothing and mixup keep models below 95 %.
 LIKELY, SURE = 0.5, 0.95
 _MOST = 100
 
 
 def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: int, device: str) -> list[Finding]:
-    """Images that the model confidently assigns to another class than their label, the most confident first."""
+    """Images that the model confidently assigns to a class other than their label, most confident first."""
     if not card.task.single:
         raise UserError(f"--run needs a model with one class per image; this one is {card.task.title}.")
     numbers = {name: number for number, name in enumerate(card.classes)}
@@ -31,11 +31,11 @@ def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: 
     strange = sorted({item.label for item in items} - set(numbers))
     if not known:
         raise UserError(
-            f"The run knows none of the classes of the data, {shortlist(strange, 5)}: its classes are "
-            f"{shortlist(card.classes, 5)}. Give a run that was trained on data like this."
+            f"The run and the data have no class in common: the data has {shortlist(strange, 5)}, the run "
+            f"{shortlist(card.classes, 5)}. Use a run trained on similar data."
         )
     if strange:
-        log.warning("The run does not know %s: the labels of these images are not checked.", shortlist(strange, 5))
+        log.warning("The run lacks the classes %s: images with these labels are not checked.", shortlist(strange, 5))
     seen = card.preprocess
     split = _Items(known, np.array([numbers[item.label] for item in known], np.int64), seen.channels, seen.bits)
     logits, labels = run_split(model, split, card.preprocess, workers=workers, device=device, title="checking labels")
@@ -45,7 +45,7 @@ def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: 
     doubted = np.flatnonzero((own >= LIKELY) & (own >= SURE * (own + given)) & (said != labels))
     doubted = doubted[np.argsort(given[doubted] / own[doubted], kind="stable")]
     if len(doubted) > _MOST:
-        log.info("The run contradicts %d labels; the %d of which it is surest are listed.", len(doubted), _MOST)
+        log.info("The run contradicts %d labels; the %d most confident are listed.", len(doubted), _MOST)
     findings = []
     for i in doubted[:_MOST].tolist():
         label, other = card.classes[labels[i]], card.classes[said[i]]
@@ -56,7 +56,7 @@ def suspicious_labels(model: Model, card: Card, items: Sequence[Item], workers: 
 
 @dataclass(frozen=True, eq=False)
 class _Items(Split):
-    """Audited images as a split that a model can predict."""
+    """Audited images as a split."""
 
     items: Sequence[Item]
     targets: Numbers

@@ -1,7 +1,7 @@
-"""Every model by name: the registry of families, their configurations, the other spellings, and `create`.
+"""The model registry: families, named configurations, other spellings of their names, and `create`.
 
-A family is one file: a frozen dataclass of its configuration, which is a `ModelConfig`, and a `Model`. `register` makes
-it known under its name, to this package and from outside it.
+A family is one file with a frozen dataclass, its `ModelConfig`, and a `Model`. `register` adds it under its name, from
+this package or from outside.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.models.swin import Swin, SwinConfig
 from vitrail.models.vit import ViT, ViTConfig
 
-# The name of every family, as model cards have it, with the type of its configurations and models.
+# Every family by the name used in model cards: the types of its configuration and model.
 FAMILIES: dict[str, tuple[type[Any], type[Model]]] = {}
 
-# The models that `vitrail models` lists. A ViT of any other patch size is built from its name alike.
+# The models that `vitrail models` lists. ViTs of other patch sizes are built from their names.
 CONFIGS: dict[str, ModelConfig] = {}
 
 
 def register(name: str, config: type[Any], model: type[Model], configs: Mapping[str, Any]) -> None:
-    """Makes a family of models known under its name, with the configurations of its named models.
+    """Registers a family of models under its name, with the configurations of its named models.
 
-    The first of these is for small images, the second the smallest for photographs.
+    The first configuration is for small images, the second is the smallest for photographs.
     """
     for taken in {name} & FAMILIES.keys() | configs.keys() & CONFIGS.keys():
-        raise UserError(f"There is already a model '{taken}'. Choose another name.")
+        raise UserError(f"There already is a model '{taken}'. Choose another name.")
     FAMILIES[name] = (config, model)
     CONFIGS.update(configs)
 
@@ -75,10 +75,10 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
 
 
 def is_meant(name: str, asked: str) -> bool:
-    """Whether a model, by its short name, is the one that is asked for by any spelling, or one of the family."""
+    """Whether `asked`, in any spelling, is the model with this short name or its family."""
     if asked == "deit":
         return name.startswith("deit_")
-    if asked in FAMILIES:  # what is not listed is called by its family, or is a ViT of another size
+    if asked in FAMILIES:  # unlisted models are named after their family, except ViTs
         return asked == (family(CONFIGS[name]) if name in CONFIGS else name if name in FAMILIES else "vit")
     return name == asked or name == canonical(asked)[0]
 
@@ -121,21 +121,21 @@ def configure(name: str, **changes: object) -> ModelConfig:
 
 
 def build(config: ModelConfig) -> Model:
-    """The model that a configuration describes, with fresh weights."""
+    """Builds the model of a configuration, with fresh weights."""
     kind: Any = FAMILIES[family(config)][1]
     model: Model = kind(config)
     return model
 
 
 def create(name: str, **changes: object) -> Model:
-    """A model with fresh weights: `create("vit_b16", classes=10, img_size=384, pool="gap")`."""
+    """Builds a named model with fresh weights: `create("vit_b16", classes=10, img_size=384, pool="gap")`."""
     return build(configure(name, **changes))
 
 
 def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic") -> Model:
-    """The same model for images of another size: its positions are resampled, everything else is kept."""
+    """The same model for another image size: position embeddings are resampled, other weights are kept."""
     config = replace(model.config, img_size=coerce(type(model.config), "img_size", img_size))
-    resized = build(config).to(next(model.parameters()))  # its device and type
+    resized = build(config).to(next(model.parameters()))  # same device and dtype
     resized.load_state_dict(resized_state(model.state_dict(), model.config, config, method))
     return resized.train(model.training)
 
@@ -143,27 +143,27 @@ def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic"
 def resized_state(
     state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, method: Interpolation = "bicubic"
 ) -> dict[str, Tensor]:
-    """A copy of a model's weights that fits another image size; what need not change is the same tensor."""
+    """A copy of a model's state dict for another image size. Tensors that need no change are shared, not copied."""
     return FAMILIES[family(old)][1].resized_state(state, old, new, method)
 
 
 def head(model: Model) -> nn.Linear | nn.Conv2d:
-    """The last layer, which gives the logits; of a DeiT that of its class token. A body has none: a UserError."""
+    """The layer that computes the logits; for DeiT, that of the class token. A headless model raises UserError."""
     for layer in model.classifiers():
         return layer
-    raise UserError("The model has no head. Build it with classes=N, or load it with classes=N.")
+    raise UserError("The model has no classification head. Build or load it with classes=N.")
 
 
 @cache
 def parameters(config: ModelConfig) -> int:
-    """The number of weights of a model, counted without allocating one."""
+    """The number of parameters, counted without allocating them."""
     with torch.device("meta"):
         return sum(p.numel() for p in build(config).parameters())
 
 
 @cache
 def macs(config: ModelConfig) -> int:
-    """Multiply-accumulates of one forward pass of one image: what tables of ViTs call FLOPs."""
+    """Multiply-accumulate operations of a forward pass on one image: what ViT papers report as FLOPs."""
     with torch.device("meta"):
         model = build(config).eval()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -183,7 +183,7 @@ class Row:
 
 
 def rows(pattern: str = "") -> Iterator[Row]:
-    """Every listed model whose name contains `pattern`, one by one: counting them all takes a while."""
+    """Yields every listed model whose name contains `pattern`; lazily, since counting parameters takes time."""
     chosen = {name: config for name, config in CONFIGS.items() if pattern in name}
     if not chosen:
         raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")

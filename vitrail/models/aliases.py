@@ -1,4 +1,4 @@
-"""Other spellings of the names of models: those of papers, timm, Hugging Face and the files of authors."""
+"""Other spellings of model names: those of papers, timm, Hugging Face and the original checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-_OWNER = r"(?:[\w.-]+/)?"  # of a Hugging Face repository
+_OWNER = r"(?:[\w.-]+/)?"  # owner of a Hugging Face repository
 _TAG = r"(?:[-_.](?:in1k|in21k|in22k|in22k_to_1k|in22ft1k|ms_|fb|goog|augreg|orig|sw_|untrained|npz).*)?"
 _SIDE = r"(?:[-_](?P<side>\d{3}))?"
 
@@ -96,7 +96,7 @@ _VIT = re.compile(
     + _TRAINED_ON
     + r"(?:[-_](?P<img>\d{2,3})(?:px)?)?"
     + _TRAINED_ON
-    + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag; the recipe in AugReg's file names
+    + r"(?:\..*|-\d+ep.*?(?:-res_(?P<res>\d{2,3}))?(?:\.npz)?)?",  # timm's tag, or the recipe in AugReg's file names
     re.IGNORECASE,
 )
 _DEIT = re.compile(r"deit_(?:nano|ti|[sblh]|giant|gigantic)\d{1,2}(?:_\d{2,3})?")
@@ -109,7 +109,7 @@ _DINOV2 = re.compile(
 
 
 def find(name: str) -> tuple[str, dict[str, Any]] | None:
-    """The short name that a spelling stands for, and what else it says of the model; None if it is unknown.
+    """The short name that a spelling stands for, with other options it implies; None if it is unknown.
 
     >>> find("swin_tiny_patch4_window7_224")
     ('swin_t', {'img_size': (224, 224)})
@@ -125,7 +125,7 @@ def find(name: str) -> tuple[str, dict[str, Any]] | None:
     if match and (re.search("vit|deit", name, re.IGNORECASE) or re.match(r"[A-Za-z]+[_/]\d", name)):
         size = "gigantic" if match["size"] == "G" else match["size"].lower()
         size = {"g": "giant"}.get(size) or _WORDS.get(size, size)
-        # Others call a DeiT with a distillation token distilled; our own short name means it.
+        # Elsewhere "distilled" marks a DeiT with a distillation token; our short name implies it.
         family = "deit" if match["distilled"] or _DEIT.fullmatch(name) else "vit"
         return f"{family}_{size}{int(match['patch'])}", _sized(match["img"] or match["res"])
     return None

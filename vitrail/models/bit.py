@@ -1,17 +1,16 @@
 """Big Transfer: "Big Transfer (BiT): General Visual Representation Learning", https://arxiv.org/abs/1912.11370.
 
-The convolutional network that the ViT paper compares itself with: a ResNet-v2, whose bottleneck blocks normalise and
-activate before each convolution (https://arxiv.org/abs/1603.05027), made wider, with GroupNorm in the place of
-BatchNorm and with standardised weights (https://arxiv.org/abs/1903.10520), so that no image of a batch depends on the
-others and batches may be of any size:
+The convolutional baseline of the ViT paper: a wide ResNet-v2, whose pre-activation bottlenecks apply norm and ReLU
+before each convolution (https://arxiv.org/abs/1603.05027). GroupNorm and weight standardisation
+(https://arxiv.org/abs/1903.10520) replace BatchNorm, so images of a batch are independent and any batch size works:
 
     w' = (w - mean(w)) / std(w)                  for each filter          `StdConv`
     y  = x + conv1×1(conv3×3(conv1×1(x)))        each conv: relu(GN(·))   `PreActBottleneck`
 
-What differs from the paper: nothing for the models of its table. The stem of `bit_nano` does not shrink the image, as
-is usual for images of 32 pixels. Initialisation is PyTorch's usual one for ResNets, with a zero head.
+Differences from the paper: none for its models. The stem of `bit_nano` does not downsample, as is usual for images of
+32 pixels. Initialisation is PyTorch's usual one for ResNets, with a zero head.
 
-Legend: B batch, D width, K classes, (h, w) the map of features.
+Legend: B batch, D width, K classes, (h, w) feature map.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from vitrail.models.validate import check_counts, check_images, check_rates, che
 
 @dataclass(frozen=True)
 class BiTConfig(ModelConfig):
-    widths: Ints  # of the output of each stage; its 3×3 convolutions have a quarter
-    depths: Ints
-    shrink: bool = True  # whether the stem divides the image by 4
-    groups: int = 32  # of channels that are normalised together
+    widths: Ints  # output channels of each stage; its 3×3 convolutions have a quarter
+    depths: Ints  # blocks of each stage
+    shrink: bool = True  # whether the stem downsamples by 4
+    groups: int = 32  # groups of GroupNorm
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
@@ -49,35 +48,32 @@ class BiTConfig(ModelConfig):
         check_rates(self)
         for width in self.widths:
             if width % (4 * self.groups):
-                raise UserError(
-                    f"The widths must be multiples of 4 times the number of groups, {4 * self.groups}, "
-                    f"but one is {width}."
-                )
+                raise UserError(f"'widths' must be multiples of 4 · groups = {4 * self.groups}, but one is {width}.")
 
     @property
     def first(self) -> int:
-        """The width of the stem: a quarter of that of the first stage."""
+        """The width of the stem: a quarter of the first stage's."""
         return self.widths[0] // 4
 
     @property
     def width(self) -> int:
-        """The width of the features."""
+        """The width of the last feature map."""
         return self.widths[-1]
 
     @property
     def stride(self) -> int:
-        """Pixels from one place of the last map to the next: every stage but the first halves."""
+        """Pixels per position of the last feature map: every stage but the first downsamples by 2."""
         return 2 ** (len(self.widths) - 1 + 2 * self.shrink)
 
     @property
     def grids(self) -> list[Grid]:
-        """Rows and columns of the map of each stage: every halving rounds up."""
+        """Rows and columns of the feature map of each stage; every downsampling rounds up."""
         strides = [2 ** (i + 2 * self.shrink) for i in range(len(self.widths))]
         return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of the last map."""
+        """Rows and columns of the last feature map."""
         return self.grids[-1]
 
 
@@ -85,7 +81,7 @@ def _resnet(*depths: int, factor: int) -> BiTConfig:
     return BiTConfig(tuple(factor * width for width in (256, 512, 1024, 2048)), depths)
 
 
-# The networks of the paper with R50x2, which the ViT paper adds, and our own nano for images of 28 to 64 pixels.
+# The paper's models, R50x2 from the ViT paper, and our own nano for images of 28 to 64 pixels.
 CONFIGS = {
     "bit_nano": BiTConfig((64, 128, 256, 512), (2, 2, 2, 2), shrink=False, groups=8, img_size=(32, 32)),
     "bit_r50x1": _resnet(3, 4, 6, 3, factor=1),
@@ -99,10 +95,10 @@ CONFIGS = {
 
 
 class StdConv(nn.Conv2d):
-    """A convolution whose filters are standardised: each has mean 0 and variance 1. `same` pads as TensorFlow does."""
+    """A convolution with standardised filters, of mean 0 and variance 1. `same` pads as TensorFlow's SAME does."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, same: bool = False):
-        # To the size of the input over the stride: an even number of pixels in all cannot be halved evenly.
+        # Output size is input size / stride, rounded up: an odd total padding has its extra pixel at the end.
         uneven = same and stride > 1
         super().__init__(channels, out, kernel, stride, 0 if uneven else kernel // 2, bias=False)
         self.pads = (
@@ -114,7 +110,7 @@ class StdConv(nn.Conv2d):
         return F.conv2d(x, self.filters(), None, self.stride, self.padding)
 
     def filters(self) -> Tensor:
-        """The filters as they are applied, standardised."""
+        """The standardised filters, as applied."""
         var, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
         return (self.weight - mean) * torch.rsqrt(var + 1e-8)
 
@@ -127,7 +123,7 @@ class GroupNormAct(nn.GroupNorm):
 
 
 class Downsample(nn.Module):
-    """The shortcut of a block that changes size or width."""
+    """The projection shortcut of a block that changes resolution or width."""
 
     def __init__(self, channels: int, out: int, stride: int):
         super().__init__()
@@ -138,7 +134,7 @@ class Downsample(nn.Module):
 
 
 class PreActBottleneck(nn.Module):
-    """A narrow 3×3 convolution between two of 1×1, each behind its norm and activation."""
+    """A pre-activation bottleneck: 1×1, 3×3 and 1×1 convolutions, each after GroupNorm and ReLU."""
 
     def __init__(self, channels: int, out: int, stride: int, groups: int, drop_path: float):
         super().__init__()
@@ -161,7 +157,7 @@ class PreActBottleneck(nn.Module):
 
 
 class Layer(nn.Module):
-    """Blocks of one width: the first of them changes size and width."""
+    """The blocks of one stage; the first changes resolution and width."""
 
     def __init__(self, blocks: list[nn.Module]):
         super().__init__()
@@ -169,7 +165,7 @@ class Layer(nn.Module):
 
 
 class Stem(nn.Module):
-    """A 7×7 convolution and a maximum, each of which halves the image; or a 3×3 convolution that keeps its size."""
+    """A 7×7 convolution and a max pool, each of stride 2; without `shrink`, a 3×3 convolution of stride 1."""
 
     def __init__(self, channels: int, width: int, shrink: bool):
         super().__init__()
@@ -178,13 +174,13 @@ class Stem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.conv(images)
-        # The authors pad with zeros, which may be the largest value. Here they are 1e-30: zeros before a maximum are
-        # taken by ONNX Runtime (https://github.com/microsoft/onnxruntime/pull/18136) for its own padding, of -inf.
+        # The original pads the max pool with zeros. Here it pads with 1e-30: ONNX Runtime fuses zero padding into the
+        # pool, which then pads with -inf (https://github.com/microsoft/onnxruntime/pull/18136).
         return F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=1e-30), 3, 2) if self.shrink else x
 
 
 class Head(nn.Module):
-    """The classes of an average, by a 1×1 convolution as in the authors' code."""
+    """The classifier of pooled features: a 1×1 convolution, as in the original code."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -222,11 +218,11 @@ class BiT(Model):
         return self.head(self.drop(self.embed(images)))  # B K
 
     def embed(self, images: Tensor) -> Tensor:
-        """One feature vector per image, the average of the last map: (B, D)."""
+        """One feature vector per image, the average-pooled last feature map: (B, D)."""
         return self.features(images).mean(dim=(2, 3))
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The last map after its norm, (B, D, h, w); with `levels` the map of every stage."""
+        """The last feature map after its norm, (B, D, h, w); with `levels`, the feature map of every stage."""
         check_images(images, self.config)
         x = self.stem(images)
         maps: list[Tensor] = []
@@ -238,7 +234,7 @@ class BiT(Model):
         return [*maps, last] if levels else last
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the stem, each block, the last norm, the head."""
+        """The stem, each block, the final norm, the head."""
         blocks = [block for layer in self.layers for block in cast(Layer, layer).blocks]
         return [self.stem, *blocks, self.norm, *([self.head] if self.config.classes else [])]
 

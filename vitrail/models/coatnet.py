@@ -1,19 +1,19 @@
 """CoAtNet: "Marrying Convolution and Attention for All Data Sizes", https://arxiv.org/abs/2106.04803.
 
-Convolutions where the map is large, attention where it is small: a stem, two stages of inverted bottlenecks (MBConv),
-then two of transformer blocks whose attention has a learned bias for every offset, as a convolution has a weight:
+Convolution at high resolution, attention at low: a stem, two stages of inverted bottlenecks (MBConv), then two of
+transformer blocks whose attention has a learned bias for every relative offset, as a convolution has a weight:
 
     y_i = Σ_j softmax_j(x_i·x_j + w_(i-j)) x_j                          (5)  `RelativeAttention`
 
-Every stage halves the map: the shortcut by an average and a projection, the branch by the stride of its depth-wise
-convolution, or before its attention by an average.
+Every stage downsamples by 2: the shortcut by average pooling and a projection, the branch by a strided depth-wise
+convolution in MBConv, and by average pooling before attention.
 
-There is no code of the authors. The details are timm's, after MaxViT, which is by the same authors: BatchNorm and GELU
-in MBConv, squeeze-and-excitation of a quarter of the output's width, 32 channels a head, a hidden tanh layer before the
-classes. The stem of `coatnet_nano` does not shrink the image. Initialisation is as in a ViT for the attention and as in
-EfficientNet for the convolutions, with a zero head.
+The authors published no code. The details are those of timm, after MaxViT, by the same authors: BatchNorm and GELU in
+MBConv, squeeze-and-excitation at a quarter of the output width, 32 channels per head, a tanh hidden layer before the
+classifier. The stem of `coatnet_nano` does not downsample. Attention is initialised as in a ViT, convolutions as in
+EfficientNet, the head with zeros.
 
-Legend: B batch, D width, H heads, K classes, (h, w) the map, N its places.
+Legend: B batch, D width, H heads, K classes, (h, w) feature map, N its positions.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, offsets, resample
 from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
 
-_HEAD = 32  # channels of an attention head
+_HEAD = 32  # channels per attention head
 
 
 @dataclass(frozen=True)
 class CoAtNetConfig(ModelConfig):
-    widths: Ints
-    depths: Ints
+    widths: Ints  # output channels of each stage
+    depths: Ints  # blocks of each stage
     first: int = 64  # width of the stem
-    convs: int = 2  # stages of MBConv; those after them attend
-    shrink: bool = True  # whether the stem halves the image
+    convs: int = 2  # number of MBConv stages; the later ones are transformer stages
+    shrink: bool = True  # whether the stem downsamples by 2
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
@@ -55,34 +55,34 @@ class CoAtNetConfig(ModelConfig):
         check_stages(self, "depths")
         check_rates(self)
         if not 0 <= self.convs <= len(self.widths):
-            raise UserError(f"'convs' must be a number of the {len(self.widths)} stages, but it is {self.convs}.")
+            raise UserError(f"'convs' must be from 0 to the {len(self.widths)} stages, but it is {self.convs}.")
         for width in self.widths[self.convs :]:
             if width % _HEAD:
-                raise UserError(f"The width of a stage that attends must be a multiple of {_HEAD}, but one is {width}.")
+                raise UserError(f"The widths of attention stages must be multiples of {_HEAD}, but one is {width}.")
 
     @property
     def width(self) -> int:
-        """The width of the features."""
+        """The width of the last feature map."""
         return self.widths[-1]
 
     @property
     def strides(self) -> list[int]:
-        """Pixels from one place of the map of each stage to the next."""
+        """Pixels per position of the feature map of each stage."""
         return [2 ** (i + 1 + self.shrink) for i in range(len(self.widths))]
 
     @property
     def stride(self) -> int:
-        """Pixels from one place of the last map to the next."""
+        """Pixels per position of the last feature map."""
         return self.strides[-1]
 
     @property
     def grids(self) -> list[Grid]:
-        """Rows and columns of the map of each stage: every halving rounds up."""
+        """Rows and columns of the feature map of each stage; every downsampling rounds up."""
         return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in self.strides]
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of the last map."""
+        """Rows and columns of the last feature map."""
         return self.grids[-1]
 
 
@@ -99,7 +99,7 @@ CONFIGS = {
 
 
 class Halve(nn.Module):
-    """An average of 2×2 values, and a projection if the width changes."""
+    """Average pooling of 2×2, and a 1×1 projection if the width changes."""
 
     def __init__(self, channels: int, out: int):
         super().__init__()
@@ -111,7 +111,7 @@ class Halve(nn.Module):
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """LayerNorm over the channels of a map: (B, D, h, w)."""
+    """LayerNorm over the channels of a feature map, (B, D, h, w)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -125,7 +125,7 @@ class BatchNormAct(nn.BatchNorm2d):
 
 
 class SqueezeExcite(nn.Module):
-    """Weighs the channels by what their averages say (https://arxiv.org/abs/1709.01507)."""
+    """Squeeze-and-excitation (https://arxiv.org/abs/1709.01507): channels gated by their global averages."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()
@@ -138,7 +138,7 @@ class SqueezeExcite(nn.Module):
 
 
 class MBConv(nn.Module):
-    """An inverted bottleneck (https://arxiv.org/abs/1801.04381): a depth-wise convolution where it is wide."""
+    """An inverted bottleneck (https://arxiv.org/abs/1801.04381): 1×1 expansion, depth-wise 3×3, 1×1 projection."""
 
     def __init__(self, channels: int, out: int, stride: int, drop_path: float):
         super().__init__()
@@ -160,7 +160,7 @@ class MBConv(nn.Module):
 
 
 class RelPos(nn.Module):
-    """The learned bias of every head for every offset."""
+    """The relative position bias of every head."""
 
     def __init__(self, grid: Grid, heads: int):
         super().__init__()
@@ -174,7 +174,7 @@ class RelPos(nn.Module):
 
 
 class RelativeAttention(nn.Module):
-    """Multi-head self-attention over a map, with a bias for every offset: equation 5."""
+    """Multi-head self-attention over a feature map, with relative position bias: equation 5."""
 
     def __init__(self, channels: int, out: int, grid: Grid, drop: float):
         super().__init__()
@@ -191,7 +191,7 @@ class RelativeAttention(nn.Module):
         return self.drop(self.proj(y))
 
     def weights(self, x: Tensor) -> Tensor:
-        """The attention map that `forward` applies to the same map, row by row: (B, H, N, N)."""
+        """The attention weights that `forward` applies to the same input: (B, H, N, N)."""
         q, k, _ = self._split(x)
         return (q @ k.transpose(-2, -1) * _HEAD**-0.5 + self.rel_pos().to(q.dtype)).softmax(dim=-1)
 
@@ -201,7 +201,7 @@ class RelativeAttention(nn.Module):
 
 
 class Mlp2d(nn.Module):
-    """The MLP of each place of a map."""
+    """An MLP at each position of a feature map."""
 
     def __init__(self, width: int, drop: float):
         super().__init__()
@@ -214,7 +214,7 @@ class Mlp2d(nn.Module):
 
 
 class CoAtBlock(nn.Module):
-    """One pre-norm transformer block on a map, which it may halve first."""
+    """One pre-norm transformer block on a feature map; with a stride of 2, it downsamples first."""
 
     def __init__(self, channels: int, out: int, stride: int, grid: Grid, drop: float, drop_path: float):
         super().__init__()
@@ -233,7 +233,7 @@ class CoAtBlock(nn.Module):
 
 
 class Stem(nn.Module):
-    """Two 3×3 convolutions, the first of which may halve the image."""
+    """Two 3×3 convolutions; the first may have a stride of 2."""
 
     def __init__(self, channels: int, width: int, stride: int):
         super().__init__()
@@ -246,7 +246,7 @@ class Stem(nn.Module):
 
 
 class Layer(nn.Module):
-    """The blocks of one stage: the first of them halves the map."""
+    """The blocks of one stage; the first downsamples."""
 
     def __init__(self, c: CoAtNetConfig, i: int, rates: list[float]):
         super().__init__()
@@ -261,12 +261,12 @@ class Layer(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def attending(self) -> list[CoAtBlock]:
-        """The blocks that attend."""
+        """The blocks with attention."""
         return [block for block in self.blocks if isinstance(block, CoAtBlock)]
 
 
 class Head(nn.Module):
-    """A norm, a hidden layer, and the classes; of a body the norm alone."""
+    """Norm, hidden layer and classifier; a headless model has the norm only."""
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -276,7 +276,7 @@ class Head(nn.Module):
         self.fc = nn.Linear(width, classes) if classes else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """The classes of features that are normalised already: the norm is a stage of its own."""
+        """The logits of features that are already normalised: the norm is a stage of its own."""
         if self.pre_logits is None or self.fc is None:
             return features
         return self.fc(self.pre_logits(features))
@@ -302,11 +302,11 @@ class CoAtNet(Model):
         return outputs  # B K
 
     def embed(self, images: Tensor) -> Tensor:
-        """One feature vector per image, the average of the last map after its norm: (B, D)."""
+        """One feature vector per image, the average-pooled last feature map after its norm: (B, D)."""
         return self.head.norm(self.features(images).mean(dim=(2, 3)))
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The last map, (B, D, h, w); with `levels` the map of every stage."""
+        """The last feature map, (B, D, h, w); with `levels`, the feature map of every stage."""
         check_images(images, self.config)
         x = self.stem(images)
         maps: list[Tensor] = []
@@ -317,7 +317,7 @@ class CoAtNet(Model):
         return [*maps, x] if levels else x
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the stem, each block, the last norm, the head."""
+        """The stem, each block, the final norm, the head."""
         blocks = [block for layer in self._layers() for block in layer.blocks]
         return [self.stem, *blocks, self.head.norm, *(self._head if self.config.classes else [])]
 
@@ -325,7 +325,7 @@ class CoAtNet(Model):
     def resized_state(
         cls, state: Mapping[str, Tensor], old: CoAtNetConfig, new: CoAtNetConfig, method: Interpolation
     ) -> dict[str, Tensor]:
-        """The biases are resampled to the offsets in maps of another size."""
+        """Relative position biases are resampled to the offsets of the new feature maps."""
         resampled = dict(state)
         for name, value in state.items():
             if name.endswith("relative_position_bias_table"):

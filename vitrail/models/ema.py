@@ -12,9 +12,8 @@ from vitrail.models import Model
 class Ema:
     """An exponential moving average of a model's weights, usually a better model than the last step's.
 
-    This is Polyak averaging, as in the ViT paper. In a run too short for the decay, the average covers about the last
-    tenth of the steps so far; a constant decay would keep the untrained weights: after 500 steps of 0.9999, 95 % of
-    them.
+    This is Polyak averaging, as in the ViT paper. In runs too short for the decay, the average covers about the last
+    tenth of the steps so far; a constant decay would keep the initial weights: 95 % of them after 500 steps at 0.9999.
     """
 
     def __init__(self, model: Model, decay: float):
@@ -23,10 +22,10 @@ class Ema:
 
     @torch.no_grad()
     def update(self, model: Model, step: int) -> None:
-        """Averages in the weights after optimiser step `step`; the first steps count for more."""
+        """Updates the average after optimiser step `step`; the decay is lower in the first steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
         pairs = zip(self.model.parameters(), model.parameters(), strict=True)
         averages, weights = zip(*[(average, p) for average, p in pairs if p.requires_grad], strict=True)
         torch._foreach_lerp_(averages, weights, 1 - decay)
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)  # BatchNorm's are averages already
+            mine.copy_(theirs)  # BatchNorm statistics are averages already

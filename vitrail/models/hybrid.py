@@ -1,16 +1,16 @@
 """The hybrid of the ViT paper: "An Image is Worth 16x16 Words", https://arxiv.org/abs/2010.11929, section 3.1.
 
-A ResNet sees the image first, and the ViT takes the map of its features for the image: patches of 1×1, so that every
-place of the map is a token. All else is a ViT with a class token and learned positions:
+A ResNet extracts a feature map, and a ViT reads it in patches of 1×1: every position is a token. The rest is a ViT with
+a class token and learned position embeddings:
 
     z0 = [class; x1·E; …; xN·E] + Epos,  x = ResNet(image)           `tokens`
 
-The ResNet is not BiT's: it activates after the sum (v1.5) and normalises by GroupNorm with standardised weights. Its
-sizes are those of the authors' code, https://arxiv.org/abs/2106.10270. R50+ViT-B/16 has no fourth stage, and the blocks
-of that one in the third instead: 3, 4, 9. R+ViT-Ti/16 has the stem alone, and patches of 8×8 on it; its stride is 32,
-whatever its name says.
+The ResNet is not BiT's: it is a v1.5, with ReLU after the residual sum, GroupNorm and standardised weights. Sizes are
+those of the authors' code, https://arxiv.org/abs/2106.10270. R50+ViT-B/16 drops the fourth stage and moves its blocks
+to the third: 3, 4, 9. R+ViT-Ti/16 has only the stem, with patches of 8×8 on its output; its stride is 32, despite its
+name.
 
-What differs from the paper: nothing. Initialisation is that of the authors' JAX code.
+Differences from the paper: none. Initialisation follows the authors' JAX code.
 
 Legend: B batch, N tokens, D width, K classes.
 """
@@ -37,15 +37,15 @@ from vitrail.models.validate import check_counts, check_heads, check_images, che
 
 @dataclass(frozen=True)
 class HybridConfig(ModelConfig):
-    width: int
-    depth: int
+    width: int  # of the tokens
+    depth: int  # encoder blocks
     heads: int
-    mlp: int
-    widths: Ints  # of the stages of the ResNet; () is its stem alone
-    depths: Ints
-    first: int = 64  # width of its stem
-    groups: int = 32  # of channels that are normalised together
-    patch: int = 1  # on the map of the ResNet
+    mlp: int  # hidden units of the encoder's MLPs
+    widths: Ints  # output channels of each ResNet stage; () is the stem only
+    depths: Ints  # blocks of each ResNet stage
+    first: int = 64  # width of the stem
+    groups: int = 32  # groups of GroupNorm
+    patch: int = 1  # patch size on the ResNet's feature map
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
@@ -63,18 +63,18 @@ class HybridConfig(ModelConfig):
         for width in (4 * self.first, *self.widths):
             if width % (4 * self.groups):
                 raise UserError(
-                    f"The ResNet's widths must be multiples of 4 times the number of groups, {4 * self.groups}, "
-                    f"and that of its stem of {self.groups}, but one is {width}."
+                    f"'widths' must be multiples of 4 · groups = {4 * self.groups}, "
+                    f"and 'first' of groups = {self.groups}, but one is {width}."
                 )
 
     @property
     def stride(self) -> int:
-        """Pixels from one token to the next: the stem divides the image by 4, each stage but the first by 2."""
+        """Pixels per token: the stem downsamples by 4, each stage but the first by 2."""
         return 4 * 2 ** max(len(self.widths) - 1, 0) * self.patch
 
     @property
     def step(self) -> int:
-        """What the sides of the images must be multiples of."""
+        """The image sides must be multiples of this."""
         return self.stride
 
     @property
@@ -84,7 +84,7 @@ class HybridConfig(ModelConfig):
 
     @property
     def length(self) -> int:
-        """Tokens in the sequence that the encoder reads."""
+        """Tokens in the encoder's sequence."""
         return 1 + self.grid[0] * self.grid[1]
 
 
@@ -103,7 +103,7 @@ CONFIGS = {
 
 
 class Downsample(nn.Module):
-    """The shortcut of a block that changes size or width."""
+    """The projection shortcut of a block that changes resolution or width."""
 
     def __init__(self, channels: int, out: int, stride: int, groups: int):
         super().__init__()
@@ -115,7 +115,7 @@ class Downsample(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A narrow 3×3 convolution between two of 1×1, each before its norm and activation; the last one after the sum."""
+    """A bottleneck: 1×1, 3×3 and 1×1 convolutions, each followed by its norm; the last ReLU follows the sum."""
 
     def __init__(self, channels: int, out: int, stride: int, groups: int):
         super().__init__()
@@ -136,10 +136,10 @@ class Bottleneck(nn.Module):
 
 
 class Pool(nn.Module):
-    """The maximum of 3×3 values at every other place."""
+    """Max pooling of 3×3 with stride 2."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, 2)  # no value is below the zeros: a ReLU comes before
+        return F.max_pool2d(F.pad(x, (0, 1, 0, 1)), 3, 2)  # zero padding is safe: inputs follow a ReLU
 
 
 class ResNet(nn.Module):
@@ -166,7 +166,7 @@ def _stem(c: HybridConfig) -> nn.Sequential:
 
 
 class HybridEmbed(nn.Module):
-    """The ResNet, and the projection of patches of its map."""
+    """The ResNet, and the linear projection of the patches of its feature map."""
 
     def __init__(self, c: HybridConfig):
         super().__init__()
@@ -201,13 +201,13 @@ class Hybrid(Model):
         return self.head(self.embed(images))  # B K
 
     def embed(self, images: Tensor) -> Tensor:
-        """One feature vector per image, that of the class token: (B, D)."""
+        """One feature vector per image, the class token's: (B, D)."""
         return self.encode(self.tokens(images))[:, 0]
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The patches after the last norm as a map, (B, D, h, w); with `levels` one after every quarter of the depth.
+        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, after each quarter of the depth.
 
-        All levels have the stride of a patch, and only the last one is normalised.
+        All levels have the same stride; only the last is normalised.
         """
         x, maps, taps = self.tokens(images), [], level_depths(self.config.depth)
         for depth, block in enumerate(self.blocks, start=1):
@@ -221,7 +221,7 @@ class Hybrid(Model):
         return as_map(x[:, 1:], self.config.grid)
 
     def tokens(self, images: Tensor) -> Tensor:
-        """The sequence that the encoder reads, positions added: (B, N, D)."""
+        """The encoder's input, position embeddings added: (B, N, D)."""
         tokens: Tensor = self._entry[0](images)
         return tokens
 
@@ -232,14 +232,14 @@ class Hybrid(Model):
         return self.drop(x + self.pos_embed)
 
     def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """The transformer encoder and its final LayerNorm; with `keep`, over the tokens of these numbers alone."""
+        """The transformer encoder and its final LayerNorm; with `keep`, over the tokens with these indices only."""
         tokens = tokens if keep is None else kept(tokens, keep)
         for block in self.blocks:
             tokens = block(tokens)
         return self.norm(tokens)
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the ResNet and what enters the encoder, each block, what leaves it."""
+        """The ResNet with the token embedding, each block, the final norm with pooling, the head."""
         return [*self._entry, *self.blocks, self.norm, *([self.head] if self.config.classes else [])]
 
     @classmethod
@@ -258,7 +258,7 @@ class Hybrid(Model):
         return [(self.pos_embed, self.config.grid)]
 
     def _initialise(self) -> None:
-        """As the authors' code: Xavier in the encoder, LeCun for convolutions, 0.02 for positions, zero head."""
+        """As in the authors' code: Xavier for the encoder, LeCun for convolutions, 0.02 for positions, zero head."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -269,7 +269,7 @@ class Hybrid(Model):
                     nn.init.zeros_(module.bias)
         for block in self.blocks:
             assert isinstance(block, Block)
-            nn.init.xavier_uniform_(block.attn.qkv.weight, gain=2**0.5)  # three matrices that lie in one
+            nn.init.xavier_uniform_(block.attn.qkv.weight, gain=2**0.5)  # q, k and v are stacked in one matrix
             nn.init.normal_(block.mlp.fc1.bias, std=1e-6)
             nn.init.normal_(block.mlp.fc2.bias, std=1e-6)
         nn.init.normal_(self.pos_embed, std=0.02)

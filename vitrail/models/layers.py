@@ -1,6 +1,6 @@
-"""The parts that models share: attention, the MLP, the pre-norm block, and what regularises them.
+"""Layers that the models share: attention, MLPs, the pre-norm block, regularisation.
 
-Legend: B batch, N tokens, D width, H heads. Parameter names are timm's.
+Legend: B batch, N tokens, D width, H heads. Parameter names follow timm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Activation = Literal["gelu", "swiglu"]
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A), through whichever fused kernel the device has."""
+    """Multi-head self-attention (appendix A), through the fused kernel of the device."""
 
     def __init__(self, width: int, heads: int, drop: float = 0.0, relative: RelativeBias | None = None):
         super().__init__()
@@ -29,14 +29,14 @@ class Attention(nn.Module):
         self.relative = relative
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """`keep` are the numbers of the tokens in `x`, (N,) or (B, N), where these are not all of them."""
+        """`keep` holds the indices of the tokens in `x`, (N,) or (B, N), if `x` is a subset of the sequence."""
         q, k, v = self._split(x)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q, keep))
         x = x.transpose(1, 2).flatten(2)  # B N D
         return self.drop(self.proj(x))
 
     def weights(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """The attention map that `forward` applies to the same input but never stores: (B, H, N, N)."""
+        """The attention weights that `forward` applies to the same input but does not materialise: (B, H, N, N)."""
         q, k, _ = self._split(x)
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         bias = self._bias(q, keep)
@@ -62,7 +62,7 @@ class Mlp(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """A gated MLP (https://arxiv.org/abs/2002.05202): one half of what `fc1` gives, through SiLU, scales the other."""
+    """A gated MLP (https://arxiv.org/abs/2002.05202): SiLU of one half of `fc1`'s output scales the other half."""
 
     def __init__(self, width: int, hidden: int, drop: float = 0.0):
         super().__init__()
@@ -76,7 +76,7 @@ class SwiGLU(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A learned factor per channel on a residual branch (CaiT), started small so that depth trains."""
+    """A learned factor per channel on a residual branch (CaiT), initialised small so that deep models train."""
 
     def __init__(self, width: int, initial: float):
         super().__init__()
@@ -87,7 +87,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: leaves out a residual branch for some samples of a training batch."""
+    """Stochastic depth: drops a residual branch for some samples of a training batch."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -130,7 +130,7 @@ class Block(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query that attends to all tokens, then an MLP: "MAP" of Scaling Vision Transformers."""
+    """Attention pooling with one learned query, then an MLP: "MAP" of Scaling Vision Transformers."""
 
     def __init__(self, width: int, heads: int, mlp: int):
         super().__init__()
@@ -150,7 +150,7 @@ class AttentionPool(nn.Module):
         return x[:, 0]  # B D
 
     def weights(self, x: Tensor) -> Tensor:
-        """The attention of the query to the tokens that `forward` applies but never stores: (B, H, 1, N)."""
+        """The query's attention weights, which `forward` applies but does not materialise: (B, H, 1, N)."""
         q, k, _ = self._split(x)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
 
@@ -161,10 +161,10 @@ class AttentionPool(nn.Module):
 
 
 class Stage(nn.Module):
-    """A stage whose parts lie apart in the model: its call runs the method of the model that uses them.
+    """A stage whose parts are spread over the model: calling it runs the model's method that uses them.
 
-    It is not a submodule of the model and owns nothing, so that every parameter keeps its one name there. Parameters of
-    the model itself are given by name and looked up when they are asked for, because loading may replace them.
+    It is not a submodule of the model and owns no parameters, so each parameter keeps its one name. Parameters of the
+    model itself are looked up by name on each access, because loading may replace them.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Stage(nn.Module):
         parameters: Iterable[str] = (),
     ):
         super().__init__()
-        self.model = (model,)  # in a tuple, or it would become a submodule
+        self.model = (model,)  # a tuple, so that it is not registered as a submodule
         self.run = run
         self.parts = nn.ModuleList(part for part in parts if part is not None)
         self.borrowed = tuple(parameters)
@@ -187,29 +187,29 @@ class Stage(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
-        if recurse:  # none of them is its own
+        if recurse:  # it owns none directly
             for name in self.borrowed:
                 yield f"{prefix}.{name}".lstrip("."), self.model[0].get_parameter(name)
 
 
 def as_map(tokens: Tensor, grid: Grid) -> Tensor:
-    """Tokens that lie on a grid, row by row, as a map: (B, D, h, w)."""
+    """Tokens of a grid in row-major order as a feature map: (B, D, h, w)."""
     return tokens.transpose(1, 2).reshape(tokens.shape[0], tokens.shape[2], *grid)
 
 
 def kept(tokens: Tensor, keep: Tensor) -> Tensor:
-    """The tokens of these numbers, (n,) or (B, n): (B, n, D)."""
+    """Selects tokens by index, (n,) or (B, n): (B, n, D)."""
     return tokens.take_along_dim(keep.reshape(-1, keep.shape[-1], 1), dim=1)
 
 
 def head_of(width: int, classes: int) -> nn.Linear | nn.Identity:
-    """The layer that gives the logits; a body has none."""
+    """The linear classifier, or an identity if there are no classes."""
     return nn.Linear(width, classes) if classes else nn.Identity()
 
 
 def level_depths(depth: int) -> list[int]:
-    """After which blocks an encoder without a pyramid gives a map to dense heads: four, evenly spaced, to the last.
+    """The blocks of a plain encoder whose outputs dense heads read: four, evenly spaced, including the last.
 
-    So UPerNet and SETR read ViTs; ViTDet reads the last alone. All have one stride.
+    UPerNet and SETR read ViTs this way; ViTDet reads the last only. All have the same stride.
     """
     return sorted({depth * quarter // 4 for quarter in (1, 2, 3, 4)} - {0})

@@ -2,7 +2,7 @@
 
 In the attention of every adapted block, q, k, v and the output projection each get a pair of matrices:
 y = W·x + scale·up·down·x. `up` starts at zero, so fresh adapters do not change the model's outputs. After training the
-product is added to the weights (`merged`), so the saved model is a plain one.
+product is added to the weights (`merged`), so the saved model has no adapters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vitrail.models.layers import Attention
 
 
 class LowRank(nn.Linear):
-    """A linear layer that shares the weights of `base`, with an adapter for each of its `parts` (q, k and v)."""
+    """A linear layer that shares the weights of `base`, with one adapter for each of its `parts` (q, k and v)."""
 
     def __init__(self, base: nn.Linear, parts: int, rank: int, alpha: float):
         super().__init__(base.in_features, base.out_features, device="meta")
@@ -34,12 +34,12 @@ class LowRank(nn.Linear):
         return F.linear(x, self.weight, self.bias) + self.scale * change
 
     def merged_weight(self) -> Tensor:
-        """The weight of the equivalent plain layer."""
+        """The weight of the equivalent layer without adapters."""
         return self.weight + self.scale * (self.up @ self.down).flatten(0, 1)
 
 
 def add_adapters(stages: Iterable[nn.Module], rank: int, alpha: float) -> None:
-    """Adds adapters to the attention of these stages of a model."""
+    """Adds adapters to the attention layers of these stages."""
     for stage in stages:
         for attention in [module for module in stage.modules() if isinstance(module, Attention)]:
             attention.qkv = LowRank(attention.qkv, 3, rank, alpha)
@@ -53,7 +53,7 @@ def adapters(model: nn.Module) -> list[nn.Parameter]:
 
 @torch.no_grad()
 def merged(model: Model) -> Model:
-    """The equivalent model without adapters: their products are added to the weights. Without any, the model itself."""
+    """The equivalent model without adapters, products added to the weights; without adapters, the model itself."""
     layers = _layers(model)
     if not layers:
         return model

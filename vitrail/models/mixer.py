@@ -1,15 +1,15 @@
 """MLP-Mixer: "MLP-Mixer: An all-MLP Architecture for Vision", https://arxiv.org/abs/2105.01601.
 
-An image is cut into patches as for a ViT, but nothing attends: one MLP mixes the tokens of each channel, another the
-channels of each token, in turn. Both are shared, over channels and over tokens:
+An image is cut into patches as for a ViT, but without attention: alternating MLPs mix the tokens of each channel and
+the channels of each token. The first is shared over channels, the second over tokens:
 
     U = X + W2·gelu(W1·LN(X))        along the tokens   (1)  `mlp_tokens`
     Y = U + W4·gelu(W3·LN(U))        along the channels (1)  `mlp_channels`
 
-The first MLP has a weight for every token, so a Mixer serves images of one size: its weights cannot be resampled.
-There are no positions, for the same reason: a token is known by its place.
+Token mixing has a weight for every token, so a Mixer has a fixed image size and its weights cannot be resampled. For
+the same reason it needs no position embeddings.
 
-What differs from the paper: nothing. Initialisation is that of the authors' JAX code.
+Differences from the paper: none. Initialisation follows the authors' JAX code.
 
 Legend: B batch, N tokens, D width, K classes.
 """
@@ -32,10 +32,10 @@ from vitrail.models.vit import PatchEmbed
 
 @dataclass(frozen=True)
 class MixerConfig(ModelConfig):
-    width: int
-    depth: int
-    mlp_tokens: int
-    mlp_channels: int
+    width: int  # of the tokens
+    depth: int  # blocks
+    mlp_tokens: int  # hidden units of the token-mixing MLPs
+    mlp_channels: int  # hidden units of the channel-mixing MLPs
     patch: int
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
@@ -55,12 +55,12 @@ class MixerConfig(ModelConfig):
 
     @property
     def stride(self) -> int:
-        """Pixels from one patch to the next."""
+        """Pixels per patch."""
         return self.patch
 
     @property
     def step(self) -> int:
-        """What the sides of the images must be multiples of."""
+        """The image sides must be multiples of this."""
         return self.patch
 
 
@@ -78,7 +78,7 @@ CONFIGS = {
 
 
 class MixerBlock(nn.Module):
-    """Mixes tokens, then channels: equation 1."""
+    """Token mixing, then channel mixing: equation 1."""
 
     def __init__(self, c: MixerConfig, drop_path: float):
         super().__init__()
@@ -114,16 +114,16 @@ class Mixer(Model):
         return self._mixed(images)[-1].mean(dim=1)
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The patches after the last norm as a map, (B, D, h, w); with `levels` one after every quarter of the depth.
+        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, after each quarter of the depth.
 
-        All levels have the stride of a patch, and only the last one is normalised.
+        All levels have the same stride; only the last is normalised.
         """
         taps = level_depths(self.config.depth)[:-1] if levels else []
         maps = [as_map(x, self.config.grid) for x in self._mixed(images, taps)]
         return maps if levels else maps[-1]
 
     def _mixed(self, images: Tensor, taps: Sequence[int] = ()) -> list[Tensor]:
-        """The tokens after these numbers of blocks, and after the last norm: (B, N, D)."""
+        """The tokens after each number of blocks in `taps`, then after the final norm: (B, N, D)."""
         check_images(images, self.config)
         x, found = self.stem(images), []
         for depth, block in enumerate(self.blocks, start=1):
@@ -133,7 +133,7 @@ class Mixer(Model):
         return [*found, self.norm(x)]
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the patches, each block, the last norm, the head."""
+        """The patch embedding, each block, the final norm, the head."""
         return [self.stem, *self.blocks, self.norm, *([self.head] if self.config.classes else [])]
 
     @classmethod
@@ -147,8 +147,8 @@ class Mixer(Model):
         if old.grid != new.grid:
             h, w = old.img_size
             raise UserError(
-                f"A Mixer has a weight for every patch, so it serves one image size, {h}x{w}; asked for was "
-                f"{new.img_size[0]}x{new.img_size[1]}. Keep the size, or train a new one."
+                f"A Mixer has a weight for every patch, so its image size must stay {h}x{w}, but it is "
+                f"{new.img_size[0]}x{new.img_size[1]}. Keep the size, or train a new model."
             )
         return dict(state)
 
@@ -159,7 +159,7 @@ class Mixer(Model):
         return [block.mlp_tokens.fc1.weight for block in self.blocks if isinstance(block, MixerBlock)]
 
     def _initialise(self) -> None:
-        """As the authors' code: LeCun for patches and MLPs, zero head."""
+        """As in the authors' code: LeCun for patches and MLPs, zero head."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)

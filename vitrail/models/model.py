@@ -1,9 +1,10 @@
-"""The contract of every model: what the rest of the package asks of one, whatever its family.
+"""The model contract: `ModelConfig` and `Model`, the base classes of every family.
 
-A family is a frozen dataclass and a module, in one file: `ModelConfig` and `Model` say what they must have, and what
-they get if they do not say otherwise. No family inherits from another.
+A family is one file with a configuration, a frozen dataclass derived from `ModelConfig`, and a module derived from
+`Model`. The base classes define what the rest of the package relies on, with defaults where there is a sensible one. No
+family inherits from another.
 
-Legend: B batch, N tokens, D width, F features, H heads, K classes, (h, w) the last map.
+Legend: B batch, N tokens, D width, F features, H heads, K classes, (h, w) last feature map.
 """
 
 from __future__ import annotations
@@ -21,9 +22,20 @@ from vitrail.models.position import Grid, Interpolation
 
 
 class ModelConfig:
-    """What the configuration of every family has, as fields or as properties."""
+    """Base class of model configurations.
 
-    if TYPE_CHECKING:  # at run time they would be defaults of the fields
+    A subclass is a frozen dataclass with at most 16 fields. It defines, as fields or properties:
+
+    - `img_size`: height and width of the input images in pixels.
+    - `channels`: input channels.
+    - `classes`: outputs of the head, K; 0 builds a headless model (backbone).
+    - `drop`, `drop_path`: rates of dropout and stochastic depth.
+    - `width`: channels of the last feature map, D.
+    - `grid`: rows and columns of the last feature map, (h, w).
+    - `stride`: input pixels per position of the last feature map.
+    """
+
+    if TYPE_CHECKING:  # at run time, dataclasses would take these properties for defaults
         __dataclass_fields__: ClassVar[dict[str, Any]]
 
         @property
@@ -31,60 +43,64 @@ class ModelConfig:
         @property
         def channels(self) -> int: ...
         @property
-        def classes(self) -> int: ...  # 0 is a body without a head
+        def classes(self) -> int: ...
         @property
         def drop(self) -> float: ...
         @property
         def drop_path(self) -> float: ...
         @property
-        def width(self) -> int: ...  # of the last map
+        def width(self) -> int: ...
         @property
-        def grid(self) -> Grid: ...  # rows and columns of the last map
+        def grid(self) -> Grid: ...
         @property
-        def stride(self) -> int: ...  # pixels from one place of the last map to the next
+        def stride(self) -> int: ...
 
     @property
     def step(self) -> int:
-        """What the sides of the images must be multiples of."""
+        """The image sides must be multiples of this."""
         return 1
 
     @property
     def grids(self) -> list[Grid]:
-        """Rows and columns of the map of each stage; a model without a pyramid has one."""
+        """Rows and columns of the feature map of each stage, or of the only one."""
         return [self.grid]
 
     @property
     def length(self) -> int:
-        """Tokens of the last stage: its places, after the class token and the like."""
+        """Tokens of the last stage, N: prefix tokens, such as the class token, and one per position of `grid`."""
         return self.grid[0] * self.grid[1]
 
     @property
     def features(self) -> int:
-        """The length of the vector that `embed` gives for an image."""
+        """The length of the feature vector that `embed` returns, F."""
         return self.width
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionLayer:
-    """A layer that attends, and where in the image its tokens lie. Tokens that are no patch come first."""
+    """An attention layer, and where its tokens lie in the image. Prefix tokens come before patches."""
 
-    module: Any  # has `heads`, and `weights(*inputs)`: its map, (B, H, N, M), or (B, W, H, n, n) of windows
-    grid: Grid  # of patches
-    pixels: int  # from one patch to the next
-    areas: Tensor | None = None  # M h·w: which patches each key is made of, in shares; None if the tokens are the keys
-    window: int = 0  # tokens of a side, where tokens attend within windows
-    shift: Grid = (0, 0)  # of the windows
+    module: Any  # has `heads` and `weights(*inputs)`: (B, H, N, M), or (B, W, H, n, n) for windows
+    grid: Grid  # rows and columns of patches
+    pixels: int  # per patch
+    areas: Tensor | None = None  # (M, h·w): the share of each patch in each key; None if tokens are keys
+    window: int = 0  # tokens per side of a window; 0 for global attention
+    shift: Grid = (0, 0)  # of the windows, in tokens
 
 
 class Model(nn.Module):
-    """What every model has: `config`, `embed`, `features`, `forward` and `stages`. The rest has a default."""
+    """Base class of models.
+
+    A subclass sets `config` and implements `forward`, `embed`, `features` and `stages`. The other methods have
+    defaults: those under "Explanations" return nothing unless the architecture supports them.
+    """
 
     config: ModelConfig
 
-    # To be computed -----------------------------------------------------------------------------------------
+    # To implement -------------------------------------------------------------------------------------------
 
     def forward(self, images: Tensor) -> Tensor:
-        """The outputs of the head, (B, K); of a body without a head, its features, (B, F)."""
+        """The logits, (B, K); without a head, the features, (B, F)."""
         raise NotImplementedError
 
     def embed(self, images: Tensor) -> Tensor:
@@ -99,59 +115,59 @@ class Model(nn.Module):
     def features(self, images: Tensor, levels: bool) -> Tensor | list[Tensor]: ...
 
     def features(self, images: Tensor, levels: bool = False) -> Tensor | list[Tensor]:
-        """The last map, (B, D, h, w); with `levels` all maps that dense heads read, from fine to coarse, it last."""
+        """The last feature map, (B, D, h, w); with `levels`, all feature maps that dense heads read, finest first."""
         raise NotImplementedError
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: what enters, each block, the last norm, and the head if there is one.
+        """The model in order: input embedding, each block, final norm, head if there is one.
 
-        Each stage is called once in a forward pass, and each parameter is in one stage. So a stage is the unit of
-        layer-wise learning rates, freezing, activation checkpointing and FSDP.
+        Each stage is called once per forward pass, and each parameter belongs to exactly one stage: stages are the
+        units of layer-wise learning rates, freezing, activation checkpointing and FSDP.
         """
         raise NotImplementedError
 
     def heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """What each head says, (B, K) each: one, or two with DeiT's distillation token."""
+        """The logits of each head, (B, K): one head, or two with DeiT's distillation token."""
         return (self(images),)
 
-    # What it is made of -------------------------------------------------------------------------------------
+    # Structure ----------------------------------------------------------------------------------------------
 
     @property
     def stride(self) -> int:
-        """Pixels from one place of the last map to the next."""
+        """Input pixels per position of the last feature map."""
         return self.config.stride
 
     def classifiers(self) -> list[nn.Linear | nn.Conv2d]:
-        """The last layers, which have a row for each class: one for each head, none in a body without a head."""
+        """The final layer of each head, with one row per class; empty for a headless model."""
         if not self.config.classes:
             return []
         return [layer for layer in self.stages()[-1].modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1:]
 
     def filters(self) -> str:
-        """The name of the weights that read the image: those of the first convolution."""
+        """The parameter name of the filters applied to the image: the first convolution's weight."""
         return next(f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
 
     @classmethod
     def resized_state(
         cls,
         state: Mapping[str, Tensor],
-        old: Any,  # noqa: ARG003  # most families know no places
+        old: Any,  # noqa: ARG003  # most families have no position embeddings
         new: Any,  # noqa: ARG003
         method: Interpolation,  # noqa: ARG003
     ) -> dict[str, Tensor]:
-        """A copy of the weights that fits another image size; what need not change is the same tensor."""
+        """A copy of a state dict for another image size. Tensors that need no change are shared, not copied."""
         return dict(state)
 
-    # What can be explained ----------------------------------------------------------------------------------
+    # Explanations -------------------------------------------------------------------------------------------
 
     def attentions(self) -> list[AttentionLayer]:
-        """The layers that attend, from input to output."""
+        """The attention layers, from input to output."""
         return []
 
     def shares(self) -> Tensor:
-        """How much each token of the last stage counts for what the head reads: (N,), adds up to one.
+        """The weight of each token of the last stage in the pooled features: (N,), sums to 1.
 
-        Attention pooling decides by itself: its patches count alike here.
+        Attention pooling weighs tokens by content; here its patches have equal weights.
         """
         patches = self.config.grid[0] * self.config.grid[1]
         prefix = self.config.length - patches
@@ -160,24 +176,24 @@ class Model(nn.Module):
         return counts / counts.sum()
 
     def encoder(self) -> list[Block]:
-        """The blocks of a plain transformer encoder, through which relevance is followed; none in other models."""
+        """The blocks of a plain transformer encoder, for attention-based relevance; empty for other models."""
         return []
 
     def last_map(self) -> tuple[nn.Module, int]:
-        """The module that gives the last map from which the classes are read, or its tokens, and its channel axis.
+        """The module whose output, a feature map or tokens, the head reads, and the channel axis of that output.
 
-        Where there is no `encoder`, relevance is that map times its gradient.
+        Without an `encoder`, relevance is this output times its gradient.
         """
-        raise UserError(f"Relevance cannot be drawn: a {type(self).__name__} does not say which map its head reads.")
+        raise UserError(f"Relevance is not available: {type(self).__name__} does not define 'last_map'.")
 
     def position_embeddings(self) -> list[tuple[Tensor, Grid]]:
-        """The embeddings of places, (1, N, D), those of patches last, with their grid: of each stage that has them."""
+        """The position embeddings, (1, N, D), patches last, with their grid, of each stage that has them."""
         return []
 
     def bias_tables(self) -> dict[int, list[tuple[Tensor, Grid]]]:
-        """The learned biases of offsets, (offsets, H), with the grid that they lie in: by stage, from 1."""
+        """The relative position biases, (offsets, H), with their grid, by stage, counted from 1."""
         return {}
 
     def mixing(self) -> list[Tensor]:
-        """The weights that the hidden units of each layer that mixes tokens give to these: (U, N) each."""
+        """The first weight matrix of each token-mixing layer: (hidden units, N)."""
         return []

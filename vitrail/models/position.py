@@ -1,9 +1,9 @@
-"""How tokens know where they are: the position embeddings that the paper compares, and their resampling.
+"""Position embeddings: the variants that the paper compares, and their resampling.
 
 `learned` is the paper's choice, one row per token; `patches` has none for the class token. `learned2d` concatenates a
 row and a column table; `sincos2d` is fixed; `relative` is a bias on the attention logits, learned per head and offset.
 
-Legend: N tokens, D width, H heads, (h, w) the grid of patches; prefix tokens (class, registers) come first.
+Legend: N tokens, D width, H heads, (h, w) patch grid; prefix tokens (class, distillation, registers) come first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from vitrail.errors import UserError, nearest
 
 Grid = tuple[int, int]
-Interpolation = Literal["bicubic", "bilinear", "linear"]  # the last is the paper's
+Interpolation = Literal["bicubic", "bilinear", "linear"]  # "linear" is the paper's
 
 
 def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
-    """Fixed 2-D sine and cosine positions, as in MoCo v3, MAE and big_vision: (h·w, D)."""
+    """Fixed 2-D sine-cosine position embeddings, as in MoCo v3, MAE and big_vision: (h·w, D)."""
     h, w = grid
     y, x = torch.meshgrid(
         torch.arange(h, device=device, dtype=torch.float32),
@@ -37,7 +37,7 @@ def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tens
 
 
 def offsets(grid: Grid, device: torch.device) -> Tensor:
-    """Which of the (2h-1)·(2w-1) offsets in a grid lies between each two of its places, counted row by row: (N, N)."""
+    """The index, among the (2h-1)·(2w-1) offsets of a grid in row-major order, of each pair of positions: (N, N)."""
     h, w = grid
     y = torch.arange(h, device=device).repeat_interleave(w)
     x = torch.arange(w, device=device).repeat(h)
@@ -45,10 +45,10 @@ def offsets(grid: Grid, device: torch.device) -> Tensor:
 
 
 class RelativeBias(nn.Module):
-    """A learned bias for every head and every offset between two patches, added to the attention logits.
+    """Relative position bias: learned per head and offset between two patches, added to the attention logits.
 
-    Prefix tokens have no place in the grid: three more rows serve prefix→patch, patch→prefix, prefix→prefix.
-    The layout is BEiT's, and so is the name of the table.
+    Prefix tokens have no grid position: three more rows serve prefix→patch, patch→prefix and prefix→prefix. Layout and
+    parameter name are BEiT's.
     """
 
     def __init__(self, grid: Grid, heads: int, prefix: int):
@@ -58,7 +58,7 @@ class RelativeBias(nn.Module):
         self.table = nn.Parameter(torch.zeros(rows, heads))
 
     def forward(self, keep: Tensor | None = None) -> Tensor:
-        """The bias of all pairs of tokens, (1, H, N, N), or of those whose numbers are kept: (n,) or (B, n)."""
+        """The bias of all pairs of tokens, (1, H, N, N), or of those with indices `keep`, (n,) or (B, n)."""
         index = self.index()
         if keep is not None:
             index = index[keep[..., :, None], keep[..., None, :]]  # n n, or B n n
@@ -66,7 +66,7 @@ class RelativeBias(nn.Module):
         return bias.permute(2, 0, 1).unsqueeze(0) if bias.ndim == 3 else bias.permute(0, 3, 1, 2)  # 1 or B, H N N
 
     def index(self) -> Tensor:
-        """The row of the table that serves each pair of tokens: (N, N)."""
+        """The table row of each pair of tokens: (N, N)."""
         h, w = self.grid
         index = offsets(self.grid, self.table.device)
         if self.prefix:
@@ -78,15 +78,15 @@ class RelativeBias(nn.Module):
 
 
 def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubic") -> Tensor:
-    """Resizes rows that lie on an `old` grid, (h·w, D), to a `new` one.
+    """Resizes the rows of an `old` grid, (h·w, D), to a `new` grid.
 
-    `bicubic` and `bilinear` are antialiased, as an image would be; `linear` is `scipy.ndimage.zoom` of order 1, with
-    which the paper's authors resized theirs: corners stay where they are.
+    `bicubic` and `bilinear` are antialiased, as for images; `linear` is `scipy.ndimage.zoom` of order 1, used by the
+    paper's authors, with aligned corners.
     """
     if old == new:
         return rows
     picture = rows.float().T.reshape(1, -1, *old)
-    if new[1] == 1:  # laid on its side: on the CPU torch 2.13 gets results that are one column wide wrong
+    if new[1] == 1:  # transposed: torch 2.13 on CPU returns wrong results for one column
         picture, new = picture.mT, (1, new[0])
     if method == "linear":
         picture = F.interpolate(picture, size=new, mode="bilinear", align_corners=True)
@@ -98,10 +98,10 @@ def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubi
 def resample_state(
     state: Mapping[str, Tensor], old: Grid, new: Grid, method: Interpolation = "bicubic"
 ) -> dict[str, Tensor]:
-    """A copy of a state dict whose positions fit another grid of patches; rows of prefix tokens are kept."""
+    """A copy of a state dict with position embeddings resampled to another patch grid; prefix rows are kept."""
     if method not in get_args(Interpolation):
         known = get_args(Interpolation)
-        raise UserError(f"Positions are resampled {', '.join(known)}, but not '{method}'.{nearest(method, known)}")
+        raise UserError(f"'method' must be one of {', '.join(known)}, but it is '{method}'.{nearest(method, known)}")
     resampled = dict(state)
     if old == new:
         return resampled

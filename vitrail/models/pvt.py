@@ -1,17 +1,16 @@
 """Pyramid Vision Transformer: "A Versatile Backbone for Dense Prediction without Convolutions",
 https://arxiv.org/abs/2102.12122.
 
-A ViT in four stages, each on a map of half the sides and more channels. On the large maps of the first stages every
-token attends to fewer keys: a convolution makes one of R×R tokens before keys and values are taken from them:
+A ViT in four stages of decreasing resolution and increasing width. Spatial-reduction attention shortens the keys and
+values of the high-resolution stages: a strided convolution merges R×R tokens into one:
 
     SRA(Q, K, V) = softmax(Q·SR(K)ᵀ/√d)·SR(V),   SR(x) = LN(Reshape(x, R)·W)     (1, 2)  `ReducedAttention`
 
-Every stage has learned positions of its own. A class token joins in the last one, and is classified.
+Every stage has its own learned position embeddings. The class token joins in the last stage.
 
-What differs from the paper: nothing. Names of parameters and the initialisation are those of the authors' code, with a
-zero head.
+Differences from the paper: none. Parameter names and initialisation follow the authors' code, with a zero head.
 
-Legend: B batch, N tokens, M keys, D width, H heads, K classes, (h, w) the map of tokens.
+Legend: B batch, N tokens, M keys, D width, H heads, K classes, (h, w) token map.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from vitrail.models.validate import check_counts, check_heads, check_images, che
 
 @dataclass(frozen=True)
 class PVTConfig(ModelConfig):
-    widths: Ints
-    depths: Ints
-    heads: Ints
-    ratios: Ints  # of the MLPs, as multiples of the width
-    reductions: Ints  # R: so many tokens a side become one key
-    patch: int = 4  # of the first stage; the others have 2
+    widths: Ints  # of the tokens of each stage
+    depths: Ints  # blocks of each stage
+    heads: Ints  # of each stage
+    ratios: Ints  # hidden units of the MLPs, as multiples of the width
+    reductions: Ints  # R of each stage: R×R tokens become one key
+    patch: int = 4  # of the first stage; the others have patches of 2×2
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
     drop: float = 0.0
     drop_path: float = 0.0
-    eps: float = 1e-5  # of the norms of patches and of keys; transformers has 1e-6 there too
+    eps: float = 1e-5  # of the norms of patches and keys; transformers uses 1e-6 there too
 
     def __post_init__(self) -> None:
         check_counts(self, "widths", "depths", "heads", "ratios", "reductions", "patch")
@@ -56,46 +55,46 @@ class PVTConfig(ModelConfig):
         check_multiple(self, self.stride, "the stride")
         check_reductions(self.grids, self.reductions)
         if self.reductions[-1] != 1:
-            raise UserError("The last stage has a class token, so its reduction must be 1.")
+            raise UserError("The last of 'reductions' must be 1, because its stage has a class token.")
 
     @property
     def stride(self) -> int:
-        """Pixels from one token of the last stage to the next."""
+        """Pixels per token of the last stage."""
         return self.patch * 2 ** (len(self.widths) - 1)
 
     @property
     def step(self) -> int:
-        """What the sides of the images must be multiples of."""
+        """The image sides must be multiples of this."""
         return self.stride
 
     @property
     def width(self) -> int:
-        """The width of the features."""
+        """The width of the last stage."""
         return self.widths[-1]
 
     @property
     def grids(self) -> list[Grid]:
-        """Rows and columns of the tokens of each stage."""
+        """Rows and columns of the token map of each stage."""
         strides = [self.patch * 2**i for i in range(len(self.widths))]
         return [(self.img_size[0] // stride, self.img_size[1] // stride) for stride in strides]
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of the last map."""
+        """Rows and columns of the last feature map."""
         return self.grids[-1]
 
     @property
     def length(self) -> int:
-        """Tokens of the last stage, with the class token."""
+        """Tokens of the last stage, class token included."""
         return 1 + self.grid[0] * self.grid[1]
 
 
 def check_reductions(grids: list[Grid], reductions: Ints) -> None:
-    """Every map is large enough to be reduced."""
+    """Checks that every token map is large enough for its reduction."""
     for (h, w), reduction in zip(grids, reductions, strict=True):
         if min(h, w) < reduction:
             raise UserError(
-                f"A stage of {h}x{w} tokens cannot make one key of {reduction}x{reduction}. "
+                f"A stage of {h}x{w} tokens cannot be reduced by {reduction}x{reduction}. "
                 "Use larger images or smaller 'reductions'."
             )
 
@@ -115,9 +114,9 @@ CONFIGS = {
 
 
 class ReducedAttention(nn.Module):
-    """Multi-head attention to a map that is reduced first: equations 1 and 2.
+    """Multi-head attention with spatially reduced keys and values: equations 1 and 2.
 
-    `linear` is that of PVT v2: the map is averaged to 7×7, whatever its size, so the cost grows with the image only.
+    `linear` is PVT v2's variant: average pooling to 7×7 keys, so the cost is linear in the number of tokens.
     """
 
     def __init__(self, width: int, heads: int, reduction: int, drop: float, linear: bool = False, eps: float = 1e-5):
@@ -139,12 +138,12 @@ class ReducedAttention(nn.Module):
         return self.drop(self.proj(x))
 
     def weights(self, x: Tensor, grid: Grid) -> Tensor:
-        """The attention map that `forward` applies: each token to the reduced map, row by row: (B, H, N, M)."""
+        """The attention weights that `forward` applies, of each token to the reduced keys: (B, H, N, M)."""
         q, k, _ = self._split(x, grid)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(dim=-1)
 
     def areas(self, grid: Grid) -> Tensor | None:
-        """Which tokens of a map each key is made of, in shares: (M, h·w). None if the tokens are the keys."""
+        """The share of each token in each key, (M, h·w); None if the keys are not reduced."""
         if self.sr is None:
             return None
         average = (
@@ -152,7 +151,7 @@ class ReducedAttention(nn.Module):
             if self.linear
             else partial(F.avg_pool1d, kernel_size=self.sr.stride[0])
         )
-        down, across = (average(torch.eye(side)[None])[0].T for side in grid)  # keys, tokens of a side
+        down, across = (average(torch.eye(side)[None])[0].T for side in grid)  # (keys, tokens) of a side
         return torch.kron(down, across)
 
     def _split(self, x: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,7 +183,7 @@ class PVTBlock(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Cuts a map into patches, and projects and normalises each one."""
+    """Splits a feature map into patches; projects and normalises each one."""
 
     def __init__(self, channels: int, width: int, patch: int, eps: float):
         super().__init__()
@@ -207,7 +206,7 @@ class PVT(Model):
             before, patch = (c.widths[i - 1], 2) if i else (c.channels, c.patch)
             patches = PatchEmbed(before, width, patch, c.eps)
             blocks = nn.ModuleList(PVTBlock(c, i, next(rates)) for _ in range(c.depths[i]))
-            # The authors count the stages in the names of their parts.
+            # The authors number the stages in parameter names.
             self.add_module(f"patch_embed{i + 1}", patches)
             self.register_parameter(f"pos_embed{i + 1}", nn.Parameter(torch.zeros(1, h * w + (i == last), width)))
             self.add_module(f"block{i + 1}", blocks)
@@ -231,17 +230,17 @@ class PVT(Model):
         return self.head(self.embed(images))  # B K
 
     def embed(self, images: Tensor) -> Tensor:
-        """One feature vector per image, that of the class token: (B, D)."""
+        """One feature vector per image, the class token's: (B, D)."""
         return self._tokens(images)[-1][:, 0]
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The last map after its norm, (B, D, h, w); with `levels` the map of every stage, the earlier ones bare."""
+        """The last map, normalised, (B, D, h, w); with `levels`, of every stage, the earlier ones unnormalised."""
         *maps, last = self._tokens(images, levels)
         last = as_map(last[:, 1:], self.config.grid)
         return [*maps, last] if levels else last
 
     def _tokens(self, images: Tensor, levels: bool = False) -> list[Tensor]:
-        """The last tokens after their norm, (B, N, D), and before them, if asked for, the maps of earlier stages."""
+        """The normalised tokens of the last stage, (B, N, D); with `levels`, the maps of earlier stages before them."""
         check_images(images, self.config)
         x: Tensor = images
         maps: list[Tensor] = []
@@ -255,7 +254,7 @@ class PVT(Model):
         return [*maps, self.norm(x)]
 
     def _enter(self, i: int, x: Tensor) -> Tensor:
-        """The tokens of a stage, of the image or the map before it."""
+        """The tokens of stage `i`, from the image or the previous feature map."""
         patches, positions, _ = self._stage(i)
         x = patches(x)  # B N D
         if i == len(self.config.grids) - 1:
@@ -263,7 +262,7 @@ class PVT(Model):
         return self.drop(x + positions)
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: of each stage its patches and its blocks, then the last norm and the head."""
+        """The patch embedding and blocks of each stage, the final norm, the head."""
         found = [part for i, entry in enumerate(self._entries) for part in (entry, *self._stage(i)[2])]
         return [*found, self.norm, *([self.head] if self.config.classes else [])]
 
@@ -271,7 +270,7 @@ class PVT(Model):
     def resized_state(
         cls, state: Mapping[str, Tensor], old: PVTConfig, new: PVTConfig, method: Interpolation
     ) -> dict[str, Tensor]:
-        """The positions of each stage are resampled; the class token keeps its own."""
+        """The position embeddings of each stage are resampled; the class token's is kept."""
         resampled = dict(state)
         for i, (before, after) in enumerate(zip(old.grids, new.grids, strict=True)):
             name = f"pos_embed{i + 1}"
@@ -290,7 +289,7 @@ class PVT(Model):
         return found
 
     def last_map(self) -> tuple[nn.Module, int]:
-        """What the class token attends to last."""
+        """The keys of the class token's last attention."""
         block = self._stage(len(self.config.grids) - 1)[2][-1]
         assert isinstance(block, PVTBlock)
         return block.norm1, -1

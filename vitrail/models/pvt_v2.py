@@ -1,16 +1,16 @@
 """PVT v2: "Improved Baselines with Pyramid Vision Transformer", https://arxiv.org/abs/2106.13797.
 
-The pyramid of PVT with three changes. Patches overlap: a convolution twice as wide as its stride, with zeros around the
-map. Each MLP has a depth-wise 3×3 convolution inside, which sees the borders and so tells tokens where they are:
-there are no positions, and any image size fits. And `linear` attention averages the map to 7×7 before the keys:
+PVT with three changes. Patch embeddings overlap: a convolution of about twice its stride, zero-padded. Each MLP
+contains a depth-wise 3×3 convolution, whose zero padding encodes positions: there are no position embeddings, and any
+image size works. `linear` attention average-pools keys and values to 7×7:
 
     z' = SRA(LN(z)) + z,   z = W2·gelu(DWConv(W1·LN(z'))) + z'          `PVTv2Block`
 
-There is no class token: the last map is averaged.
+There is no class token: the last feature map is average-pooled.
 
-What differs from the paper: nothing. Initialisation is that of the authors' code, with a zero head.
+Differences from the paper: none. Initialisation follows the authors' code, with a zero head.
 
-Legend: B batch, N tokens, D width, K classes, (h, w) the map of tokens.
+Legend: B batch, N tokens, D width, K classes, (h, w) token map.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from vitrail.models.validate import check_counts, check_heads, check_images, che
 
 @dataclass(frozen=True)
 class PVTv2Config(ModelConfig):
-    widths: Ints
-    depths: Ints
-    heads: Ints
-    ratios: Ints  # of the MLPs, as multiples of the width
-    reductions: Ints  # so many tokens a side become one key
-    linear: bool = False  # average to 7×7 keys instead
-    patch: int = 4  # stride of the first stage; the others have 2
+    widths: Ints  # of the tokens of each stage
+    depths: Ints  # blocks of each stage
+    heads: Ints  # of each stage
+    ratios: Ints  # hidden units of the MLPs, as multiples of the width
+    reductions: Ints  # of each stage: R×R tokens become one key
+    linear: bool = False  # pool keys to 7×7 instead
+    patch: int = 4  # stride of the first patch embedding; the others have 2
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
     drop: float = 0.0
     drop_path: float = 0.0
-    eps: float = 1e-5  # of the norms of patches and of keys; transformers has 1e-6 there too
+    eps: float = 1e-5  # of the norms of patches and keys; transformers uses 1e-6 there too
 
     def __post_init__(self) -> None:
         check_counts(self, "widths", "depths", "heads", "ratios", "reductions", "patch")
@@ -57,23 +57,23 @@ class PVTv2Config(ModelConfig):
 
     @property
     def width(self) -> int:
-        """The width of the features."""
+        """The width of the last stage."""
         return self.widths[-1]
 
     @property
     def stride(self) -> int:
-        """Pixels from one token of the last stage to the next."""
+        """Pixels per token of the last stage."""
         return self.patch * 2 ** (len(self.widths) - 1)
 
     @property
     def grids(self) -> list[Grid]:
-        """Rows and columns of the tokens of each stage: convolutions with zeros around round up."""
+        """Rows and columns of the token map of each stage; padded convolutions round up."""
         strides = [self.patch * 2**i for i in range(len(self.widths))]
         return [(-(-self.img_size[0] // stride), -(-self.img_size[1] // stride)) for stride in strides]
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of the last map."""
+        """Rows and columns of the last feature map."""
         return self.grids[-1]
 
 
@@ -96,7 +96,7 @@ CONFIGS = {
 
 
 class ConvMlp(nn.Module):
-    """An MLP with a depth-wise convolution inside; with `linear` attention, a ReLU before it."""
+    """An MLP with a depth-wise convolution; for `linear` attention, with a ReLU before it."""
 
     def __init__(self, width: int, hidden: int, drop: float, linear: bool):
         super().__init__()
@@ -113,7 +113,7 @@ class ConvMlp(nn.Module):
 
 
 class PVTv2Block(nn.Module):
-    """One pre-norm encoder block with reduced attention and a convolution in its MLP."""
+    """One pre-norm encoder block with reduced attention and a convolutional MLP."""
 
     def __init__(self, c: PVTv2Config, i: int, drop_path: float):
         super().__init__()
@@ -130,7 +130,7 @@ class PVTv2Block(nn.Module):
 
 
 class OverlapPatchEmbed(nn.Module):
-    """A convolution that is about twice as wide as its stride, and a norm."""
+    """A convolution of about twice its stride, and a norm."""
 
     def __init__(self, channels: int, width: int, stride: int, eps: float):
         super().__init__()
@@ -143,7 +143,7 @@ class OverlapPatchEmbed(nn.Module):
 
 
 class Layer(nn.Module):
-    """One stage: the patches of the map before it, its blocks, and a norm."""
+    """One stage: patch embedding, blocks, norm."""
 
     def __init__(self, c: PVTv2Config, i: int, rates: list[float]):
         super().__init__()
@@ -153,7 +153,7 @@ class Layer(nn.Module):
         self.norm = nn.LayerNorm(c.widths[i], eps=1e-6)
 
     def map(self, x: Tensor) -> Tensor:
-        """What leaves the blocks, normalised and as a map: (B, D, h, w)."""
+        """The blocks' output after the norm, as a feature map: (B, D, h, w)."""
         return as_map(self.norm(x), self.grid)
 
 
@@ -180,11 +180,11 @@ class PVTv2(Model):
         return self.head(self.embed(images))  # B K
 
     def embed(self, images: Tensor) -> Tensor:
-        """One feature vector per image, the average of the last map: (B, D)."""
+        """One feature vector per image, the average-pooled last feature map: (B, D)."""
         return self.features(images).mean(dim=(2, 3))
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The last map, (B, D, h, w); with `levels` the map of every stage, each after its norm."""
+        """The last feature map, (B, D, h, w); with `levels`, of every stage, each after its norm."""
         check_images(images, self.config)
         x = self.patch_embed(images)
         maps: list[Tensor] = []
@@ -199,14 +199,14 @@ class PVTv2(Model):
         return [*maps, last] if levels else last
 
     def _merge(self, i: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens of the stage after this one, and the map that they are made of."""
+        """The tokens of the stage after `i`, and the feature map of stage `i` they are made from."""
         layer, after = self._layers()[i : i + 2]
         assert after.downsample is not None
         picture = layer.map(x)
         return after.downsample(picture), picture
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: of each stage its patches and its blocks, then the last norm and the head."""
+        """The patch embedding and blocks of each stage, the final norm, the head."""
         layers = self._layers()
         entries = (self.patch_embed, *self._merges)
         found = [part for entry, layer in zip(entries, layers, strict=True) for part in (entry, *layer.blocks)]

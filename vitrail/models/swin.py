@@ -1,22 +1,22 @@
 """Swin Transformer: "Hierarchical Vision Transformer using Shifted Windows", https://arxiv.org/abs/2103.14030.
 
-Tokens attend within windows of 7×7, so the cost grows with the image and not with its square. Every other block shifts
-the windows by half their size, so that neighbours meet. Between stages 2×2 tokens merge into one, twice as wide, as in
-convolutional networks:
+Self-attention within windows of 7×7 tokens, at a cost linear in the image size. Every other block shifts the windows by
+half their size to connect neighbours. Between stages, 2×2 tokens merge into one of twice the width, as in convolutional
+networks:
 
-    Attention(Q, K, V) = softmax(Q·Kᵀ/√d + B)·V      B: learned for every offset in a window   (4)  `WindowAttention`
+    Attention(Q, K, V) = softmax(Q·Kᵀ/√d + B)·V      B: relative position bias                (4)  `WindowAttention`
     z' = W-MSA(LN(z)) + z,   z = MLP(LN(z')) + z'    windows shifted in every other block      (3)  `SwinBlock`
 
-The shift is cyclic: what leaves on one side comes in at the other, and a mask keeps apart what is not adjacent. A map
-that needs padding is padded after the shift, as timm does: there some places of opposite edges meet in the last window.
+The shift is cyclic, and a mask separates tokens that are not adjacent. A map that needs padding is padded after the
+shift, as in timm: some tokens of opposite edges share the last window.
 
-Any image size: images are padded to whole patches, maps to whole windows and to even sides before a merge. Windows are
-always whole, so the weights fit every size and nothing is resampled. Where the map is no larger than a window, it is
-one window and nothing is shifted; the authors' code would make that window smaller.
+Any image size works: images are padded to multiples of the patch, maps to multiples of the window and to even sides
+before merging. Windows always have full size, so the weights fit every image size without resampling. A map no larger
+than a window is one unshifted window; the authors' code would shrink the window instead.
 
-What differs from the paper: nothing else. Initialisation is that of the authors' code, with a zero head.
+Other differences from the paper: none. Initialisation follows the authors' code, with a zero head.
 
-Legend: B batch, D width, H heads, K classes, (h, w) the map of tokens, W windows of n tokens each.
+Legend: B batch, D width, H heads, K classes, (h, w) token map, W windows of n tokens each.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, offsets
 from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
 
-_APART = -100.0  # what the authors add to the logit of a pair that must not attend
+_APART = -100.0  # the authors' mask, added to the logits of pairs that must not attend
 
 
 @dataclass(frozen=True)
 class SwinConfig(ModelConfig):
-    widths: Ints
-    depths: Ints
-    heads: Ints
-    window: int = 7
+    widths: Ints  # of the tokens of each stage
+    depths: Ints  # blocks of each stage
+    heads: Ints  # of each stage
+    window: int = 7  # tokens per side
     patch: int = 4
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
@@ -58,23 +58,23 @@ class SwinConfig(ModelConfig):
 
     @property
     def width(self) -> int:
-        """The width of the features."""
+        """The width of the last stage."""
         return self.widths[-1]
 
     @property
     def stride(self) -> int:
-        """Pixels from one token of the last stage to the next."""
+        """Pixels per token of the last stage."""
         return self.patch * 2 ** (len(self.widths) - 1)
 
     @property
     def grids(self) -> list[Grid]:
-        """Rows and columns of the tokens of each stage: whatever does not fit is padded."""
+        """Rows and columns of the token map of each stage; padding rounds up."""
         h, w = (-(-side // self.patch) for side in self.img_size)
         return [(-(-h // 2**i), -(-w // 2**i)) for i in range(len(self.widths))]
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of the last map."""
+        """Rows and columns of the last feature map."""
         return self.grids[-1]
 
 
@@ -84,7 +84,7 @@ _T, _S, _B, _L = (
     ((128, 256, 512, 1024), (2, 2, 18, 2), (4, 8, 16, 32)),
     ((192, 384, 768, 1536), (2, 2, 18, 2), (6, 12, 24, 48)),
 )
-# The paper's models, those for 384 pixels with windows of 12, and our own nano for images of 28 to 64 pixels.
+# The paper's models, those for 384 pixels with windows of 12×12, and our own nano for images of 28 to 64 pixels.
 CONFIGS = {
     "swin_nano": SwinConfig((48, 96, 192), (2, 4, 1), (3, 6, 12), window=4, patch=2, img_size=(32, 32)),
     "swin_t": SwinConfig(*_T),
@@ -97,7 +97,7 @@ CONFIGS = {
 
 
 class WindowAttention(nn.Module):
-    """Multi-head self-attention within the windows of a map, which may be shifted."""
+    """Multi-head self-attention within the windows of a map, shifted or not."""
 
     def __init__(self, width: int, heads: int, grid: Grid, window: int, shifted: bool, drop: float):
         super().__init__()
@@ -109,17 +109,17 @@ class WindowAttention(nn.Module):
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From a map to a map: (B, h, w, D)."""
+        """Attends within the windows of a map: (B, h, w, D) → (B, h, w, D)."""
         q, k, v = self._split(x)
         bias = self._bias(q).expand(q.shape[1], -1, -1, -1)
-        # Windows and heads as one dimension: fused kernels and ONNX know attention with four dimensions only.
+        # Windows and heads share one dimension: fused kernels and ONNX need four-dimensional attention.
         q4, k4, v4, bias = q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias.flatten(0, 1)
         y = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=bias).reshape(q.shape)  # B W H n D/H
         y = self.proj(y.transpose(2, 3).flatten(3))  # B W n D
         return self.drop(self._join(y))
 
     def weights(self, x: Tensor) -> Tensor:
-        """The attention maps that `forward` applies, one for each window, row by row: (B, W, H, n, n)."""
+        """The attention weights of every window that `forward` applies, in row-major order: (B, W, H, n, n)."""
         q, k, _ = self._split(x)
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + self._bias(q)).softmax(dim=-1)
 
@@ -133,14 +133,14 @@ class WindowAttention(nn.Module):
         return h, w
 
     def _windows(self, x: Tensor) -> Tensor:
-        """Shifts a map, pads it, and cuts it into windows: (B, W, n, D)."""
+        """Shifts and pads a map, then splits it into windows: (B, W, n, D)."""
         (h, w), (full_h, full_w) = self.grid, self._padded()
         if any(self.shift):
             x = torch.roll(x, (-self.shift[0], -self.shift[1]), dims=(1, 2))
         return self._cut(F.pad(x, (0, 0, 0, full_w - w, 0, full_h - h)))
 
     def _cut(self, x: Tensor) -> Tensor:
-        """Cuts a padded map into windows, row by row: (B, W, n, D)."""
+        """Splits a padded map into windows in row-major order: (B, W, n, D)."""
         (full_h, full_w), n = self._padded(), self.window
         x = x.reshape(-1, full_h // n, n, full_w // n, n, x.shape[3])
         return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
@@ -153,7 +153,7 @@ class WindowAttention(nn.Module):
         return torch.roll(x, (self.shift[0], self.shift[1]), dims=(1, 2)) if any(self.shift) else x
 
     def _bias(self, like: Tensor) -> Tensor:
-        """What is added to the logits: (H, n, n), or (W, H, n, n) where the windows are shifted."""
+        """The bias, and mask, of the logits: (H, n, n), or (W, H, n, n) for shifted windows."""
         rows = offsets((self.window, self.window), like.device)
         bias = self.relative_position_bias_table[rows].permute(2, 0, 1).to(like.dtype)
         if not any(self.shift):
@@ -165,13 +165,13 @@ class WindowAttention(nn.Module):
         return bias + apart[:, None]
 
     def _regions(self, side: int, shift: int, like: Tensor) -> Tensor:
-        """Numbers along one side: after the shift the last window holds two parts that are not adjacent."""
+        """Region indices along one side: after a shift, the last window holds two regions that are not adjacent."""
         place = torch.arange(side, device=like.device)
         return (place >= side - self.window).long() + (place >= side - shift).long() if shift else place * 0
 
 
 class SwinBlock(nn.Module):
-    """One pre-norm block with attention in windows: equation 3."""
+    """One pre-norm block with window attention: equation 3."""
 
     def __init__(self, width: int, heads: int, grid: Grid, window: int, shifted: bool, drop: float, drop_path: float):
         super().__init__()
@@ -187,7 +187,7 @@ class SwinBlock(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Cuts the image, padded to whole patches, into patches, and projects and normalises each one."""
+    """Splits the padded image into patches; projects and normalises each one."""
 
     def __init__(self, channels: int, width: int, patch: int):
         super().__init__()
@@ -202,7 +202,7 @@ class PatchEmbed(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Makes one token of 2×2."""
+    """Merges 2×2 tokens into one."""
 
     def __init__(self, width: int, out: int):
         super().__init__()
@@ -217,7 +217,7 @@ class PatchMerging(nn.Module):
 
 
 class Layer(nn.Module):
-    """The blocks of one stage, and before them the merge of the tokens of the last one."""
+    """The blocks of one stage, preceded by patch merging."""
 
     def __init__(self, c: SwinConfig, i: int, rates: list[float]):
         super().__init__()
@@ -228,7 +228,7 @@ class Layer(nn.Module):
         )
 
     def parts(self) -> list[nn.Module]:
-        """What is called one after the other."""
+        """The modules in the order they are called."""
         return [*self.blocks] if self.downsample is None else [self.downsample, *self.blocks]
 
 
@@ -262,16 +262,16 @@ class Swin(Model):
         return self.head(self.embed(images))  # B K
 
     def embed(self, images: Tensor) -> Tensor:
-        """One feature vector per image, the average of the last map: (B, D)."""
+        """One feature vector per image, the average-pooled last feature map: (B, D)."""
         return self._maps(images)[-1].mean(dim=(1, 2))
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The last map after its norm, (B, D, h, w); with `levels` the map of every stage, the earlier ones bare."""
+        """The last map, normalised, (B, D, h, w); with `levels`, of every stage, the earlier ones unnormalised."""
         maps = [x.permute(0, 3, 1, 2) for x in self._maps(images, levels)]
         return maps if levels else maps[-1]
 
     def _maps(self, images: Tensor, levels: bool = False) -> list[Tensor]:
-        """The maps of the stages or the last alone, which is normalised: (B, h, w, D)."""
+        """The last feature map, normalised, (B, h, w, D); with `levels`, preceded by those of the earlier stages."""
         check_images(images, self.config)
         x = self.drop(self.patch_embed(images))
         maps: list[Tensor] = []
@@ -282,7 +282,7 @@ class Swin(Model):
         return [*maps, self.norm(x)]
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: the patches, each block and merge, the last norm, the head."""
+        """The patch embedding, each block and merging, the final norm, the head."""
         parts = [part for layer in self._layers() for part in layer.parts()]
         return [self.patch_embed, *parts, self.norm, *([self.head] if self.config.classes else [])]
 

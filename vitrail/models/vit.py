@@ -1,19 +1,19 @@
 """The Vision Transformer: "An Image is Worth 16x16 Words", https://arxiv.org/abs/2010.11929.
 
-An image is cut into patches, each patch is embedded like a word, a class token and positions are added, a
-standard transformer encoder reads the sequence, a head classifies:
+An image is split into patches, each linearly embedded; a class token and position embeddings are added, a standard
+transformer encoder processes the sequence, and a head classifies:
 
     z0 = [class; x1·E; …; xN·E] + Epos                      (1)  `tokens`
     z' = MSA(LN(z)) + z,  z = MLP(LN(z')) + z'              (2, 3)  `Block`
     y  = LN(zL)[class]                                      (4)  `_leave`
 
-What differs from the paper, and is off in its own models: register tokens (https://arxiv.org/abs/2309.16588),
-LayerScale, gated MLPs, a convolutional stem (https://arxiv.org/abs/2106.14881), and other ways to one vector:
-attention (`pool="map"`, https://arxiv.org/abs/2106.04560), DeiT's distillation token with a head of its own
-("cls_dist", https://arxiv.org/abs/2012.12877), the class token beside the average, which DINOv2's linear heads read
-("cls_gap", https://arxiv.org/abs/2304.07193), and an average before the final LayerNorm, without a class token
-("gap_norm") or with one that nothing reads, as MAE is fine-tuned ("mae", https://arxiv.org/abs/2111.06377).
-Initialisation is that of the authors' JAX code.
+Options beyond the paper, off in its models: register tokens (https://arxiv.org/abs/2309.16588), LayerScale, gated MLPs,
+a convolutional stem (https://arxiv.org/abs/2106.14881), and other ways of pooling: attention (`pool="map"`,
+https://arxiv.org/abs/2106.04560), DeiT's distillation token with its own head ("cls_dist",
+https://arxiv.org/abs/2012.12877), the class token concatenated with the average, which DINOv2's linear heads read
+("cls_gap", https://arxiv.org/abs/2304.07193), and averaging before the final LayerNorm, without a class token
+("gap_norm") or with an unused one, as MAE is fine-tuned ("mae", https://arxiv.org/abs/2111.06377). Initialisation
+follows the authors' JAX code.
 
 Legend: B batch, N tokens, D width, F features, K classes.
 """
@@ -38,23 +38,24 @@ Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
 
 @dataclass(frozen=True)
 class ViTConfig(ModelConfig):
-    width: int
-    depth: int
+    # 17 fields, one above the design's limit of 16: `stem` and `layer_scale` stay separate so that old files open.
+    width: int  # of the tokens
+    depth: int  # encoder blocks
     heads: int
-    mlp: int
-    patch: int
+    mlp: int  # hidden units of the MLPs
+    patch: int  # pixels per side
     img_size: tuple[int, int] = (224, 224)
     channels: int = 3
     classes: int = 1000
-    pool: Pool = "cls"
+    pool: Pool = "cls"  # how tokens become one feature vector
     pos: Literal["learned", "patches", "learned2d", "relative", "sincos2d", "none"] = "learned"
-    head: Literal["linear", "tanh"] = "linear"
+    head: Literal["linear", "tanh"] = "linear"  # "tanh" adds a hidden layer, as in the paper's pre-training
     stem: Literal["patch", "conv"] = "patch"
     act: Activation = "gelu"
-    registers: int = 0
-    layer_scale: float = 0.0
-    drop: float = 0.0
-    drop_path: float = 0.0
+    registers: int = 0  # register tokens
+    layer_scale: float = 0.0  # initial value; 0 disables LayerScale
+    drop: float = 0.0  # dropout rate
+    drop_path: float = 0.0  # stochastic depth rate of the last block
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "depth", "heads", "mlp", "patch")
@@ -64,16 +65,16 @@ class ViTConfig(ModelConfig):
         check_multiple(self, self.patch, "the patch size")
         check_heads((self.width,), (self.heads,))
         if self.pos in ("learned2d", "sincos2d") and self.width % 4:
-            raise UserError(f"Positions '{self.pos}' need a width that 4 divides, but it is {self.width}.")
+            raise UserError(f"'{self.pos}' positions need a width that is a multiple of 4, but it is {self.width}.")
 
     @property
     def stride(self) -> int:
-        """Pixels from one patch to the next."""
+        """Pixels per patch."""
         return self.patch
 
     @property
     def step(self) -> int:
-        """What the sides of the images must be multiples of."""
+        """The image sides must be multiples of this."""
         return self.patch
 
     @property
@@ -83,27 +84,27 @@ class ViTConfig(ModelConfig):
 
     @property
     def placed(self) -> int:
-        """Tokens that are no patch but have positions: the class token, then DeiT's distillation token."""
+        """Prefix tokens with position embeddings: the class token, then DeiT's distillation token."""
         return {"cls": 1, "cls_dist": 2, "cls_gap": 1, "mae": 1}.get(self.pool, 0)
 
     @property
     def prefix(self) -> int:
-        """Tokens that are no patch: the placed ones and the registers. They come first."""
+        """Tokens before the patches: the placed ones and the registers."""
         return self.placed + self.registers
 
     @property
     def length(self) -> int:
-        """Tokens in the sequence that the encoder reads."""
+        """Tokens in the encoder's sequence."""
         return self.prefix + self.grid[0] * self.grid[1]
 
     @property
     def features(self) -> int:
-        """The length of the vector that `embed` gives for an image."""
+        """The length of an image's feature vector."""
         return 2 * self.width if self.pool == "cls_gap" else self.width
 
 
 class PatchEmbed(nn.Module):
-    """Cuts the image into patches and projects each one: a convolution whose stride is its size."""
+    """Splits the image into patches and projects each one: a convolution whose stride is its size."""
 
     def __init__(self, channels: int, width: int, patch: int):
         super().__init__()
@@ -114,9 +115,9 @@ class PatchEmbed(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """Overlapping 3×3 convolutions that halve the image as often as the patch size allows, then a projection.
+    """Overlapping 3×3 convolutions of stride 2, as many as the patch size allows, then a projection.
 
-    One token still stands for each patch, but sees past its edges; on small data this is worth many epochs.
+    There is still one token per patch, but it sees beyond the patch; on small data this saves many epochs.
     """
 
     def __init__(self, channels: int, width: int, patch: int):
@@ -173,7 +174,7 @@ class ViT(Model):
         )
         self.norm = nn.LayerNorm(c.width, eps=1e-6)
         self.attn_pool = AttentionPool(c.width, c.heads, c.mlp) if c.pool == "map" else None
-        hidden = c.head == "tanh" and c.classes  # the hidden layer is part of the head
+        hidden = c.head == "tanh" and c.classes  # the hidden layer belongs to the head
         self.pre_logits = nn.Linear(c.features, c.features) if hidden else None
         self.head = head_of(c.features, c.classes)
         self.head_dist = nn.Linear(c.width, c.classes) if c.pool == "cls_dist" and c.classes else None
@@ -192,7 +193,7 @@ class ViT(Model):
         return answers[0] if len(answers) == 1 else (answers[0] + answers[1]) / 2  # B K
 
     def heads(self, images: Tensor) -> tuple[Tensor, ...]:
-        """What the head says, or the class token and DeiT's distillation token, each through its own head: (B, K)."""
+        """The logits of each head, (B, K): one head, or those of the class and DeiT's distillation token."""
         if not self.config.classes:
             return (self.embed(images),)
         answers: tuple[Tensor, ...] = self._stages[2](self._pooled(images))
@@ -204,9 +205,9 @@ class ViT(Model):
         return (x[:, 0] + x[:, 1]) / 2 if self.config.pool == "cls_dist" else x
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The patches after the last norm as a map, (B, D, h, w); with `levels` one after every quarter of the depth.
+        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, after each quarter of the depth.
 
-        All levels have the stride of a patch, and only the last one is normalised.
+        All levels have the same stride; only the last is normalised.
         """
         x, maps, taps = self.tokens(images), [], level_depths(self.config.depth)
         for depth, block in enumerate(self.blocks, start=1):
@@ -217,7 +218,7 @@ class ViT(Model):
         return [*maps, last] if levels else last
 
     def tokens(self, images: Tensor) -> Tensor:
-        """Equation 1: the sequence that the encoder reads, positions added: (B, N, D)."""
+        """Equation 1: the encoder's input, position embeddings added: (B, N, D)."""
         tokens: Tensor = self._stages[0](images)
         return tokens
 
@@ -241,22 +242,22 @@ class ViT(Model):
     def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
         """Equations 2 to 4: the transformer encoder and its final LayerNorm, (B, N, D).
 
-        With `keep`, the numbers of some tokens, (n,) or (B, n), only these are read: (B, n, D). The class token is
-        number 0. With `pool="gap_norm"` and `"mae"` the LayerNorm is left to `embed`.
+        With `keep`, token indices of shape (n,) or (B, n), only these tokens are encoded: (B, n, D). The class token's
+        index is 0. For `pool="gap_norm"` and `"mae"`, the LayerNorm is applied in `embed`.
         """
         if keep is not None:
             tokens = kept(tokens, keep)
         elif self.config.pos == "relative" and tokens.shape[1] != self.config.length:
             raise UserError(
-                f"Relative positions need to know which tokens are encoded: {tokens.shape[1]} of {self.config.length} "
-                "were given. Give all of them, and `keep` the numbers of those to encode."
+                f"Got {tokens.shape[1]} tokens, but with relative positions 'encode' needs all {self.config.length}. "
+                "Pass all of them, and the indices of those to encode as 'keep'."
             )
         for block in self.blocks:
             tokens = block(tokens, keep)
         return tokens if self.config.pool in ("gap_norm", "mae") else self._stages[1](tokens, False)
 
     def _pooled(self, images: Tensor) -> Tensor:
-        """What the head reads: (B, F), or of two tokens (B, 2, F)."""
+        """The head's input: (B, F), or (B, 2, F) for two tokens."""
         x = self.tokens(images)
         for block in self.blocks:
             x = block(x)
@@ -264,7 +265,7 @@ class ViT(Model):
         return pooled
 
     def _leave(self, x: Tensor, pool: bool = True) -> Tensor:
-        """The last norm, and the vector that is read from its tokens."""
+        """The final norm and the pooling."""
         c = self.config
         if not pool:
             return self.norm(x)
@@ -287,7 +288,7 @@ class ViT(Model):
         return as_map(x[:, self.config.prefix :], self.config.grid)
 
     def positions(self) -> Tensor | None:
-        """The rows added to the tokens, (1, N, D), those of placed tokens first; None if there are none."""
+        """The position embeddings added to the tokens, (1, N, D), placed prefix tokens first; None without any."""
         c = self.config
         if c.pos in ("learned", "patches"):
             return self.pos_embed
@@ -301,7 +302,7 @@ class ViT(Model):
         return None
 
     def stages(self) -> list[nn.Module]:
-        """The model from input to output: what enters the encoder, each block, what leaves it, the head."""
+        """The token embedding, each block, the final norm with pooling, the head."""
         entry, leave, head = self._stages
         return [entry, *self.blocks, leave, *([head] if self.config.classes else [])]
 
@@ -339,7 +340,7 @@ class ViT(Model):
         return {1: tables} if tables else {}
 
     def _initialise(self) -> None:
-        """As the authors' code: Xavier in the encoder, LeCun for the patches, 0.02 for positions, zero head."""
+        """As in the authors' code: Xavier for the encoder, LeCun for the patches, 0.02 for positions, zero head."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -351,9 +352,9 @@ class ViT(Model):
                     nn.init.zeros_(module.bias)
         for block in self.blocks:
             assert isinstance(block, Block)
-            # q, k and v are three matrices, each of them Xavier, that lie in one; so do k and v of the pool.
+            # q, k and v, and k and v of the pool, are stacked in one matrix; each is Xavier by itself.
             nn.init.xavier_uniform_(block.attn.qkv.weight, gain=2**0.5)
-            if self.config.act == "swiglu":  # as are the two of its first layer
+            if self.config.act == "swiglu":  # likewise the two halves of its first layer
                 for part in block.mlp.fc1.weight.detach().chunk(2):
                     nn.init.xavier_uniform_(part)
             nn.init.normal_(block.mlp.fc1.bias, std=1e-6)

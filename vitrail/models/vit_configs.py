@@ -1,4 +1,4 @@
-"""The named ViTs: the sizes of the papers, and names for sizes that have none."""
+"""The named ViTs, with the sizes of the papers, and names for other sizes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from vitrail.models.vit import ViTConfig
 
-# Table 1 of the paper, Ti and S of DeiT and AugReg, g and G of "Scaling Vision Transformers", and our own
-# nano for images of 8 to 96 pixels: width, depth, heads, mlp.
+# Table 1 of the paper, Ti and S of DeiT and AugReg, g and G of "Scaling Vision Transformers", and our own nano for
+# images of 8 to 96 pixels: width, depth, heads, mlp.
 _VIT_SIZES = {
     "nano": (128, 6, 4, 256),
     "ti": (192, 12, 3, 768),
@@ -41,18 +41,18 @@ def _vit(size: str, patch: int) -> ViTConfig:
 
 
 def _dinov2(size: str) -> ViTConfig:
-    """DINOv2's: the paper's sizes with LayerScale, and a giant of its own with gated MLPs."""
+    """DINOv2: the paper's sizes with LayerScale, and its own giant with gated MLPs."""
     numbers = (1536, 40, 24, 4096) if size == "g" else _VIT_SIZES[size]
     return ViTConfig(*numbers, 14, (518, 518), act="swiglu" if size == "g" else "gelu", layer_scale=1e-5)
 
 
 def _deit(size: str, patch: int) -> ViTConfig:
-    """DeiT's, which learn from a teacher: a distillation token with a head of its own."""
+    """DeiT: a distillation token with its own head."""
     return replace(_vit(size, patch), pool="cls_dist")
 
 
 def _deit3(size: str, patch: int) -> ViTConfig:
-    """DeiT III's: LayerScale, and no position for the class token."""
+    """DeiT III: LayerScale, and no position embedding for the class token."""
     numbers = (512, 12, 8, 2048) if size == "m" else _VIT_SIZES[size]
     return ViTConfig(*numbers, patch, pos="patches", layer_scale=1e-6)
 
@@ -67,7 +67,7 @@ _VITS = {f"vit_{size}{patch}": _vit(size, patch) for size, patches in _PATCHES.i
     f"dinov2_{size}14": _dinov2(size) for size in "sblg"
 }
 
-# A ViT of any other patch size is built from its name: see `of_any_patch`.
+# ViTs of other patch sizes are built from their names: see `of_any_patch`.
 CONFIGS = {**_VITS, **_DEIT, **_DEIT3}
 
 
@@ -80,7 +80,7 @@ def of_any_patch(short: str) -> ViTConfig | None:
 
 
 def name_of(config: ViTConfig) -> str:
-    """The name of a ViT of this size; one of no listed size is called by its width, depth and patch size."""
+    """The name of a ViT of this size: `vit_b16`, or `vit_w…d…p…` if the size is not listed."""
     for name, listed in _DEIT3.items():
         if config.pos == "patches" and _body(config) == _body(listed):
             return name

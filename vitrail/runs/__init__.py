@@ -1,1 +1,1 @@
-"""Run folders as objects, and predictors: images in, answers out."""
+"""Run folders as objects, and predictors, which answer for images."""

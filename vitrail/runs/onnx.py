@@ -1,8 +1,7 @@
 """ONNX files on ONNX Runtime, without torch.
 
-A file that `vitrail export` wrote holds its model card, reads pixels and normalises them itself. Files of other
-programs read normalised images and have no card. One is made up for them: ImageNet's mean and standard deviation, and
-classes without names.
+A file written by `vitrail export` contains its model card and the normalisation. Files of other programs expect
+normalised images and have no card; they get one with ImageNet's mean and standard deviation and unnamed classes.
 """
 
 from __future__ import annotations
@@ -36,32 +35,32 @@ def is_onnx(source: str | Path) -> bool:
 
 
 def open_session(path: str | Path, device: str = "cpu") -> Any:
-    """An inference session of ONNX Runtime: the one place where they are made."""
+    """Creates an ONNX Runtime session; the only place that does."""
     try:
         import onnxruntime  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
-        raise UserError(f"{path}: ONNX files need onnxruntime: pip install 'vitrail[export]'") from error
+        raise UserError(f"{path}: running ONNX files needs onnxruntime: pip install 'vitrail[export]'") from error
     if not Path(path).is_file():
         raise UserError(f"{path} does not exist.")
     options = onnxruntime.SessionOptions()
     if (torch := sys.modules.get("torch")) is not None:
-        options.intra_op_num_threads = torch.get_num_threads()  # as PyTorch, so that their speeds compare
+        options.intra_op_num_threads = torch.get_num_threads()  # PyTorch's, for comparable speeds
     wanted = ["CUDAExecutionProvider"] if device.startswith("cuda") else []
     usable = [name for name in (*wanted, "CPUExecutionProvider") if name in onnxruntime.get_available_providers()]
     try:
         return onnxruntime.InferenceSession(path, options, providers=usable)
-    except Exception as error:  # onnxruntime has many kinds
+    except Exception as error:  # onnxruntime raises many types
         raise UserError(f"{path} is not a valid ONNX file: {_first_line(error)}.") from error
 
 
 def onnx_card(path: str | Path) -> Card:
-    """The card of a file, its own or a made-up one."""
+    """The card of a file, its own or an inferred one."""
     session = open_session(path)
     return _own_card(Path(path), session) or _made_up_card(Path(path), session)
 
 
 class OnnxModel:
-    """An ONNX file that gives a vector of outputs per image."""
+    """An ONNX file with one output vector per image."""
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.path = Path(path)
@@ -78,15 +77,15 @@ class OnnxModel:
 
     @property
     def size(self) -> str:
-        """How large the model is, in words."""
+        """The size of the model, as text."""
         return f"{self.path.stat().st_size / 2**20:.1f} MiB"
 
     def preprocess(self, image: Pixels) -> Pixels:
-        """A stored image as `outputs` takes it, (C, H, W)."""
+        """A stored image as input of `outputs`, (C, H, W)."""
         return self.card.preprocess.pixels_by_pillow(image)
 
     def outputs(self, pixels: Array) -> Array:
-        """The outputs, (B, K) float32, for pixels (B, C, H, W) of the model's size."""
+        """The outputs, (B, K) float32, of pixels (B, C, H, W) of the model's size."""
         images = pixels.transpose(0, 2, 3, 1) if self._own else self.card.preprocess.normalise_array(pixels)
         if self._type is np.uint16:
             images = np.rint(images)  # resizing leaves fractions
@@ -96,9 +95,9 @@ class OnnxModel:
         return np.concatenate(answers).astype(np.float32, copy=False)
 
     def fingerprint(self) -> str:
-        """Changes whenever the file does."""
+        """A hash that changes with the file."""
         digest = hashlib.blake2b(self.path.read_bytes())
-        if (large := Path(f"{self.path}.data")).exists():  # the weights of a file above 2 GB
+        if (large := Path(f"{self.path}.data")).exists():  # external weights of a file above 2 GB
             digest.update(large.read_bytes())
         return digest.hexdigest()
 
@@ -108,8 +107,8 @@ class OnnxModel:
 
         return torch.from_numpy(self.outputs(pixels.cpu().numpy())).to(pixels.device)
 
-    def features(self, pixels: Array) -> Array:  # noqa: ARG002  # as of a PyTorch model
-        raise UserError(f"{self.path} is an ONNX file, which has no feature vectors. Give the run that was exported.")
+    def features(self, pixels: Array) -> Array:  # noqa: ARG002  # the signature of `TorchModel`
+        raise UserError(f"{self.path} is an ONNX file, which has no feature vectors. Use the run it was exported from.")
 
 
 def _own_card(path: Path, session: Any) -> Card | None:
@@ -117,11 +116,11 @@ def _own_card(path: Path, session: Any) -> Card | None:
     try:
         return None if text is None else Card.from_json(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"The metadata of {path} is not a model card of vitrail: {error!r}.") from error
+        raise UserError(f"The metadata of {path} is not a vitrail model card: {error!r}.") from error
 
 
 def _made_up_card(path: Path, session: Any) -> Card:
-    """A card for a file without one, from its input and what it answers to black images."""
+    """A card for a file without one, from its input shape and its outputs for black images."""
     inputs = session.get_inputs()
     if len(inputs) != 1 or inputs[0].type != "tensor(float)" or len(inputs[0].shape) != 4:
         raise UserError(f"{path} must have one input, float images (batch, channels, height, width).")

@@ -1,10 +1,10 @@
-"""Predictor: images in, answers out, on PyTorch or ONNX Runtime.
+"""Predictor: answers for images, on PyTorch or ONNX Runtime.
 
 >>> for answer in vitrail.Predictor("runs/demo")(["cat.jpg", "dog.jpg"]):
 ...     print(answer.labels[0], answer.probabilities[0])
 
-An ONNX file is run without torch. Images are read ahead by threads and predicted in batches, so however many there
-are, the pixels of three batches are in memory at most.
+ONNX files run without torch. Images are prefetched by threads and predicted in batches: at most the pixels of three
+batches are in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vitrail.models import Model
 
 Array = NDArray[Any]
-Picture = str | Path | bytes | Image.Image | NDArray[Any]  # a file, its content, or pixels (H, W) or (H, W, C)
+Picture = str | Path | bytes | Image.Image | NDArray[Any]  # a file, its bytes, or pixels (H, W) or (H, W, C)
 P = TypeVar("P", bound="Picture")
 
 
@@ -53,7 +53,7 @@ class Prediction:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The likeliest classes, or all labels above their thresholds, best first; or the names of the values."""
+        """The most likely classes, or all labels above their thresholds, best first; or the names of the values."""
         return self.answer.labels
 
     @property
@@ -62,7 +62,7 @@ class Prediction:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Of a regression, in the units of the data."""
+        """Predicted values of a regression, in the units of the data."""
         return self.answer.values
 
 
@@ -74,17 +74,17 @@ class TorchModel:
 
     @property
     def size(self) -> str:
-        """How large the model is, in words."""
+        """The size of the model, as text."""
         from vitrail.models import parameters
 
         return f"{parameters(self.card.config):,} parameters"
 
     def preprocess(self, image: Pixels) -> Pixels:
-        """A stored image as `outputs` takes it, (C, H, W)."""
+        """A stored image as input of `outputs`, (C, H, W)."""
         return self.card.preprocess.pixels(image)
 
     def outputs(self, pixels: Array) -> Array:
-        """The outputs, (B, K) float32, for pixels (B, C, H, W) of the model's size."""
+        """The outputs, (B, K) float32, of pixels (B, C, H, W) of the model's size."""
         return self._compute(self.model, pixels)
 
     def features(self, pixels: Array) -> Array:
@@ -99,11 +99,11 @@ class TorchModel:
             return self.model(self.card.preprocess.normalise(pixels)).float()
 
     def fingerprint(self) -> str:
-        """Changes whenever the outputs may."""
+        """A hash that changes whenever the outputs may."""
         import torch
 
         card, constants = self.card, self.card.task.to_json()
-        # Spelled as in the checkpoints of earlier versions, so that their distilled runs resume.
+        # The format of earlier versions' checkpoints, so that their distilled runs resume.
         known = (
             f"Known(model={card.model!r}, size={self.size!r}, classes={card.classes!r}, "
             f"preprocess={card.preprocess!r}, task={card.task.name!r}, "
@@ -124,10 +124,10 @@ class TorchModel:
 
 
 class Predictor:
-    """A trained model that only answers: from a run, weights of any format, a name of a hub, or an ONNX file."""
+    """A trained model for inference: a run, weights of any supported format, a hub name, or an ONNX file."""
 
     def __init__(self, source: str | Path | Run, device: str | None = None, model: str | None = None):
-        """`model` is the name of the model, where the weights do not show it. The device is the best one by default."""
+        """`model` names the architecture if the weights do not determine it. By default, the fastest device is used."""
         path = source.path if isinstance(source, Run) else source
         self._model: TorchModel | OnnxModel
         if is_onnx(path):
@@ -145,7 +145,7 @@ class Predictor:
 
     @classmethod
     def of(cls, model: Model, card: Card, device: str = "cpu") -> Predictor:
-        """The predictor of a PyTorch model that is open already."""
+        """A predictor of a PyTorch model in memory."""
         predictor = cls.__new__(cls)
         predictor._model = TorchModel(model, card, device)
         return predictor
@@ -156,12 +156,12 @@ class Predictor:
 
     @property
     def size(self) -> str:
-        """How large the model is, in words."""
+        """The size of the model, as text."""
         return self._model.size
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes whenever the answers may."""
+        """A hash that changes whenever the answers may."""
         return self._model.fingerprint()
 
     def __call__(
@@ -172,10 +172,10 @@ class Predictor:
         batch_size: int = 32,
         workers: int = 2,
     ) -> Iterator[Prediction]:
-        """The answers for images, in order; `images` is consumed only as far as it is needed.
+        """Yields the answers for images, in order; `images` is consumed lazily.
 
-        At most `top` labels each: by default 5 classes, or all labels above their thresholds. An image that cannot be
-        read is a Prediction with an error.
+        Each has at most `top` labels: by default 5 classes, or all labels above their thresholds. An unreadable image
+        gives a Prediction with an error.
         """
         one = isinstance(images, str | Path | bytes | Image.Image | np.ndarray)
         pictures: Iterable[Picture] = [images] if one else images  # type: ignore[list-item,assignment]
@@ -196,7 +196,7 @@ class Predictor:
         batch_size: int = 32,
         workers: int = 2,
     ) -> Generator[tuple[P, Array | UnreadableImage], None, None]:
-        """Every image with its outputs, or with those of `compute`; or with the reason why it cannot be read."""
+        """Yields each image with its outputs, or those of `compute`, or the reason why it cannot be read."""
         compute = compute or self.outputs
         with closing(read_ahead(images, self.pixels, workers, ahead=2 * batch_size)) as read:
             while batch := list(islice(read, batch_size)):
@@ -206,7 +206,7 @@ class Predictor:
                     yield image, pixels if isinstance(pixels, UnreadableImage) else next(outputs)
 
     def pixels(self, image: Picture) -> Pixels:
-        """An image as `outputs` takes it, (C, H, W); an UnreadableImage if it cannot be."""
+        """An image as input of `outputs`, (C, H, W); raises UnreadableImage."""
         seen = self.card.preprocess
         if isinstance(image, np.ndarray):
             stored = fit(image if image.ndim == 3 else image[:, :, None], seen.channels, seen.bits)
@@ -230,7 +230,7 @@ class Predictor:
 
 
 def source_card(source: str | Path, model: str | None = None) -> Card:
-    """The card of a model with a head, without opening it; `model` is its name, where its weights do not show it."""
+    """The card of a model with a head, without loading its weights; `model` as in `Predictor`."""
     if is_onnx(source):
         _no_name(source, model)
         return onnx_card(source)
@@ -241,24 +241,24 @@ def source_card(source: str | Path, model: str | None = None) -> Card:
     if model is not None and not is_meant(card.model, model):
         raise UserError(f"The weights in {source} are a {card.model}, not a {model}.")
     if not card.classes:
-        raise UserError(f"{source} has no classification head, so it cannot answer.")
+        raise UserError(f"{source} has no classification head, so it cannot predict.")
     return card
 
 
 def _no_name(source: str | Path, model: str | None) -> None:
     if model is not None:
-        raise UserError(f"{source} is an ONNX file, which needs no name of a model. Leave it out.")
+        raise UserError(f"{source} is an ONNX file, so 'model' does not apply. Leave it out.")
 
 
 def answer(task: Task, outputs: Array, top: int | None = None) -> Answer:
-    """What a model's outputs for one image, (M,), mean."""
+    """The answer for one image, from the model's outputs (M,)."""
     return task.answers(task.means(outputs[None]), top)[0]
 
 
 def read_ahead(
     images: Iterable[P], read: Callable[[P], Pixels], workers: int, ahead: int
 ) -> Generator[tuple[P, Pixels | UnreadableImage], None, None]:
-    """Reads images in threads and in order, at most `ahead` of them before they are asked for."""
+    """Reads images in threads and in order, at most `ahead` of them in advance."""
 
     def attempt(image: P) -> Pixels | UnreadableImage:
         try:

@@ -1,4 +1,4 @@
-"""Run: the folder that training leaves, as an object.
+"""Run: the folder written by training, as an object.
 
 | file or folder                       | content                                                        |
 |--------------------------------------|----------------------------------------------------------------|
@@ -6,13 +6,13 @@
 | `model.safetensors`, `model.json`    | the best model so far, and its card                            |
 | `metrics.csv`                        | one row per epoch                                              |
 | `last/state.pt`                      | the checkpoint from which training resumes                     |
-| `train.log`, `curves.png`, `tensorboard/` | what happened                                             |
+| `train.log`, `curves.png`, `tensorboard/` | the log, the curves, the events                            |
 | `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
 | `features/<data>-<split>.npz`        | feature vectors                                                |
 | `explain/`, `report.html`            | figures of `explain`, the page of `report`                     |
-| `folds.json`, `folds.csv`, `fold1/`, …  | of a cross-validation: its scores, and a run for each fold  |
+| `folds.json`, `folds.csv`, `fold1/`, …  | of a cross-validation: its scores, and one run per fold     |
 
-Only this module knows these names.
+Only this module knows these file names.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 Row = dict[str, float]
 
-# The settings that decide which images are in which split.
+# Settings that determine which images are in which split.
 _SPLIT = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task", "streaming")
 
 
 class Run:
-    """A run folder. It is read when it is asked, so a Run may stand for a folder that is still incomplete."""
+    """A run folder. Files are read on access, so a Run may refer to a folder that is still incomplete."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -51,15 +51,15 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """The run in a folder; a UserError if the folder holds none."""
+        """The run in a folder; raises UserError if the folder holds none."""
         run = cls(path)
         if not run.exists:
-            raise UserError(f"{path} is not a run: it has no {CONFIG_FILE}. Give the folder that training made.")
+            raise UserError(f"{path} is not a run: it has no {CONFIG_FILE}. Use a folder made by `vitrail train`.")
         return run
 
     @classmethod
     def of(cls, source: str | Path) -> Run:
-        """The folder in which the results of a model are kept: its own, or the current one for models of a hub."""
+        """The folder for results of a model: its own, or the current one for hub models."""
         if is_onnx(source):
             return cls(Path(source).parent)
         from vitrail.weights import home
@@ -68,7 +68,7 @@ class Run:
 
     @classmethod
     def create(cls, config: TrainConfig, overwrite: bool = False) -> Run:
-        """Makes the folder of a new run and saves its configuration. An existing run is replaced with `overwrite`."""
+        """Creates the folder of a new run and saves its configuration. `overwrite` replaces an existing run."""
         run = cls(Path(config.run.out) / config.run.name)
         for what, source in (("weights", config.weights), ("teacher", config.distillation.teacher)):
             if source is not None and Path(source).resolve().is_relative_to(run.path.resolve()):
@@ -76,7 +76,7 @@ class Run:
         if run.path.exists() and overwrite:
             if not run.exists:
                 raise UserError(
-                    f"{run.path} exists and is not a run of vitrail, so --overwrite does not replace it. "
+                    f"{run.path} exists and is not a vitrail run, so --overwrite does not replace it. "
                     "Choose another --name."
                 )
             shutil.rmtree(run.path)
@@ -143,15 +143,15 @@ class Run:
         return self.path / "folds.json"
 
     def evaluation(self, data: str, split: str, method: str = "head") -> Path:
-        """The folder in which `evaluate` leaves the metrics of a split."""
+        """The folder of `evaluate`'s metrics for a split."""
         return self.path / "evaluation" / (f"{data}-{split}" if method == "head" else f"{data}-{split}-{method}")
 
     def outputs_file(self, data: str, split: str) -> Path:
-        """The file in which the model's outputs for a split are kept."""
+        """The file of the model's outputs for a split."""
         return self.evaluation(data, split) / "outputs.npz"
 
     def features_file(self, data: str, split: str) -> Path:
-        """The file in which the feature vectors of a split are kept."""
+        """The file of the feature vectors of a split."""
         return self.path / "features" / f"{data}-{split}.npz"
 
     # Contents
@@ -162,7 +162,7 @@ class Run:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder is a run, whatever it has come to."""
+        """Whether the folder is a run, complete or not."""
         return self.config_file.exists()
 
     @cached_property
@@ -171,28 +171,28 @@ class Run:
 
     @property
     def has_model(self) -> bool:
-        """Whether a first epoch is finished."""
+        """Whether the first epoch is complete."""
         return self.weights_file.exists()
 
     @cached_property
     def card(self) -> Card:
-        """The card of the run's model, read without torch."""
+        """The card of the run's model; reading it does not need torch."""
         return read_card(self.weights_file.with_suffix(".json"))
 
     def model(self, device: str = "cpu") -> Model:
-        """The run's best model, ready to predict."""
+        """The run's best model, in evaluation mode."""
         from vitrail.weights import open_run
 
         return open_run(self.path, device)[0]
 
     def data(self, card: Card | None = None, **columns: Any) -> Data:
-        """The data that the run was trained on, with the same splits; a UserError if it has changed since.
+        """The data that the run was trained on, with the same splits; raises UserError if it has changed since.
 
-        `card` is that of a model which must have the classes of the data. `columns` replace the run's `data_dir`,
-        `image_column` and `label_column`.
+        The data must have the classes of `card`. `columns` override the run's `data_dir`, `image_column` and
+        `label_column`.
         """
         if not self.exists:
-            raise UserError(f"{self.path} has no {CONFIG_FILE}, so its training data is unknown. Give the data.")
+            raise UserError(f"{self.path} has no {CONFIG_FILE}, so its training data is unknown. Give the data set.")
         settings = split_settings(flat(self.config)) | {name: value for name, value in columns.items() if value}
         if card is None:
             return open_data(self.config.data, **settings)
@@ -220,24 +220,24 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training has come to its end."""
+        """Whether training is complete."""
         optim, rows = self.config.optim, self.history
         if not rows:
             return False
         if optim.time_budget is not None:
             decayed = rows[-1]["lr"] <= optim.lr * (optim.min_lr + 0.1)
             return decayed and rows[-1]["seconds"] >= optim.time_budget / 2
-        # The first row has the steps of an epoch. The last epoch may be partial; below half a step it is none.
+        # The first row has the steps per epoch. The last epoch may be partial, if it has at least half a step.
         return rows[-1]["step"] >= round(rows[0]["step"] * optim.epochs)
 
     @property
     def scores(self) -> dict[str, dict[str, Any]]:
-        """What `evaluate` measured: the content of each `metrics.json`, by the name of its folder."""
+        """The content of every `metrics.json` that `evaluate` wrote, by folder name."""
         files = sorted(self.path.glob("evaluation/*/metrics.json"))
         return {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
 
     def own_scores(self) -> dict[str, Any] | None:
-        """What `evaluate` measured on the run's own validation images, or None."""
+        """The metrics of `evaluate` on the run's own validation images, or None."""
         metrics, found = self.card.metrics, []
         for name, document in self.scores.items():
             if name.endswith("-val") and document["images"] == metrics.get("images"):
@@ -248,20 +248,20 @@ class Run:
 
     @property
     def has_folds(self) -> bool:
-        """Whether the folder is a cross-validation, with a run for each fold."""
+        """Whether the folder is a cross-validation, with one run per fold."""
         return self.exists and self.config.source.folds > 0 and self.config.source.fold == 0
 
     def fold(self, number: int) -> Run:
-        """The run of a fold, from 1."""
+        """The run of a fold, counted from 1."""
         return Run(self.path / f"fold{number}")
 
     @property
     def folds(self) -> list[Run]:
-        """The runs of the folds that have begun, in order; none of an ordinary run."""
+        """The runs of the folds started so far, in order; empty for an ordinary run."""
         count = self.config.source.folds if self.has_folds else 0
         return [fold for fold in map(self.fold, range(1, count + 1)) if fold.exists]
 
 
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a configuration, by flat names, that decide which images are in which split."""
+    """The settings, by flat name, that determine which images are in which split."""
     return {name: settings[name] for name in _SPLIT if settings.get(name) is not None}

@@ -1,7 +1,7 @@
-"""Tasks: what a model learns. One file each; `Task` is what they have in common.
+"""Tasks: what a model learns to predict, one file each; `Task` is their base class.
 
-A task of your own is a subclass of `Task` (or of one of these) and `tasks.register(MyTask)`; `--task NAME` then learns
-it from any data whose targets it can read.
+To add a task, subclass `Task` (or one of these) and call `tasks.register(MyTask)`; `--task NAME` then trains it on any
+data whose targets it can read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ TASKS: dict[str, type[Task]] = {}
 
 
 def register(task: type[Task]) -> type[Task]:
-    """Makes a task known under its name; usable as a decorator."""
+    """Registers a task under its name; usable as a decorator."""
     if task.name in TASKS and TASKS[task.name] is not task:
-        raise UserError(f"There is a task '{task.name}' already: {TASKS[task.name].__qualname__}. Choose another name.")
+        raise UserError(f"There already is a task '{task.name}': {TASKS[task.name].__qualname__}. Choose another name.")
     TASKS[task.name] = task
     return task
 
@@ -30,7 +30,7 @@ for _task in (Multiclass, Multilabel, Regression):
 
 
 def task_type(name: object) -> type[Task]:
-    """The task of a name; a UserError if there is none."""
+    """The task class of a name; an unknown name raises UserError."""
     if not isinstance(name, str) or name not in TASKS:
         hint = nearest(str(name), TASKS)
         raise UserError(f"'task' must be one of {', '.join(TASKS)}, but it is {name!r}.{hint}")

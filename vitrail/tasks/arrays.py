@@ -1,6 +1,6 @@
-"""Functions of NumPy arrays and torch tensors alike, so that the meaning of outputs is written once.
+"""Functions that work on NumPy arrays and torch tensors, so that `Task.meaning` is written once.
 
-Exported graphs and training need tensors; ONNX files are run without torch.
+Exported graphs and training need tensors; ONNX files run without torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def softmax(x: Any) -> Any:
-    """Over the second axis."""
+    """Softmax over the second axis."""
     if not isinstance(x, np.ndarray):
         return x.softmax(dim=1)
     from scipy.special import softmax
@@ -29,7 +29,7 @@ def sigmoid(x: Any) -> Any:
 
 
 def constant(values: Sequence[float], like: Any) -> Any:
-    """Numbers of the kind, type and device of `like`."""
+    """Values as an array or tensor with the dtype and device of `like`."""
     if isinstance(like, np.ndarray):
         return np.asarray(values, like.dtype)
     import torch

@@ -1,4 +1,4 @@
-"""Average precision of labels, the thresholds with the best F1, and bootstrap samples of both."""
+"""Average precision, thresholds of the best F1, and bootstrap samples of both."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from vitrail.tasks.scores import Floats, Numbers
 
 
 def ap_and_threshold(chances: Floats, true: NDArray[np.bool_]) -> tuple[float | None, float]:
-    """Average precision, and the threshold with the best F1: midway between the last image taken and the next."""
-    from sklearn.metrics import average_precision_score, precision_recall_curve  # slow to load, for this task only
+    """Average precision, and the threshold of the best F1: midway between the last predicted image and the next."""
+    from sklearn.metrics import average_precision_score, precision_recall_curve  # slow to import
 
     if not true.any():
         return None, 0.5
@@ -22,16 +22,16 @@ def ap_and_threshold(chances: Floats, true: NDArray[np.bool_]) -> tuple[float | 
 
 
 def last_of_ties(descending: Floats) -> Numbers:
-    """For each of some sorted values the index of the last that equals it."""
+    """For each of some sorted values, the index of the last one equal to it."""
     last = np.flatnonzero(np.append(np.diff(descending) != 0, True))
     return last[np.searchsorted(last, np.arange(len(descending)))]
 
 
 def sample_labels(chances: Floats, true: NDArray[np.bool_], thresholds: Floats, losses: Floats) -> Samples:
-    """The scores of a multi-label task on bootstrap samples, from probabilities and labels, (N, K)."""
+    """Multi-label scores of bootstrap samples, from probabilities and labels, (N, K)."""
     said, seen = chances >= thresholds, true.any(axis=0)
     order = np.argsort(-chances, axis=0, kind="stable")
-    # Images of equal probability are found together: the precision at each of them is that at the last.
+    # Images with tied probabilities are retrieved together: each has the precision at the last of them.
     ends = [last_of_ties(chances[order[:, k], k]) for k in range(chances.shape[1])]
     parts = []
     for weights in draws(len(chances)):

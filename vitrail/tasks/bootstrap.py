@@ -1,7 +1,7 @@
-"""Bootstrap intervals: a score is measured on many samples of the images, drawn with replacement.
+"""Bootstrap confidence intervals: a score over resamples of the images, drawn with replacement.
 
-A sample is a row of weights: how many times each image was drawn. It depends on the number of images alone, so two
-models measured on the same images are measured on the same samples, and their differences are paired.
+A resample is a row of weights: how often each image was drawn. It depends only on the number of images, so models
+measured on the same images share their resamples, and differences between them are paired.
 
 Legend: R samples, N images, K classes.
 """
@@ -19,22 +19,22 @@ Ints = NDArray[np.int64]
 Interval = tuple[float, float]
 
 SAMPLES = 1000
-_AT_ONCE = 2**22  # weights in memory
+_AT_ONCE = 2**22  # weights in memory at a time
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The scores of every sample: overall (R,), and of each class, label or value (R, K)."""
+    """The scores of all resamples: overall, (R,), and per class, label or value, (R, K)."""
 
     whole: dict[str, Floats] = field(default_factory=dict)
     each: dict[str, Floats] = field(default_factory=dict)
 
     def interval(self, name: str) -> Interval | None:
-        """The 95 % interval of an overall score; None if it was not sampled."""
+        """The 95 % interval of an overall score; None if it was not resampled."""
         return _interval(self.whole[name]) if name in self.whole else None
 
     def intervals(self, name: str) -> list[Interval] | None:
-        """The 95 % interval of a score for each class, label or value."""
+        """The 95 % interval of a score of each class, label or value."""
         if name not in self.each:
             return None
         low, high = np.quantile(self.each[name], [0.025, 0.975], axis=0)
@@ -47,14 +47,14 @@ def _interval(values: Floats) -> Interval:
 
 
 def difference(first: Samples, second: Samples, name: str) -> Interval | None:
-    """The 95 % interval of the difference between two models that were measured on the same images."""
+    """The 95 % interval of the difference between two models measured on the same images."""
     if name not in first.whole or name not in second.whole:
         return None
     return _interval(second.whole[name] - first.whole[name])
 
 
 def draws(images: int) -> Iterator[Floats]:
-    """The weights of the samples, (r, N), some samples at a time."""
+    """Yields the weights of the resamples in blocks, (r, N)."""
     rng = np.random.default_rng(0)
     step = max(_AT_ONCE // images, 1)
     for at in range(0, SAMPLES, step):
@@ -72,7 +72,7 @@ def collect(parts: list[tuple[dict[str, Floats], dict[str, Floats]]]) -> Samples
 
 
 def sums(weights: Floats, groups: Ints, count: int, values: Floats | None = None) -> Floats:
-    """The sum of the weights, or of weights times `values`, over every group of images: (r, count)."""
+    """The sum of the weights, or of weights times `values`, over each group of images: (r, count)."""
     rows = np.arange(len(weights))[:, None] * count
     weighted = weights if values is None else weights * values
     sums = np.bincount((rows + groups).ravel(), weighted.ravel(), minlength=len(weights) * count)

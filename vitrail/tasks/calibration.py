@@ -1,4 +1,4 @@
-"""Calibration: how often predictions of similar confidence are right."""
+"""Calibration: how accurate predictions of a given confidence are."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from vitrail.tasks.scores import Floats, Numbers
 
-BINS = 15  # of confidence
+BINS = 15  # bins of confidence
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Predictions of similar confidence; an empty bin has the middle of its range as confidence."""
+    """Predictions of similar confidence; the confidence of an empty bin is its midpoint."""
 
     confidence: float
     accuracy: float
@@ -23,12 +23,12 @@ class Bin:
 
 
 def bin_numbers(confidence: Floats) -> Numbers:
-    """The bin of equal width that each confidence lies in; a bin contains its upper edge."""
+    """The index of the equal-width bin of each confidence; bins include their upper edge."""
     return np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
 
 
 def reliability_bins(confidence: Floats, right: NDArray[np.bool_]) -> list[Bin]:
-    """How often predictions of similar confidence are right."""
+    """Accuracy by bin of confidence."""
     index = bin_numbers(confidence)
     return [
         Bin(float(confidence[inside].mean()), float(right[inside].mean()), int(inside.sum()))
@@ -39,5 +39,5 @@ def reliability_bins(confidence: Floats, right: NDArray[np.bool_]) -> list[Bin]:
 
 
 def calibration_error(bins: Sequence[Bin]) -> float:
-    """The mean gap between confidence and accuracy."""
+    """Expected calibration error: the mean gap between confidence and accuracy."""
     return sum(b.count * abs(b.accuracy - b.confidence) for b in bins) / max(sum(b.count for b in bins), 1)

@@ -1,4 +1,4 @@
-"""Settings of distillation for tasks without a single class per image."""
+"""Distillation settings of tasks without one class per image."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vitrail.errors import UserError
 
 
 def without_choice(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
-    """Soft distillation and plain sampling: a teacher has no class to choose, and there is none to balance."""
+    """Soft distillation, and no balanced sampling: both hard labels and balancing need one class per image."""
     if config.source.balanced_sampling:
         raise UserError("Balanced sampling needs one class per image. Leave out --balanced-sampling.")
     if config.distillation.teacher is None:
         return config
     if given.get("distill") == "hard":
-        raise UserError("--distill hard needs one class per image. Leave it out, or give --distill soft.")
+        raise UserError("--distill hard needs one class per image. Use --distill soft.")
     return override(config, {"distill": "soft"})

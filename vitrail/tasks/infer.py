@@ -1,4 +1,4 @@
-"""Which task some labels ask for, and labels as text.
+"""Infers the task from labels, and parses labels given as text.
 
 | task       | labels as text                                        | targets                 |
 |------------|-------------------------------------------------------|-------------------------|
@@ -17,7 +17,7 @@ import numpy as np
 from vitrail.tasks.scores import Array
 from vitrail.tasks.task import Columns
 
-SEPARATORS = ("|", ";", ",")  # between the labels of a cell
+SEPARATORS = ("|", ";", ",")  # between labels in a cell
 FEW_VALUES, OFTEN = 20, 5  # integers are classes if they have few values, or if each occurs this often on average
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -25,11 +25,10 @@ _BINARY = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0
 
 
 def infer_from_text(columns: Columns) -> str:
-    """The name of the task that the label columns of a table ask for.
+    """The name of the task of a table's label columns.
 
-    Several columns are labels if they hold only 0 and 1, and values otherwise. One column of numbers is a regression
-    if some have fractions, or if they are many and seldom repeat; one column of text is multi-label if its cells are
-    combinations of names.
+    Several columns are labels if they hold only 0 and 1, otherwise values. A numeric column is a regression if it has
+    fractions, or many values that seldom repeat; a text column is multi-label if its cells combine names.
     """
     if len(columns) > 1:
         return "multilabel" if all(map(are_binary, columns.values())) else "regression"
@@ -43,7 +42,7 @@ def infer_from_text(columns: Columns) -> str:
 
 
 def infer_from_arrays(labels: Sequence[Array]) -> str:
-    """The name of the task that label arrays ask for: (N, K) of 0 and 1, other floats, or one class per image."""
+    """The name of the task of label arrays: (N, K) of 0 and 1, other floats, or one class per image."""
     if all(y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "buif" and np.isin(y, (0, 1)).all() for y in labels):
         return "multilabel"
     return "regression" if all(y.dtype.kind == "f" for y in labels) else "multiclass"
@@ -60,19 +59,19 @@ def binary(cell: str) -> float | None:
 
 
 def number(cell: str) -> float | None:
-    """A cell as a finite float32; None if it is none."""
+    """A cell as a finite float32; None if it is not one."""
     value = float(cell) if _NUMBER.fullmatch(cell) else np.inf
     return value if abs(value) <= float(np.finfo(np.float32).max) else None
 
 
 def split_labels(cells: Sequence[str], known: Sequence[str] | None) -> list[list[str]]:
-    """The labels in every cell; `known` are those of a trained model."""
+    """The labels in each cell; `known` are those of a trained model."""
     separator = _separator(cells, known)
     return [_parts(cell, separator) for cell in cells]
 
 
 def _separator(cells: Sequence[str], known: Sequence[str] | None) -> str:
-    """The separator between labels: a space if there is no other, and none if whole cells are known labels."""
+    """The separator of labels: a space if no other occurs, none if entire cells are known labels."""
     if known is not None:
         names = set(known)
         for separator in (*SEPARATORS, "", " "):
@@ -84,7 +83,7 @@ def _separator(cells: Sequence[str], known: Sequence[str] | None) -> str:
 
 
 def _combines(cells: Sequence[str], separator: str) -> bool:
-    """Whether cells combine names, rather than being names with a comma in them: then there are fewer parts."""
+    """Whether cells combine names, rather than being names with a separator in them: then there are fewer parts."""
     if not any(separator in cell for cell in cells):
         return False
     whole = {cell for cell in cells if cell}

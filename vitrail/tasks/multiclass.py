@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitrail.models import Model
     from vitrail.tasks.objective import Objective
 
-TOP = 5  # classes that an answer names unless asked otherwise
+TOP = 5  # classes per answer by default
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ClassScore:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MulticlassScores(Scores):
-    """How well images were classified. Rows of the confusion matrix are true classes."""
+    """Classification scores. Rows of the confusion matrix are true classes."""
 
     top1: float
     top5: float
@@ -140,8 +140,8 @@ class Multiclass(Task):
             unseen = np.setdiff1d(targets, trained)
             if len(unseen):
                 raise UserError(
-                    f"The class '{self.classes[unseen[0]]}' is in the {split} split of {source}, but train has no "
-                    "image of it. Add some to train, or remove the class."
+                    f"The class '{self.classes[unseen[0]]}' is in the {split} split of {source}, but not in train. "
+                    "Add images of it to train, or remove the class."
                 )
 
     def strata(self, targets: Targets, fraction: float) -> Numbers:
@@ -193,7 +193,7 @@ class Multiclass(Task):
     ) -> MulticlassScores:
         right = rank == 0
         bins = reliability_bins(confidence, right)
-        # Not by scikit-learn, which warns of "a regression problem" when classes are many and images few.
+        # scikit-learn would warn of "a regression problem" when there are many classes and few images.
         confusion = np.zeros((len(self.classes), len(self.classes)), np.int64)
         np.add.at(confusion, (labels, said), 1)
         hits, support, chosen = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
@@ -235,12 +235,12 @@ class Multiclass(Task):
         return outputs.argmax(axis=1)
 
     def best(self, outputs: NDArray[np.floating], targets: Targets, count: int) -> Numbers:
-        """Of every class in turn."""
+        """Alternating between classes."""
         found = super().best(outputs, targets, len(targets))
         return in_turn(found, targets[found])[:count]
 
     def margins(self, outputs: NDArray[np.floating]) -> Floats:
-        """By how much the likeliest class leads the next."""
+        """The lead of the first class over the second."""
         chances = self.means(outputs)
         if chances.shape[1] == 1:
             return np.ones(len(chances))
@@ -257,7 +257,7 @@ class Multiclass(Task):
         return [(f"right: {name(target)}", "plain", 2), *((f"next: {name(k)}", "muted", 2) for k in others[:1])]
 
     def confused(self, outputs: NDArray[np.floating], targets: Targets, most: int, examples: int) -> list[Confused]:
-        """The largest cells beside the diagonal of the confusion matrix."""
+        """The largest off-diagonal cells of the confusion matrix."""
         said, worst = self.choice(outputs), self.worst(outputs, targets, len(targets))
         cells = np.bincount(targets * len(self.classes) + said, minlength=len(self.classes) ** 2)
         cells[:: len(self.classes) + 1] = 0
@@ -288,7 +288,7 @@ class Multiclass(Task):
     def sample(
         self, scores: MulticlassScores, outputs: NDArray[np.floating] | None, targets: Targets | None
     ) -> Samples:
-        if outputs is None or targets is None:  # the confusion matrix still gives top-1 and the classes' scores
+        if outputs is None or targets is None:  # the confusion matrix suffices for top-1 and the class scores
             axes = np.indices(scores.confusion.shape)
             labels, said = (np.repeat(axis.ravel(), scores.confusion.ravel()) for axis in axes)
             return self._sample(labels, said, {"top1": (labels == said).astype(np.float64)}, None)
@@ -329,9 +329,9 @@ class Multiclass(Task):
 
 
 def each_image(logits: Floats, labels: Numbers) -> tuple[Numbers, Floats, Floats]:
-    """Of every image the rank of the true class from 0, its cross-entropy, and the likeliest class's probability."""
+    """The rank of the true class, from 0, its cross-entropy, and the largest probability, of each image."""
     own = logits[np.arange(len(labels)), labels]
-    # Ties go to the class that comes first, as with argmax, so that top-1 agrees with the confusion matrix.
+    # Ties go to the first class, as in argmax, so that top-1 agrees with the confusion matrix.
     earlier = np.arange(logits.shape[1]) < labels[:, None]
     rank = ((logits > own[:, None]) | ((logits == own[:, None]) & earlier)).sum(axis=1)
     log_sum = logsumexp(logits, axis=1)
@@ -339,17 +339,17 @@ def each_image(logits: Floats, labels: Numbers) -> tuple[Numbers, Floats, Floats
 
 
 def class_weights(counts: Numbers) -> NDArray[np.float32]:
-    """How much each class must weigh in the loss for all to count alike, (K,): a mean of 1 over the images.
+    """Class weights of the loss, (K,), by inverse frequency: their mean over the images is 1.
 
-    The inverse frequency gives the loss the mean that balanced sampling gives it; a root of it, or Cui's effective
-    number of images, stops half-way and needs a parameter.
+    This gives the loss the same expectation as balanced sampling; its square root, or Cui's effective number of
+    images, only goes part of the way and needs a parameter.
     """
     there = np.maximum(counts, 1)
     return (counts.sum() / (np.count_nonzero(counts) * there)).astype(np.float32)
 
 
 def in_turn(numbers: Numbers, groups: Numbers) -> Numbers:
-    """The first of every group, then the second of every group, and so on."""
+    """The first of each group, then the second of each, and so on."""
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], groups[order])
     turn = np.empty(len(numbers), np.int64)
@@ -358,7 +358,7 @@ def in_turn(numbers: Numbers, groups: Numbers) -> Numbers:
 
 
 def class_tables(scores: Sequence[ClassScore], confusion: Numbers) -> dict[str, list[list[object]]]:
-    """The confusion matrix and the scores of the classes as CSV tables, by the names of their files."""
+    """The confusion matrix and the class scores as CSV tables, by file name."""
     names = [score.name for score in scores]
     rows = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
     numbers = [[s.name, f"{s.precision:.6f}", f"{s.recall:.6f}", f"{s.f1:.6f}", s.support] for s in scores]
@@ -369,7 +369,7 @@ def class_tables(scores: Sequence[ClassScore], confusion: Numbers) -> dict[str, 
 
 
 def class_lines(scores: Sequence[ClassScore], most: int) -> list[str]:
-    """A line for every class, or for the `most` with the lowest F1."""
+    """One line per class, or for the `most` with the lowest F1."""
     lines = []
     if len(scores) > most:
         lines.append(f"The {most} classes of {len(scores)} with the lowest F1:")

@@ -1,4 +1,4 @@
-"""Multi-label: an image has any of the labels, or none. Binary cross-entropy; average precision and F1."""
+"""Multi-label: each image has any number of labels. Binary cross-entropy; average precision and F1."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LabelScore:
-    """How well one label was predicted. Without an image that has it, average precision is unknown."""
+    """The scores of one label. Average precision is None if no image has the label."""
 
     name: str
     ap: float | None
     precision: float
     recall: float
     f1: float
-    threshold: float  # the label is predicted from this probability on
+    threshold: float  # predicted from this probability on
     support: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MultilabelScores(Scores):
-    """How well the labels of images were predicted. Means over labels leave out those that no image has."""
+    """Multi-label scores. Means over labels skip those that no image has."""
 
     map: float  # mean average precision
     macro_f1: float
@@ -65,7 +65,7 @@ class MultilabelScores(Scores):
     per_label: list[LabelScore]
     probabilities: Floats = field(repr=False)  # N K
     targets: NDArray[np.float32] = field(repr=False)  # N K
-    chosen_here: bool  # whether the thresholds were chosen on these very images
+    chosen_here: bool  # whether the thresholds were chosen on these images
 
     @property
     def main(self) -> float:
@@ -121,12 +121,12 @@ class MultilabelScores(Scores):
 
 
 class LabelsAnswer(Answer):
-    """All labels above their thresholds, in two cells."""
+    """All labels above their thresholds, in two CSV cells."""
 
     def columns(self) -> list[str]:
         return ["labels", "probabilities"]
 
-    def cells(self) -> list[str]:  # as a table that can be trained on has them
+    def cells(self) -> list[str]:  # in the format of a table to train on
         return ["|".join(self.labels), "|".join(f"{share:.6f}" for share in self.probabilities)]
 
 
@@ -134,7 +134,7 @@ class LabelsAnswer(Answer):
 class Multilabel(Task):
     """Any number of labels per image."""
 
-    thresholds: tuple[float, ...] = ()  # an image has a label from this probability on; chosen on validation images
+    thresholds: tuple[float, ...] = ()  # predicted from this probability on; chosen on validation images
 
     name: ClassVar[str] = "multilabel"
     title: ClassVar[str] = "multi-label"
@@ -186,7 +186,7 @@ class Multilabel(Task):
 
     def check(self, parts: Mapping[str, Targets], source: object) -> None:
         if not self.classes:
-            raise UserError(f"No image of {source} has a label: there is nothing to learn.")
+            raise UserError(f"No image of {source} has a label. Add labels.")
         targets = parts["train"]
         same = np.ptp(targets, axis=0) == 0
         never = same & (targets[0] == 0)
@@ -204,7 +204,7 @@ class Multilabel(Task):
         return np.where(targets.any(axis=1), rarity.argmin(axis=1), targets.shape[1])
 
     def settle(self, targets: Targets, keep: Numbers, held: Numbers) -> tuple[Numbers, Numbers]:
-        """Of a label that would be held out altogether, one image is kept."""
+        """Keeps one image of a label that would be held out entirely."""
         lost = np.flatnonzero(targets[held].any(axis=0) & ~targets[keep].any(axis=0))
         back = np.array([held[targets[held, label] > 0][0] for label in lost], dtype=np.int64)
         return np.union1d(keep, back), np.setdiff1d(held, back)
@@ -227,7 +227,7 @@ class Multilabel(Task):
         return "--class-weights"
 
     def measured(self, scores: MultilabelScores) -> Task:
-        """With the thresholds that were best on validation images."""
+        """With the thresholds that maximise F1 on the validation images."""
         return replace(self, thresholds=tuple(score.threshold for score in scores.per_label))
 
     # Training ---------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Multilabel(Task):
         from vitrail.tasks.objective import BinaryCrossEntropy, class_tensor
 
         weights = None
-        if config.source.class_weights:  # images with a label weigh as much as those without: `pos_weight`
+        if config.source.class_weights:  # `pos_weight` balances images with and without a label
             counts = np.maximum(self.counts(targets), 1)
             weights = (np.maximum(len(targets) - counts, 1) / counts).astype(np.float32)
         return BinaryCrossEntropy(model, class_tensor(weights, model), config.optim.model_ema)

@@ -1,7 +1,7 @@
-"""Objectives: modules that own a model, its moving average and its loss.
+"""Objectives: modules that hold a model, its moving average and its loss.
 
-An objective is what the training loop calls, and what `compile` and, with many processes, DDP or FSDP2 wrap. Targets
-arrive as mixing and label smoothing leave them: (B, K) shares of classes, probabilities of labels, or values.
+The training loop calls an objective; `compile` and, with several processes, DDP or FSDP2 wrap it. Targets arrive after
+mixing and label smoothing: (B, K) class distributions, label probabilities, or values.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Loss = Literal["ce", "bce"]
 
 
 class Batch(NamedTuple):
-    """What one forward pass learns from."""
+    """The input of one training forward pass."""
 
     images: Tensor  # (B, C, H, W), augmented and normalised
     targets: Tensor  # (B, K)
-    numbers: Tensor  # (B,), the images' places in the training split
+    numbers: Tensor  # (B,), indices in the training split
 
 
 class Objective(nn.Module):
-    """Base of all objectives. A task's own defines `compare`, and may define `show` and `lesson`.
+    """Base class of objectives. A subclass implements `compare`, and may override `show` and `lesson`.
 
-    `ema` is the decay of the moving average of the weights; 0 means none.
+    `ema` is the decay of the moving average of the weights; 0 disables it.
     """
 
     def __init__(self, model: Model, ema: float = 0.0):
@@ -42,22 +42,22 @@ class Objective(nn.Module):
         self.ema = Ema(model, ema) if ema else None
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The "loss" of a batch, and other numbers to log."""
+        """The "loss" of a batch, and other values to log."""
         outputs = self.model(batch.images).float()
         return {"loss": self.compare(outputs, batch.targets), **self.show(outputs, batch.targets)}
 
     def compare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of these outputs."""
+        """The loss of outputs against targets."""
         raise NotImplementedError
 
     def show(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Numbers to log besides the loss, such as the training accuracy."""
+        """Values to log besides the loss, such as the training accuracy."""
         return {}
 
     def lesson(self, outputs: Tensor, taught: Tensor, how: DistillConfig) -> dict[str, Tensor]:
-        """The "loss" of outputs against those of a teacher and, for classes and labels, how often they "agree".
+        """The "loss" of outputs against a teacher's and, for classes and labels, the share that "agree".
 
-        By default the outputs themselves are compared, by mean squared error.
+        By default, the mean squared error between the outputs.
         """
         return {"loss": F.mse_loss(outputs, taught)}
 
@@ -67,11 +67,11 @@ class Objective(nn.Module):
             self.ema.update(self.model, step)
 
     def kept(self) -> Model:
-        """The model to validate and save: averaged, with LoRA adapters merged."""
+        """The model to validate and save: averaged weights, LoRA adapters merged."""
         return merged(self._averaged)
 
     def parts(self) -> dict[str, Any]:
-        """The objects whose state a checkpoint holds, by name."""
+        """The objects whose state belongs in a checkpoint, by name."""
         return {"model": self.model, "kept": self._averaged}
 
     @property
@@ -80,9 +80,9 @@ class Objective(nn.Module):
 
 
 class CrossEntropy(Objective):
-    """Cross-entropy: each image belongs to one class. `weights`, (K,), are class weights.
+    """Cross-entropy for one class per image; `weights`, (K,), are class weights.
 
-    With "bce", every class is a binary question and the loss of an image is the sum over the classes.
+    With "bce", binary cross-entropy per class, summed over the classes.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class CrossEntropy(Objective):
 
 
 class BinaryCrossEntropy(Objective):
-    """Binary cross-entropy: every label is a yes-or-no question. `weights`, (K,), multiply the loss of the yes."""
+    """Binary cross-entropy per label; `weights`, (K,), are those of positive targets."""
 
     def __init__(self, model: Model, weights: Tensor | None = None, ema: float = 0.0):
         super().__init__(model, ema)
@@ -135,7 +135,7 @@ class BinaryCrossEntropy(Objective):
 
 
 class SquaredError(Objective):
-    """Mean squared error in standard deviations of the training targets, so that values of any scale count alike."""
+    """Mean squared error of standardised targets, so that values of any scale count equally."""
 
     mean: Tensor
     std: Tensor
@@ -155,14 +155,14 @@ def class_tensor(weights: NDArray[np.float32] | None, model: Model) -> Tensor | 
 
 
 def same_class(ours: Tensor, theirs: Tensor) -> Tensor:
-    """The share of rows whose largest entry is in the same column."""
+    """The share of rows with the same argmax."""
     return (ours.detach().argmax(dim=1) == theirs.argmax(dim=1)).float().mean()
 
 
 def weigh(targets: Tensor, weights: Tensor, smoothing: float) -> Tensor:
-    """Smoothed targets, (B, K), as if they had been multiplied by class weights before smoothing.
+    """Smoothed targets, (B, K), with class weights applied as if before smoothing.
 
-    Weighting after smoothing would make every image pull towards the rare classes: with 10 classes and a smoothing of
+    Weights applied after smoothing would pull every image towards the rare classes: with 10 classes and a smoothing of
     0.1, a class of weight 50 would get half the mass of the image's own class.
     """
     even = smoothing / targets.shape[1]

@@ -1,4 +1,4 @@
-"""Regression: every image has one or more numbers. Squared error on standardised values; MAE, RMSE, R²."""
+"""Regression: one or more numbers per image. Squared error of standardised values; MAE, RMSE, R²."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitrail.models import Model
     from vitrail.tasks.objective import Objective
 
-_BINS = 10  # of the range, when images are held out
+_BINS = 10  # of the value range, to stratify the hold-out
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,9 @@ class ValueScore:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RegressionScores(Scores):
-    """The errors of values in the units of the data: means over the columns, and each by itself.
+    """Errors in the units of the data: means over the columns, and per column.
 
-    The loss is the mean squared error in standard deviations of the training set.
+    The loss is the mean squared error in standard deviations of the training targets.
     """
 
     mae: float
@@ -65,7 +65,7 @@ class RegressionScores(Scores):
 
     @property
     def main(self) -> float:
-        return self.r2  # has no unit, so columns of different units can be averaged
+        return self.r2  # unitless, so it can be averaged over columns of different units
 
     @property
     def each(self) -> list[ValueScore]:
@@ -100,9 +100,9 @@ class RegressionScores(Scores):
 
 
 class ValuesAnswer(Answer):
-    """The values of an image, in the units of the data."""
+    """The predicted values of an image, in the units of the data."""
 
-    def text(self, digits: int = 1, width: int = 0) -> str:  # values have no shares
+    def text(self, digits: int = 1, width: int = 0) -> str:  # values are not percentages
         form = ".6g" if width else ".3g"
         pairs = zip(self.labels, self.values, strict=True)
         return ("  " if width else ", ").join(f"{name} {value:{form}}" for name, value in pairs)
@@ -119,7 +119,7 @@ class ValuesAnswer(Answer):
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """One number or more per image. Outputs are in standard deviations from the mean of the training set."""
+    """One or more numbers per image. Outputs are standardised by mean and std of the training targets."""
 
     target_mean: tuple[float, ...] = ()
     target_std: tuple[float, ...] = ()
@@ -171,14 +171,14 @@ class Regression(Task):
             raise alike(self.classes[int(same.argmax())], source)
 
     def strata(self, targets: Targets, fraction: float) -> Numbers:
-        """The tenth of the range in which an image's first value ranks."""
-        bins = min(max(int(len(targets) * fraction), 1), _BINS)  # of few images, no more than one of each is held out
+        """The tenth of the range that the image's first value falls in, by rank."""
+        bins = min(max(int(len(targets) * fraction), 1), _BINS)  # few images: hold out at most one per bin
         ranks = np.argsort(np.argsort(targets[:, 0], kind="stable"), kind="stable")
         return ranks * bins // len(targets)
 
     def adopt(self, model: Task, parts: Mapping[str, Targets], source: object) -> dict[str, Targets]:
         if missing := sorted(set(model.classes) - set(self.classes)):
-            raise UserError(f"{source} lacks the values {shortlist(missing, 5)}, which the model predicts.")
+            raise UserError(f"The model predicts {shortlist(missing, 5)}, which {source} does not have.")
         return super().adopt(model, parts, source)
 
     def reorder(self, targets: Targets, classes: Sequence[str]) -> Targets:
@@ -200,7 +200,7 @@ class Regression(Task):
         }
 
     def examples(self, targets: Targets, count: int, rng: np.random.Generator) -> dict[int, Numbers]:
-        """Images from the lowest to the highest of the first value."""
+        """Images from the lowest to the highest first value."""
         order = np.argsort(targets[:, 0], kind="stable")
         return {0: order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]}
 
@@ -213,7 +213,7 @@ class Regression(Task):
     # Training ---------------------------------------------------------------------------------------------
 
     def adapt(self, config: TrainConfig) -> TrainConfig:
-        """Without augmentation: what moves, bends or blends a picture may change the values."""
+        """Without augmentation, which may change the values."""
         return replace(config, augment=AugmentConfig())
 
     def check_settings(self, config: TrainConfig, given: Mapping[str, Any], source: str) -> TrainConfig:
@@ -244,7 +244,7 @@ class Regression(Task):
         return outputs * constant(self.target_std, outputs) + constant(self.target_mean, outputs)
 
     def strength(self, outputs: Tensor) -> Tensor:
-        """In standard deviations, so that values of any unit compare."""
+        """In standard deviations, to compare values of different units."""
         return outputs
 
     def answers(self, meant: NDArray[np.floating], top: int | None = None) -> list[Answer]:
@@ -284,26 +284,26 @@ class Regression(Task):
     # Single predictions -----------------------------------------------------------------------------------
 
     def losses(self, outputs: NDArray[np.floating], targets: Targets) -> Floats:
-        """Squared error in standard deviations of the training set, mean over the values."""
+        """Squared error in standard deviations of the training targets, mean over the values."""
         errors = (self.means(outputs) - targets) / np.asarray(self.target_std)
         return (errors**2).mean(axis=1)
 
     def right(self, outputs: NDArray[np.floating], targets: Targets) -> NDArray[np.bool_]:
-        """Off by less than half a standard deviation."""
+        """Within half a standard deviation."""
         return np.asarray(np.sqrt(self.losses(outputs, targets)) < 0.5)
 
     def worst(self, outputs: NDArray[np.floating], targets: Targets, count: int) -> Numbers:
-        """The largest errors first: no value is simply right or wrong."""
+        """Largest error first, whether right or wrong."""
         return np.argsort(-self.losses(outputs, targets), kind="stable")[:count]
 
     def best(self, outputs: NDArray[np.floating], targets: Targets, count: int) -> Numbers:
         return np.argsort(self.losses(outputs, targets), kind="stable")[:count]
 
     def margins(self, outputs: NDArray[np.floating]) -> Floats:
-        raise UserError("A regression predicts values without a certainty.")
+        raise UserError("A regression model has no confidence, so its predictions cannot be ranked by it.")
 
     def caption(self, meant: NDArray[np.floating], target: Any) -> list[Line]:
-        """The value with the largest error, in its units."""
+        """The value with the largest error, in its unit."""
         worst = int(np.argmax(np.abs(meant - target) / np.asarray(self.target_std)))
         name = f"{self.classes[worst]} " if len(self.classes) > 1 else ""
         return [(f"true: {name}{target[worst]:.4g}", "plain", 2), (f"predicted: {name}{meant[worst]:.4g}", "wrong", 2)]
@@ -316,7 +316,7 @@ class Regression(Task):
         return said, truth
 
     def ranking(self, outputs: NDArray[np.floating]) -> Numbers:
-        """No value is likelier than another: they keep their order."""
+        """The order of the columns: values have no ranking."""
         return np.tile(np.arange(outputs.shape[1]), (len(outputs), 1))
 
     def same(self, given: Array, expected: Array, tolerance: float) -> NDArray[np.bool_]:
@@ -340,7 +340,7 @@ class Regression(Task):
         if outputs is None or targets is None:
             return Samples()
         true, errors = scores.targets, scores.predicted - scores.targets
-        middle = true - true.mean(axis=0)  # so that the variance loses no digits
+        middle = true - true.mean(axis=0)  # centred for numerical precision
         parts = []
         for weights in draws(len(true)):
             mae, mse = weights @ np.abs(errors) / len(true), weights @ errors**2 / len(true)

@@ -1,4 +1,4 @@
-"""What is measured: the numbers, the scores of an evaluation, and the meters that collect them batch by batch."""
+"""Measures, the scores of an evaluation, and meters that accumulate them batch by batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitrail.errors import UserError
 Array = NDArray[Any]
 Numbers = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Targets = NDArray[Any]  # (N,) class numbers, or (N, K) float32
+Targets = NDArray[Any]  # (N,) class indices, or (N, K) float32
 
 
 LOSS = Measure("loss", "loss", "the training objective on these images", lower_is_better=True)
@@ -25,16 +25,16 @@ LOSS = Measure("loss", "loss", "the training objective on these images", lower_i
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scores(ABC):
-    """What was measured on some images. Shares are from 0 to 1."""
+    """The scores of a model on some images. Shares are from 0 to 1."""
 
     images: int
     loss: float
-    folder: Path | None = None  # where `evaluate` wrote its files
+    folder: Path | None = None  # where `evaluate` wrote them
 
     @property
     @abstractmethod
     def main(self) -> float:
-        """The score that the best epoch is chosen by: the higher, the better."""
+        """The score that selects the best epoch; higher is better."""
 
     @property
     @abstractmethod
@@ -43,27 +43,27 @@ class Scores(ABC):
 
     @abstractmethod
     def row(self) -> dict[str, float]:
-        """The numbers of an epoch in metrics.csv."""
+        """The values of an epoch's row in metrics.csv."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Everything, as plain JSON."""
+        """All scores, as plain JSON."""
 
     @abstractmethod
     def csv(self) -> dict[str, list[list[object]]]:
-        """The tables to write, by the names of their files."""
+        """The CSV tables, by file name."""
 
     @abstractmethod
     def table(self, most: int = 20) -> str:
         """The scores as text: overall, then by class, or the `most` worst classes."""
 
     def summary(self) -> dict[str, float]:
-        """The overall numbers."""
+        """The overall scores."""
         return {"images": self.images} | rounded(self.row())
 
 
 class Meter(ABC):
-    """Measures batch by batch. Two meters merge to exactly what one would have measured."""
+    """Accumulates batches. Merged meters measure exactly what one meter would have."""
 
     @abstractmethod
     def add(self, outputs: NDArray[np.floating], targets: Targets) -> None:
@@ -71,19 +71,19 @@ class Meter(ABC):
 
     @abstractmethod
     def merge(self, other: Any) -> None:
-        """Adds what another meter of the same task has seen after this one."""
+        """Appends what another meter of the same task measured."""
 
     @abstractmethod
     def scores(self) -> Scores:
-        """What was measured so far."""
+        """The scores of all batches so far."""
 
 
 class NotFinite(UserError):
-    """Outputs are not finite."""
+    """Raised for outputs that are not finite."""
 
 
 class Columnar(Meter):
-    """A meter that keeps some arrays for every image; `reduce` makes the scores of them."""
+    """A meter that keeps arrays of every image; `reduce` computes the scores from them."""
 
     def __init__(self, split: Callable[[Any, Any], tuple[Array, ...]], reduce: Callable[..., Scores]):
         self._split, self._reduce = split, reduce
@@ -94,7 +94,7 @@ class Columnar(Meter):
             bad = int((~np.isfinite(outputs)).any(axis=1).sum())
             raise NotFinite(
                 f"The model's outputs must be finite, but for {bad} of {len(targets)} images they are not: the weights "
-                "diverged or are damaged. Take an earlier checkpoint."
+                "diverged or are damaged. Use an earlier checkpoint."
             )
         self._batches.append(self._split(outputs.astype(np.float64), targets))
 
@@ -103,15 +103,15 @@ class Columnar(Meter):
 
     def scores(self) -> Scores:
         if not sum(len(batch[0]) for batch in self._batches):
-            raise UserError("There is nothing to measure: the split has no images.")
+            raise UserError("The split has no images to measure.")
         return self._reduce(*(np.concatenate(parts) for parts in zip(*self._batches, strict=True)))
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers as they are written to JSON."""
+    """Values rounded for JSON."""
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
 
 
 def files_line(folder: Path | None) -> list[str]:
-    """The last lines of a table of scores: where the files are, if there are any."""
+    """The last lines of a table of scores: where its files are, if any."""
     return [] if folder is None else ["", f"Figures and tables are in {folder}"]

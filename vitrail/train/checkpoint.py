@@ -1,7 +1,7 @@
-"""Checkpoints from which a run resumes exactly: one file, `last/state.pt`, replaced atomically.
+"""Checkpoints: one file, `last/state.pt`, replaced atomically, from which a run resumes exactly.
 
-No generator state is saved: every batch, augmentation and dropout mask is drawn from (seed, step), so the step number
-is the state of the sampler and of every generator.
+No generator state is saved: batches, augmentation and dropout masks are drawn from (seed, step), so the step number is
+the state of the sampler and of all generators.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitrail.runs.run import Run
 
 
 class Stateful(Protocol):
-    """A model, optimiser, scaler or anything else with a state to save and restore."""
+    """Anything with a state to save and restore, such as a model or an optimiser."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -27,7 +27,7 @@ class Stateful(Protocol):
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
-    """Replaces the run's checkpoint atomically; on any failure the earlier one survives."""
+    """Replaces the run's checkpoint atomically; on failure the previous one survives."""
     path = checkpoint_path(run)
     path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
@@ -37,13 +37,13 @@ def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
-    """The run's last checkpoint, or None if there is none yet; never executes code from the file."""
+    """The run's last checkpoint, or None; never executes code from the file."""
     path = checkpoint_path(run)
     if not path.exists():
         return None
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # a damaged file makes torch raise nearly every kind of exception
+    except Exception as error:  # torch raises many types for damaged files
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
             f"The checkpoint {path} is corrupt: {reason}. Delete it to restart the run, or start a new run from the "
@@ -53,7 +53,7 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
 
 
 def restore_checkpoint(run: Path, state: dict[str, Any], parts: Mapping[str, Stateful], data: str) -> None:
-    """Restores every part of a run from a checkpoint; `data` is the fingerprint of the data set as it is now."""
+    """Restores a run from a checkpoint; `data` is the current fingerprint of the data set."""
     try:
         changed = state["data"] != data
         for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""Knowledge distillation: the labels and a teacher's outputs together, as in DeiT. https://arxiv.org/abs/2012.12877"""
+"""Knowledge distillation from labels and a teacher's outputs, as in DeiT: https://arxiv.org/abs/2012.12877."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The learning-rate range test: a short run whose learning rate grows until the loss rises.
 
-https://arxiv.org/abs/1506.01186. It walks through the steps of ordinary training with its own learning rates, without
+https://arxiv.org/abs/1506.01186. It takes the steps of ordinary training with its own learning rates, without
 validation, checkpoints or a run folder.
 """
 
@@ -30,12 +30,12 @@ from vitrail.train.summary import describe
 from vitrail.train.world import World
 
 LOWEST, HIGHEST, STEPS = 1e-6, 10.0, 175  # 25 steps for every factor of 10
-_TRUSTED = 10  # steps before a rising loss is taken seriously
+_TRUSTED = 10  # steps before a rising loss can stop the test
 _WIDTH = 4.0  # standard deviation of the smoothing, in steps
 
 
 def find_lr(config: TrainConfig, data: Data, model: Model) -> Path:
-    """Suggests a learning rate; returns the folder with the curve. If interrupted, it leaves nothing behind."""
+    """Suggests a learning rate; returns the folder with the curve. If interrupted, it writes nothing."""
     config = override(config, {"model_ema": 0.0, "name": f"{config.run.name}-find-lr"})
     log.info(describe(config, data, model))
     losses = measure(config, data, model)
@@ -95,12 +95,12 @@ def suggest(losses: list[float]) -> float:
 
 
 def write(folder: Path, losses: list[float], lr: float) -> Path:
-    """Makes a folder with the curve, lr.png, and its numbers, lr.json."""
+    """Creates a folder with the curve, lr.png, and its values, lr.json."""
     rates, curve = [rate(step) for step in range(len(losses))], smooth(losses)
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another --out.") from error
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another --out.") from error
     numbers = {"suggestion": lr, "lr": rates, "loss": losses, "smoothed": curve}
     write_text(folder / "lr.json", json.dumps(numbers, indent=2) + "\n")
     save_charts([lr_range(rates, losses, curve, lr)], folder)
@@ -110,7 +110,7 @@ def write(folder: Path, losses: list[float], lr: float) -> Path:
 def smooth(losses: list[float]) -> list[float]:
     """The losses smoothed by a Gaussian, which unlike a running mean has no lag.
 
-    A loss that explodes is clipped at twice the first losses, so that it does not dominate its neighbours.
+    An exploding loss is clipped at twice the initial losses, so that it does not dominate its neighbours.
     """
     limit = 2 * float(np.median(losses[:_TRUSTED]))
     places = np.arange(len(losses))

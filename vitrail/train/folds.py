@@ -1,4 +1,4 @@
-"""Cross-validation: one run for every fold of the data, with the mean and standard deviation of their scores.
+"""Cross-validation: one run per fold, with the mean and standard deviation of their scores.
 
 Like a run, the folder of a cross-validation has a `config.yaml`, with `fold: 0`. The folds are ordinary runs in it that
 differ only in their number. `folds.json` records the finished ones, so that an interrupted cross-validation resumes.
@@ -35,7 +35,7 @@ def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
 
 
 def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
-    """Trains every fold that is not finished yet; returns the folder that holds them."""
+    """Trains all unfinished folds; returns the folder that holds them."""
     log_to_console()
     asked = typed(asked)
     if resume is not None:
@@ -43,10 +43,10 @@ def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[s
     elif source is not None:
         data = open_data(source, **split_settings(asked | {"fold": 1}))
         config = plan(full_name(source), data, asked)
-        prepare(config, data)  # before the folder is made, so that an error leaves none behind
+        prepare(config, data)  # before the folder is created, so that errors leave none behind
         run = Run.create(config, overwrite).path
     else:
-        raise UserError("There is no data to train on. Give a data set, or --resume RUN to continue a run.")
+        raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
 
     done = _read(run)
     try:

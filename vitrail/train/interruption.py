@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, without losing the step that is running."""
+"""Ctrl-C and SIGTERM: training stops after the current step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows and writes down: bars, log lines, train.log, metrics.csv, TensorBoard events, curves.png."""
+"""The logs of a run: progress bars, log lines, train.log, metrics.csv, TensorBoard events, curves.png."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarte
 
 
 class Journal:
-    """A context around everything that happens in the run folder."""
+    """A context that logs everything in the run folder."""
 
     def __init__(self, run: Path):
         self._run = Run(run)
@@ -55,7 +55,7 @@ class Journal:
         self._file.close()
 
     def step(self, progress: Progress, schedule: Schedule) -> None:
-        """Shows the step just taken: bars on a terminal, elsewhere a line every half minute."""
+        """Shows the last step: bars on a terminal, otherwise a line every half minute."""
         optim, total, taken = schedule.optim, schedule.steps, progress.step
         epoch, done = divmod(taken - 1, schedule.per_epoch)
         shares = [f"  {name} {progress.mean(name):.1%}" for name in ("top1", "agree") if name in progress.sums]
@@ -81,7 +81,7 @@ class Journal:
             self._bars.pop().close()
 
     def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, task: Task, over: bool) -> None:
-        """Writes metrics.csv, curves and events after an epoch, the last of `rows`; the run may be `over` with it."""
+        """Writes metrics.csv, curves and events after an epoch, the last of `rows`; `over` marks the end of the run."""
         epochs = schedule.epochs
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))

@@ -1,4 +1,4 @@
-"""The training loop: `steps` takes optimiser steps, `train` walks through them, validates, saves and logs.
+"""The training loop: `steps` takes optimiser steps, `train` drives them, validates, saves and logs.
 
 A run is a pure function of its configuration. Every batch, augmentation and dropout mask is drawn from (seed, step), so
 a run resumed from any checkpoint ends with exactly the weights it would have had.
@@ -55,7 +55,7 @@ def steps(
     progress: Progress,
     world: World,
 ) -> Iterator[dict[str, float]]:
-    """Takes optimiser steps without end, from where `progress` is; yields each step's loss and other numbers.
+    """Takes optimiser steps indefinitely, from `progress` on; yields each step's loss and other values.
 
     `lr` gives the learning rate of the next step. Nothing is written to disk.
     """
@@ -108,7 +108,7 @@ def train(
     interruption: Interruption,
     world: World,
 ) -> None:
-    """Trains the model of a run to its end, from its last checkpoint if it has one."""
+    """Trains the model of a run to the end, from its last checkpoint if there is one."""
     # Data
     val, loader = open_splits(config, data)
     schedule, version = Schedule.of(config, data, len(loader)), data.fingerprint()
@@ -169,7 +169,7 @@ def train(
 def set_up(
     model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress
 ) -> tuple[Objective, list[Optimizer], torch.amp.GradScaler]:
-    """What `steps` needs besides data, for a model to be trained on images with these targets."""
+    """What `steps` needs besides data, to train a model on images with these targets."""
     objective = build_objective(model.to(config.run.device), card, config, targets, progress)
     if config.run.grad_checkpointing:
         recompute_activations(model)  # after the moving average was copied from the model

@@ -1,4 +1,4 @@
-"""Memory against speed: activation checkpointing, and how the C library frees memory."""
+"""Memory: activation checkpointing, and the C library's handling of freed memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrail.models import Model
 
 
 def recompute_activations(model: Model) -> None:
-    """Activation checkpointing: each stage keeps only its input and runs again in the backward pass."""
+    """Activation checkpointing: each stage keeps only its input and is recomputed in the backward pass."""
     for stage in model.stages():
         norms = [module for module in stage.modules() if isinstance(module, nn.BatchNorm2d)]
         again = partial(checkpoint, stage.forward, use_reentrant=False)
@@ -22,13 +22,13 @@ def recompute_activations(model: Model) -> None:
 
 
 def _contexts(norms: list[nn.BatchNorm2d]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What the first run of a stage and the second are done in."""
+    """The contexts of a stage's forward pass and of its recomputation."""
     return nullcontext(), _untracked(norms)
 
 
 @contextmanager
 def _untracked(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
-    """The second run must not count the batch again in the running statistics."""
+    """Stops the recomputation from updating the running statistics a second time."""
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
@@ -41,7 +41,7 @@ def _untracked(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc keep large freed blocks instead of returning them to the kernel; elsewhere this does nothing.
+    """Makes glibc keep large freed blocks instead of returning them to the kernel; a no-op elsewhere.
 
     The kernel zeroes every page it hands out, which would cost time in every step.
     """

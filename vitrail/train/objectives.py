@@ -1,4 +1,4 @@
-"""The objective of a run: that of its task, wrapped in distillation if there is a teacher."""
+"""The objective of a run: its task's, wrapped in distillation if there is a teacher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.weights import Card
 
 
 def build_objective(model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress) -> Objective:
-    """What a run minimises, for training images with these targets."""
+    """The objective of a run, for training images with these targets."""
     objective = card.task.objective(model, config, targets)
     if config.distillation.teacher is None:
         return objective

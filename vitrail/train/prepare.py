@@ -1,4 +1,4 @@
-"""From a resolved configuration to what a run needs: the model, its card and the splits."""
+"""From a resolved configuration to the model, its card and the splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitrail.weights.card import versions
 
 
 def model_config(config: TrainConfig, classes: int) -> ModelConfig:
-    """The architecture that a resolved configuration trains."""
+    """The architecture of a resolved configuration."""
     base = open_card(config.weights, config.model).config if config.weights else canonical(config.model)[1]
     arch = {name: value for name in options(ArchConfig) if (value := getattr(config.arch, name)) is not None}
     return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
@@ -36,9 +36,9 @@ def preprocessing(config: TrainConfig) -> Preprocess:
 
 
 def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
-    """The model before its first step, fresh or from trained weights, and a note on each adaptation of the weights.
+    """The initial model, with fresh or trained weights, and a note on each adaptation of the weights.
 
-    Raises a UserError for a configuration that cannot be trained on this data.
+    Raises UserError for a configuration that cannot be trained on this data.
     """
     torch.manual_seed(config.run.seed)
     model = build(model_config(config, data.task.outputs))

@@ -1,4 +1,4 @@
-"""How far a run has come, and its clock."""
+"""The progress of a run, and its clock."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from vitrail.tasks.scores import Scores
 
 @dataclass
 class Progress:
-    """All state of a run that is not in the objective and the optimisers."""
+    """All state of a run outside the objective and the optimisers."""
 
     step: int = 0  # optimiser steps done
-    seconds: float = 0.0  # since the run began, without the time it was stopped
-    prepared: float = 0.0  # seconds of these before the first step, spent on a teacher
+    seconds: float = 0.0  # since the start, without interruptions
+    prepared: float = 0.0  # part of `seconds` before the first step, spent on a teacher
     lr: float = 0.0  # of the last step
     trained: float = 0.0  # seconds of this epoch's steps
-    waited: float = 0.0  # seconds of these spent waiting for data
-    taught: float | None = None  # seconds of these spent on the teacher, if there is one
+    waited: float = 0.0  # part of `trained` spent waiting for data
+    taught: float | None = None  # part of `trained` spent on the teacher, if there is one
     best: float = -math.inf  # main score of the best epoch
     count: int = 0  # steps of this epoch
-    sums: dict[str, float] = field(default_factory=dict)  # of what these steps showed
+    sums: dict[str, float] = field(default_factory=dict)  # of the values logged in these steps
     rows: list[dict[str, float]] = field(default_factory=list)  # metrics.csv
 
     def __post_init__(self) -> None:
@@ -46,14 +46,14 @@ class Progress:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts the time inside as waiting for data."""
+        """Counts the enclosed time as waiting for data."""
         start = time.monotonic()
         yield
         self.waited += time.monotonic() - start
 
     @contextmanager
     def teaching(self) -> Iterator[None]:
-        """Counts the time inside as the teacher's."""
+        """Counts the enclosed time as the teacher's."""
         start = time.monotonic()
         yield
         self.taught = (self.taught or 0.0) + time.monotonic() - start
@@ -62,7 +62,7 @@ class Progress:
         return (time.monotonic() - self._saved) / 60
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Counts an optimiser step, which began at the last tick and showed these values."""
+        """Records an optimiser step, which began at the last tick, and its values."""
         self.step += 1
         self.count += 1
         for name, value in values.items():
@@ -75,7 +75,7 @@ class Progress:
         return self.sums.get(name, 0.0) / max(self.count, 1)
 
     def close_epoch(self, scores: Scores) -> None:
-        """Appends the row of a finished epoch and resets what is counted per epoch."""
+        """Appends the row of a finished epoch and resets the per-epoch counters."""
         self.tick()
         trained = self.trained or math.inf
         self.rows.append(

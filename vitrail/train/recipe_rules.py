@@ -1,14 +1,14 @@
-"""The rules that recipes follow on data of any size, with any model and batch.
+"""The rules by which recipes adapt to any data size, model and batch size.
 
-The published recipes give the published values for data of the published size. On other data, and where the user sets
-something else, they follow these rules:
+With data of the published size, recipes have the published values. Otherwise, and where the user changes settings,
+they follow these rules:
 
 - The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps. A forward pass
   has at most 128 images, or `--batch-size`; gradients are accumulated to the batch.
 - The learning rate is the published one at the published batch. At another it is scaled, with SGD and DeiT by the
   batch, with Adam and LAMB by its square root (https://arxiv.org/abs/2205.10287, https://arxiv.org/abs/1904.00962).
 - The warm-up is the published one, but at most an eighth of the run.
-- Only colour images are flipped: a mirrored grey sign is often another sign or none.
+- Only colour images are flipped: a mirrored grey-scale symbol is often another symbol or none.
 - Photographs are trained at the published size, smaller images at their own. The centre crop of 0.875 in evaluation is
   for photographs only.
 - With --weights, the architecture is that of the weights.
@@ -30,7 +30,7 @@ _PASS = 128  # images of a forward pass, unless the user sets --batch-size
 
 @dataclass(frozen=True)
 class RecipeInputs:
-    """What a recipe may depend on: the data, the model, and the length and batches of the run if the user set them."""
+    """What a recipe may depend on: the data, the model, and the user's length and batch size, if set."""
 
     source: str
     name: str
@@ -117,12 +117,12 @@ def light_augment(config: ModelConfig) -> AugmentConfig:
 
 
 def input_config(config: ModelConfig) -> InputConfig:
-    """The size and channels that the model reads."""
+    """The model's input size and channels."""
     return InputConfig(img_size=config.img_size, channels=config.channels)
 
 
 def arch_config(config: ModelConfig) -> ArchConfig:
-    """The architecture options that the model has; None for those it lacks."""
+    """The model's architecture options; None for those it does not have."""
     has = {field.name for field in fields(config)}
     values: dict[str, Any] = {name: getattr(config, name) if name in has else None for name in options(ArchConfig)}
     return ArchConfig(**values)

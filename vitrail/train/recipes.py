@@ -1,7 +1,7 @@
 """Recipes: functions from the data and the model to a complete configuration.
 
-The first line of each docstring is what `vitrail recipes` prints. On data of another size than the published one,
-recipes follow the rules in `recipe_rules`.
+`vitrail recipes` prints the first line of each docstring. On data of another size than the published one, recipes
+follow the rules in `recipe_rules`.
 
 RandAugment here has no invert, cutout or solarize-add, always applies its operations (timm: with probability 0.5), in
 both directions, and without noise in the magnitude, which ends at 10. Erased rectangles are filled with the mean

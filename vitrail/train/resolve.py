@@ -1,7 +1,7 @@
 """From the user's settings to a complete configuration.
 
-`resolve` is the only place where a value is derived: it calls the recipe, then applies the user's settings. Every value
-is logged and saved in the run's `config.yaml`.
+`resolve` is the only place where values are derived: it calls the recipe, then applies the user's settings. All values
+are logged and saved in the run's `config.yaml`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
+from vitrail.tasks import task_type
 from vitrail.train.prepare import prepare, preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
 from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
@@ -39,8 +40,10 @@ LORA_SCALE = 2.0  # alpha / rank
 
 
 def typed(asked: Mapping[str, object]) -> dict[str, Any]:
-    """The user's settings, in the types of the configuration; paths are made absolute."""
+    """The user's settings, converted to the types of the configuration; paths become absolute."""
     settings = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    if settings.get("task") is not None:
+        task_type(settings["task"])  # raises for an unknown name
     for name in ("weights", "teacher"):
         if settings.get(name) is not None:
             settings[name] = absolute(settings[name])
@@ -48,7 +51,7 @@ def typed(asked: Mapping[str, object]) -> dict[str, Any]:
 
 
 def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
-    """The complete configuration. With a time budget, the epochs that fit are estimated first: recipes need them."""
+    """The complete configuration. A time budget is first converted to epochs, which recipes depend on."""
     config = resolve(source, data, asked)
     if config.optim.time_budget is None:
         return config
@@ -99,7 +102,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     data = data.read_as(seen.channels, seen.bits)
     card = open_card(config.weights, config.model).preprocess if config.weights else None
     fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
-    # Sensors seldom use all 16 bits, and floats have any range: a mean of 0.5 would suit neither.
+    # Sensors seldom use all 16 bits, and floats have any range: 0.5 suits neither.
     choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
     if "mean" in given and "std" in given:
         numbers: dict[str, Any] = {}
@@ -194,7 +197,7 @@ def _fit(size: Size, patch: int) -> Size:
 
 
 def check(config: TrainConfig) -> TrainConfig:
-    """Raises a UserError for values and combinations that cannot be trained."""
+    """Raises UserError for invalid values and combinations."""
     o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
     rules = [
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
@@ -259,5 +262,5 @@ def check(config: TrainConfig) -> TrainConfig:
             "--class-weights and --balanced-sampling each balance the classes; together they would overweight the rare "
             "ones. Choose one."
         )
-    preprocessing(config)  # checks its own values
+    preprocessing(config)  # validates its own values
     return config

@@ -1,4 +1,4 @@
-"""Resuming a run: its own configuration, with the few settings that may change."""
+"""Resuming a run with its own configuration, except for the settings that may change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vitrail.models import is_meant
 from vitrail.runs.run import Run
 from vitrail.train.resolve import check
 
-# Settings that decide how a run is carried out, not what it computes: they may change when it resumes.
+# Settings that do not affect the result: they may change on resume.
 _FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
 
 
 def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[Path, TrainConfig]:
-    """The configuration of a run that goes on; what was asked for must agree with it."""
+    """The folder and configuration of a run to resume; the user's settings must agree with it."""
     config = Run.open(run).config
     saved = flat(config)
     changed = []

@@ -1,4 +1,4 @@
-"""The learning rate over a run, and its end: after a number of steps, or a number of seconds."""
+"""The learning-rate schedule of a run, and its end: by steps or by time."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from vitrail.models import Model
 from vitrail.train.optim import lr_at
 from vitrail.train.progress import Progress
 
-_FORWARD = 1 / 3  # of the time of a training step: the backward pass is about twice the forward pass
+_FORWARD = 1 / 3  # of a training step's time: the backward pass takes about twice the forward pass
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate over a run, and its end.
+    """The learning-rate schedule of a run, and its end.
 
-    With a time budget, the share of the time that has passed replaces the share of the steps. So the run ends in time
-    and with the final learning rate, however fast the machine is. The budget includes the last validation, so its time
-    is reserved.
+    With a time budget, the share of time replaces the share of steps, so the run ends on time and at the final
+    learning rate, however fast the machine. The budget includes the last validation, whose time is reserved.
     """
 
     optim: OptimConfig
     per_epoch: int  # optimiser steps
-    validation: float  # the validation images, counted in steps
+    validation: float  # the time of a validation, in steps
 
     @classmethod
     def of(cls, config: TrainConfig, data: Data, batches: int) -> Schedule:
-        """The schedule of a run whose epochs have so many batches."""
+        """The schedule of a run with this number of batches per epoch."""
         optim = config.optim
         validation = len(data.splits["val"]) / (optim.batch_size * optim.grad_accum_steps)
         return cls(optim, batches // optim.grad_accum_steps, validation)
 
     @property
     def steps(self) -> int:
-        """Steps of the whole run; with a time budget, the planned number."""
+        """Steps of the run; with a time budget, the planned number."""
         return max(round(self.per_epoch * self.optim.epochs), 1)
 
     @property
     def epochs(self) -> int:
-        """Epochs of the whole run; the last one may be a part of one."""
+        """Epochs of the run; the last may be partial."""
         return math.ceil(self.steps / self.per_epoch)
 
     def lr(self, progress: Progress) -> float:
@@ -57,7 +56,7 @@ class Schedule:
         return lr_at(place, self.steps, round(self.per_epoch * self.optim.warmup_epochs), self.optim)
 
     def over(self, progress: Progress) -> bool:
-        """Whether the run has used up its steps, or its time."""
+        """Whether the run has used up its steps or its time."""
         if self.optim.time_budget is None:
             return progress.step >= self.steps
         return progress.step > 0 and progress.seconds >= self._training_seconds(progress)
@@ -68,19 +67,19 @@ class Schedule:
         return max(self.optim.time_budget - progress.seconds, 0)
 
     def _training_seconds(self, progress: Progress) -> float:
-        """The time budget less the last validation, whose time is estimated from the steps so far."""
+        """The time budget minus the last validation, estimated from the steps so far."""
         assert self.optim.time_budget is not None
         last = self.validation * _FORWARD * progress.elapsed / max(progress.step, 1)
         return max(self.optim.time_budget - last, self.optim.time_budget / 2)
 
 
 def images_per_second(model: Model, batch_size: int, device: str) -> float:
-    """Roughly how fast this machine trains: forward and backward passes of random images for about two seconds."""
+    """Approximate training speed: forward and backward passes on random images for about two seconds."""
     config = model.config
     images = torch.rand(batch_size, config.channels, *config.img_size, device=device)
     labels = torch.zeros(batch_size, dtype=torch.long, device=device)
     model.to(device)
-    count, begun = -2, time.monotonic()  # the first two warm up
+    count, begun = -2, time.monotonic()  # two for warm-up
     while count < 3 or time.monotonic() - begun < 2:
         if count == 0:
             begun = time.monotonic()

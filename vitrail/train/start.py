@@ -40,18 +40,18 @@ def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool
     elif source is not None:
         data = open_data(source, **split_settings(asked))
         config = plan(full_name(source), data, asked)
-        model, notes = prepare(config, data)  # before the folder is made, so that an error leaves none behind
+        model, notes = prepare(config, data)  # before the folder is created, so that errors leave none behind
         if find_lr:
             return find_rate(config, data, model)
         run = Run.create(config, overwrite).path
     else:
-        raise UserError("There is no data to train on. Give a data set, or --resume RUN to continue a run.")
+        raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
     complete(run, config, data, model, notes)
     return run
 
 
 def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, Scores]:
-    """Trains a run in its folder to its end, from its last checkpoint; returns the final scores by split."""
+    """Trains a run to its end, from its last checkpoint; returns the final scores by split."""
     with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
         for line in (describe(config, data, model), *notes):
             log.info(line)

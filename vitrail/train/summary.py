@@ -1,4 +1,4 @@
-"""What a run logs before it starts: data, model, recipe and device, and a warning about uneven classes."""
+"""The summary that a run logs first: data, model, recipe and device, and a warning about class imbalance."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
 
 
 def uneven(config: TrainConfig, data: Data) -> str | None:
-    """A warning if some classes have far fewer images than others and nothing compensates for it."""
+    """A warning if classes are imbalanced and nothing compensates for it."""
     counts = data.task.counts(data.splits["train"].targets)
     if counts is None or config.source.class_weights or config.source.balanced_sampling:
         return None

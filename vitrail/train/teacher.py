@@ -1,7 +1,7 @@
 """A teacher: a frozen model whose outputs for the training images a student learns from.
 
-It sees the student's augmented and mixed images, in its own size, channels and normalisation. Its outputs are in the
-student's terms: classes in the order of the data, values in the student's units.
+It sees the student's augmented and mixed images, converted to its own size, channels and normalisation. Its outputs are
+converted to the student's: classes in the order of the data, values in the student's units.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from vitrail.runs.predictor import Predictor, source_card
 from vitrail.tasks import Task
 from vitrail.weights import Card
 
-_BATCH = 256  # images per forward pass over a whole split
+_BATCH = 256  # images per forward pass over a split
 _MOST_KEPT = 2**30  # bytes of outputs that may be kept in memory
 
-# Bits of the student's and the teacher's pixels that convert. Floats have no white point, so they do not.
+# Convertible bit depths of student and teacher. Floats have no white point, so they do not convert.
 _DEPTHS = {(have, need) for have in WHITE for need in WHITE if have == need or 32 not in (have, need)}
 
 
 class Teacher:
-    """Gives outputs, (B, K), for the images of a student; its weights never change."""
+    """Computes outputs, (B, K), for a student's images; its weights never change."""
 
     def __init__(self, settings: DistillConfig, student: Card, device: str):
         assert settings.teacher is not None
@@ -41,7 +41,7 @@ class Teacher:
         self.card = meet(settings, student.task, student.preprocess)
         self._predictor = Predictor(settings.teacher, device, settings.teacher_model)
         self._student = student
-        # The student's images are crops already: a centre crop of them would only hide their edges.
+        # The student's images are already cropped: a centre crop would only cut their edges.
         self._preprocess = replace(self.card.preprocess, crop=1.0)
         self._order = torch.tensor(_order(self.card, student.classes), device=device)
         self._metrics: dict[str, float] = {}
@@ -49,18 +49,18 @@ class Teacher:
         self._device = device
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Its outputs for the student's images, which have these numbers in the training split."""
+        """The outputs for the student's images with these indices in the training split."""
         if self._kept is not None:
             return self._kept[numbers % len(self._kept)].to(self._device)
         outputs = self._look(self._student.preprocess.restore(images))
         if torch.device(self._device).type == "cuda":
-            torch.cuda.synchronize(self._device)  # else its time would be counted as the student's
+            torch.cuda.synchronize(self._device)  # otherwise its time would count as the student's
         return outputs
 
     def introduce(self, split: Split, workers: int) -> dict[str, Any]:
-        """Logs what the teacher is and its score on the validation images; returns both for the card."""
+        """Logs the teacher and its validation score; returns both for the card."""
         begun = time.monotonic()
-        if not self._metrics:  # else they are from the checkpoint
+        if not self._metrics:  # otherwise restored from the checkpoint
             outputs = self._answers(split, workers, "measuring the teacher")
             self._metrics = self._student.task.measure(outputs.numpy(), split.targets).row()
         h, w = self._preprocess.img_size
@@ -73,7 +73,7 @@ class Teacher:
         return {"model": self.card.model, "source": self.source, "metrics": self._metrics}
 
     def answer_once(self, split: Split, workers: int) -> None:
-        """Computes the outputs for all images of a split, if they fit into memory: they never change."""
+        """Computes the outputs for all images of a split once, if they fit into memory."""
         if 4 * len(split) * len(self._student.classes) > _MOST_KEPT:
             return
         begun = time.monotonic()
@@ -84,7 +84,7 @@ class Teacher:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: a fingerprint and the scores, not the weights."""
+        """The state for a checkpoint: a fingerprint and the scores, not the weights."""
         return {"fingerprint": self._predictor.fingerprint, "metrics": self._metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -102,14 +102,13 @@ class Teacher:
         outputs = torch.cat([self._look(pixels.to(self._device)).cpu() for pixels, _ in loader])
         if not outputs.isfinite().all():
             raise UserError(
-                f"The outputs of a teacher must be finite, but those of {self.source} are not. Choose another "
-                "--teacher."
+                f"A teacher's outputs must be finite, but those of {self.source} are not. Choose another --teacher."
             )
         return outputs
 
     @torch.no_grad()
     def _look(self, pixels: Tensor) -> Tensor:
-        """Its outputs for the student's pixels, (B, C, H, W)."""
+        """The outputs for the student's pixels, (B, C, H, W)."""
         seen = self._preprocess
         pixels = _as_bits(pixels, self._student.preprocess.bits, seen.bits)
         pixels = _as_channels(pixels, seen.channels, seen.bits)
@@ -118,7 +117,7 @@ class Teacher:
 
 
 def meet(settings: DistillConfig, task: Task, seen: Preprocess) -> Card:
-    """What is known of a teacher. Raises a UserError if it cannot teach these classes from the student's images."""
+    """The card of a teacher. Raises UserError if it cannot teach this task from the student's images."""
     assert settings.teacher is not None
     try:
         known = source_card(settings.teacher, settings.teacher_model)
@@ -156,7 +155,7 @@ def meet(settings: DistillConfig, task: Task, seen: Preprocess) -> Card:
 
 
 def _order(known: Card, ours: tuple[str, ...]) -> list[int]:
-    """For each class of the data, the index of the teacher's output."""
+    """The teacher's output index of each class of the data."""
     if set(known.classes) == set(ours):
         return [known.classes.index(name) for name in ours]
     log.warning(
@@ -166,7 +165,7 @@ def _order(known: Card, ours: tuple[str, ...]) -> list[int]:
 
 
 def _as_channels(pixels: Tensor, channels: int, bits: int) -> Tensor:
-    """Grey to colour, or colour to grey with the weights and rounding used when images are read."""
+    """Grey to colour, or colour to grey with the weights and rounding used for reading images."""
     if channels == pixels.shape[1]:
         return pixels
     if channels == 3:

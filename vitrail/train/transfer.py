@@ -1,4 +1,4 @@
-"""Fine-tuning: which part of the trained weights is trainable, and LoRA adapters."""
+"""Fine-tuning: the trainable part of trained weights, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitrail.models.lora import adapters, add_adapters
 
 
 def set_learning(model: Model, transfer: TransferConfig) -> None:
-    """Freezes the stages that are not to be trained, and adds LoRA adapters."""
+    """Freezes stages and adds LoRA adapters."""
     stages, width = model.stages(), model.config.width
     frozen = _frozen(model, transfer.freeze)
     if transfer.lora_rank > width:
@@ -29,13 +29,13 @@ def set_mode(model: Model) -> None:
     """Sets trainable stages to training mode and frozen ones to evaluation mode."""
     stages = model.stages()
     learn = [any(p.requires_grad for p in stage.parameters()) for stage in stages]
-    model.train(learn[0])  # includes what is in no stage: the dropout before the encoder
+    model.train(learn[0])  # includes modules in no stage: the dropout before the encoder
     for stage, training in zip(stages, learn, strict=True):
         stage.train(training)
 
 
 def describe_learning(model: Model, config: TrainConfig) -> str:
-    """The learning rates of head, body and adapters, and the number of trainable parameters."""
+    """The learning rates of head, backbone and adapters, and the number of trainable parameters."""
     optim, transfer = config.optim, config.transfer
     slower = f" times {optim.layer_decay:g} per stage below the head" if optim.layer_decay != 1 else ""
     body = f"body at {optim.lr * optim.body_lr:g}{slower}"

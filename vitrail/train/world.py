@@ -1,4 +1,4 @@
-"""The processes of a run. Nothing else in the package knows how many there are."""
+"""The processes of a run; nothing else in the package knows their number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 class World:
     """A single process, for which every method is the identity.
 
-    The training loop calls them wherever several processes must act as one, so it stays the same for many.
+    The training loop calls these methods wherever several processes must act as one.
     """
 
     @classmethod
     def join(cls) -> World:
-        """The world that this process belongs to."""
+        """The world of this process."""
         return cls()
 
     def first(self) -> bool:
@@ -43,5 +43,5 @@ class World:
         return flag
 
     def merge(self, measured: T) -> T:
-        """What all processes measured, in order."""
+        """The merged meters of all processes, in order."""
         return measured

@@ -1,4 +1,4 @@
-"""`vitrail check`: the audit of a data set."""
+"""`vitrail check`: audits a data set."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def check(
 ) -> Audit:
     """Audit a data set: unreadable files, duplicates, leaks between splits, wrong labels and more.
 
-    The command exits 1 if something would harm training. Images worth a look are drawn to check.png.
+    The command exits with 1 if something would harm training. Images worth inspecting are drawn to check.png.
 
     Args:
         data: folder, .npz or .npy file, table, tar shards, hf:NAME or built-in data set
-        run (RUN): multi-class run whose model is asked for suspicious labels
+        run (RUN): multi-class run whose model looks for suspicious labels
         out (FOLDER): folder for check.png (default: check-<data>)
         data_dir (FOLDER): folder of the built-in data sets
         image_column (NAME): table column with the image paths (default: detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: detected)
-        task: kind of targets (default: detected)
+        task: multiclass, multilabel or regression (default: detected)
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
     """
@@ -51,7 +51,7 @@ def check(
     from vitrail.weights import open_run
 
     if workers < 1:
-        raise UserError(f"'workers' must be 1 or more, but it is {workers}.")
+        raise UserError(f"'workers' must be at least 1, but it is {workers}.")
     device = choose_device(device)
     opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
     result = audit(data, data_dir, workers, image_column, label_column, task)
@@ -65,7 +65,7 @@ def check(
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. Choose another with --out.") from error
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another --out.") from error
     with atomic_write(folder / "check.png") as path:
         save(contact_sheet(result), path)
     return replace(result, sheet=folder / "check.png")

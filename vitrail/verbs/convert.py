@@ -1,4 +1,4 @@
-"""`vitrail convert`: weights from one format to another."""
+"""`vitrail convert`: converts weights between formats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def convert(
         source (SRC): run, weights file of any of these formats, timm:NAME or hf:REPO
         out (DST): .safetensors or .npz file to write; for hf a folder
         to: format to write
-        model (NAME): name of the model, where the tensors do not determine it
+        model (NAME): model name, if the tensors do not determine it
         classes: number of classes of a new head, for weights without one
         partial: load the tensors that fit, and initialise the rest
         overwrite: replace existing files

@@ -20,10 +20,10 @@ def embed(
     workers: int = 2,
     device: str | None = None,
 ) -> Iterator[Embedding]:
-    """Compute the feature vectors of images: what the model's head reads.
+    """Compute the feature vectors of images, the input of the model's head.
 
-    Vectors come one by one, in the order of the images. A path without images is an error. An unreadable file gives an
-    embedding with an error; the command then exits 1.
+    Vectors are returned one by one, in the order of the images. A path without images is an error. An unreadable file
+    gives an embedding with an error; the command then exits with 1.
 
     Args:
         run: run folder or weights file
@@ -39,7 +39,7 @@ def embed(
     from vitrail.weights import open_run
 
     if min(batch_size, workers) < 1:
-        raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
+        raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
     files = listed(images)
     device = choose_device(device)
     predictor = Predictor.of(*open_run(run, device, headless=True), device)
@@ -57,5 +57,5 @@ def show(embeddings: Iterator[Embedding], *, out: str) -> int:
     written = write(embeddings, out)
     for file, error in written.unreadable:
         print(f"{file}  — unreadable: {error}")
-    print(f"{written.images:,} vectors of {written.width:,} numbers are in {out}")
+    print(f"{written.images:,} vectors of length {written.width:,} are in {out}")
     return 1 if written.unreadable else 0

@@ -1,4 +1,4 @@
-"""`vitrail evaluate`: the metrics of a run."""
+"""`vitrail evaluate`: measures a run."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def evaluate(
 ) -> Scores | ProbeMetrics | FewShotMetrics:
     """Measure a run's predictions by the metrics of its task, or its features by a probe.
 
-    Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, so the
-    data must have its classes. knn, linear and fewshot fit a classifier to the features of the train split; the data
-    may have any classes.
+    Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, on data
+    with its classes. knn, linear and fewshot fit a classifier to the features of the train split; the data may have any
+    classes.
 
     Args:
         run: run folder or weights file
@@ -75,7 +75,7 @@ def evaluate(
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
         return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
-    # Without the seed, so that the same images are held out whatever it is: results compare, and features are kept.
+    # Not by the seed: the same images are always held out, so results are comparable and cached features stay valid.
     opened = run_data(home, data, where, card, {})
     return probe_on(
         run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
@@ -93,12 +93,12 @@ def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False)
 
 
 def _chosen(method: Method, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options given for a method; a UserError if one belongs to another method."""
+    """The options of a method; an option of another method raises UserError."""
     if method not in _CHOICES:
         raise UserError(f"'method' must be one of {', '.join(_CHOICES)}, but it is '{method}'.")
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name not in _CHOICES[method]:
             methods = [other for other, names in _CHOICES.items() if name in names]
-            raise UserError(f"'{name}' is for the method {' or '.join(methods)}, but the method is {method}.")
+            raise UserError(f"'{name}' applies to --method {' or '.join(methods)}, but the method is {method}.")
     return dict(given)

@@ -1,4 +1,4 @@
-"""`vitrail explain`: figures of what a model sees."""
+"""`vitrail explain`: figures of a model's attention, relevance and features."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def explain(
 ) -> Explanation:
     """Draw what a model sees: attention, relevance, position embeddings, filters, neighbours, mistakes.
 
-    Figures that the model cannot have are listed with the reason. Without images, or with --data, the figures include
-    an embedding map of the data set and its worst and least certain predictions.
+    Figures that do not apply to the model are listed with the reason. Without images, or with --data, there are also an
+    embedding map of the data set and its worst and least certain predictions.
 
     Args:
         run: run folder or weights file
@@ -60,7 +60,7 @@ def explain(
     from vitrail.runs.run import Run
 
     if min(batch_size, workers) < 1:
-        raise UserError(f"batch_size and workers must be at least 1, but they are {batch_size} and {workers}.")
+        raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
     if format not in get_args(Format):
         raise UserError(f"'format' must be one of {', '.join(get_args(Format))}, but it is '{format}'.")
     subject = open_subject(

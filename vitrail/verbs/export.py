@@ -1,4 +1,4 @@
-"""`vitrail export`: a model as an ONNX file."""
+"""`vitrail export`: exports a model to ONNX."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def export(
         )
     path = home(run) / locate(run).with_suffix(".onnx").name if out is None else Path(out)
     if path.suffix != ".onnx":
-        raise UserError(f"An exported model is an .onnx file, but --out is {path}. Name it {path.name}.onnx.")
+        raise UserError(f"--out must be an .onnx file, but it is {path}. Name it {path.name}.onnx.")
     if path.exists() and not overwrite:
         raise UserError(f"{path} exists. Choose another name with --out, or replace it with --overwrite.")
     model, card = open_run(run)

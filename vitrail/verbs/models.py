@@ -1,4 +1,4 @@
-"""`vitrail models`: the list of models."""
+"""`vitrail models`: lists the models."""
 
 from __future__ import annotations
 

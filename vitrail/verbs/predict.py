@@ -1,4 +1,4 @@
-"""`vitrail predict`: answers for images."""
+"""`vitrail predict`: predictions for images."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def predict(
 ) -> Iterator[Prediction]:
     """Predict the classes, labels or values of images.
 
-    Predictions come one by one, in the order of the images. A path without images is an error. An unreadable file gives
-    a prediction with an error; the command then exits 1.
+    Predictions are returned one by one, in the order of the images. A path without images is an error. An unreadable
+    file gives a prediction with an error; the command then exits with 1.
 
     Args:
         run: run folder or weights file
@@ -40,7 +40,7 @@ def predict(
 
     if min(1 if top is None else top, batch_size, workers) < 1:
         raise UserError(
-            f"top, batch_size and workers must be at least 1, but they are {top}, {batch_size} and {workers}."
+            f"'top', 'batch_size' and 'workers' must be at least 1, but they are {top}, {batch_size} and {workers}."
         )
     files = listed(images)
     return Predictor(run, device)(files, top, batch_size=batch_size, workers=workers)

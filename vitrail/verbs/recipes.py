@@ -1,4 +1,4 @@
-"""`vitrail recipes`: the training recipes, and every value of one."""
+"""`vitrail recipes`: lists the training recipes, or all values of one."""
 
 from __future__ import annotations
 

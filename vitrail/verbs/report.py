@@ -1,4 +1,4 @@
-"""`vitrail report`: one HTML page."""
+"""`vitrail report`: writes an HTML report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def report(
     log_to_console()
     folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
     if not folders:
-        raise UserError("There is nothing to report: give a run, or several to compare.")
+        raise UserError("No run was given. Give one, or several to compare.")
     return write_report(folders, out, batch_size, workers, device)
 
 

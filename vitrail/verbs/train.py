@@ -1,4 +1,4 @@
-"""`vitrail train`: supervised training."""
+"""`vitrail train`: trains a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(
 
 
 def show(run: Path, *, find_lr: bool = False) -> int:
-    """Write the report of the run. If that fails, the run itself is complete all the same."""
+    """Write the report of the run. A failure is only logged: the run itself is complete."""
     from vitrail.progress import log
     from vitrail.verbs.report import report
 

@@ -1,4 +1,4 @@
-"""The model card: the content of `model.json`, everything about a model but its tensors. Readable without torch."""
+"""The model card, `model.json`: everything about a model except its tensors. Readable without torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 def versions() -> dict[str, str]:
-    """The software that a result was made with."""
+    """The software versions behind a result."""
     import torch
 
     return {"vitrail": VERSION, "torch": torch.__version__, "python": platform.python_version()}
@@ -31,13 +31,13 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model's configuration as a file has it: its family, and plain values."""
+    """A model's configuration as stored in a file: its family, and plain values."""
 
     family: str
     values: dict[str, Any]
 
     def build(self) -> ModelConfig:
-        """The configuration itself, which needs the models and so torch."""
+        """The configuration object; needs the models, and so torch."""
         from vitrail.models import FAMILIES
 
         if self.family not in FAMILIES:
@@ -51,7 +51,7 @@ class _Config:
 
     def __get__(self, card: Card | None, owner: type) -> ModelConfig:
         if card is None:
-            raise AttributeError("config")  # to a dataclass: there is no default
+            raise AttributeError("config")  # tells dataclasses that there is no default
         config = vars(card)["config"]
         if isinstance(config, Architecture):
             config = vars(card)["config"] = config.build()
@@ -67,29 +67,29 @@ class Card:
 
     model: str
     config: _Config = _Config()
-    task: Task  # with the class names, and the constants that give outputs their meaning
+    task: Task  # with the class names and the constants that turn outputs into answers
     preprocess: Preprocess
-    teacher: dict[str, Any] = field(default_factory=dict)  # what it was distilled from: model, source and metrics
+    teacher: dict[str, Any] = field(default_factory=dict)  # of distillation: model, source and metrics
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=versions)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, labels or values; none of a model without a head."""
+        """The names of the classes, labels or values; empty for a headless model."""
         return self.task.classes
 
     @property
     def numbered(self) -> bool:
-        """Whether the classes have no names, only their numbers."""
+        """Whether classes are named by their indices only."""
         return self.classes == tuple(map(str, range(len(self.classes))))
 
     def measured(self, scores: Scores, epoch: int) -> Card:
-        """The card of the same model with its validation scores and the constants that they determine."""
+        """The card with validation scores and the constants determined by them."""
         task = self.task.measured(scores)
         return dataclasses.replace(self, task=task, metrics=scores.summary() | {"epoch": epoch})
 
     def architecture(self) -> Architecture:
-        """The configuration in plain values, whether or not it has been built."""
+        """The configuration as plain values, built or not."""
         config = vars(self)["config"]
         if isinstance(config, Architecture):
             return config
@@ -112,26 +112,26 @@ class Card:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Card:
-        """The inverse of `to_json`; a UserError if the parts of a card do not fit together."""
-        task = task_type(document.get("task", "multiclass")).from_json(document)  # older files hold classifiers only
+        """The inverse of `to_json`; raises UserError for an inconsistent card."""
+        task = task_type(document.get("task", "multiclass")).from_json(document)  # absent in older files: classifiers
         outputs = document["config"]["classes"]
         if (task.outputs if task.classes else 0) != outputs:
-            raise UserError(f"{len(task.classes)} {task.many} are named, but the model has {outputs} outputs.")
+            raise UserError(f"The card names {len(task.classes)} {task.many}, but the model has {outputs} outputs.")
         return cls(
             model=document["model"],
-            config=Architecture(document.get("family", "vit"), document["config"]),  # older files hold ViTs only
+            config=Architecture(document.get("family", "vit"), document["config"]),  # absent in older files: ViTs
             task=task,
             preprocess=Preprocess.from_json(document["preprocess"]),
-            teacher=document.get("teacher", {}),  # not in older files
+            teacher=document.get("teacher", {}),  # absent in older files
             metrics=document["metrics"],
             versions=document["versions"],
         )
 
 
 def read_card(path: Path) -> Card:
-    """The card in a file; a UserError if the file holds anything else.
+    """The card in a file; raises UserError for any other content.
 
-    The architecture is validated on first use of `Card.config`, because that needs torch.
+    The architecture is validated on first use of `Card.config`, which needs torch.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -141,4 +141,4 @@ def read_card(path: Path) -> Card:
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is not a model card of vitrail: {error!r}.") from error
+        raise UserError(f"{path} is not a vitrail model card: {error!r}.") from error

@@ -1,7 +1,7 @@
-"""Opens trained models: runs, weights files of any supported format, names of a hub, state dicts.
+"""Loads trained models: runs, weights files of any supported format, hub names, state dicts.
 
-vitrail's own weights have a model card next to them. For others a card is made from their tensors and the files next
-to them (`recognise.py`). Nothing here ever unpickles code.
+vitrail's own weights come with a model card. For others, a card is inferred from the tensors and the files next to them
+(`recognise.py`). Pickled code is never executed.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from vitrail.weights.formats import vit
 from vitrail.weights.sharded import INDEXES, is_index, open_sharded
 from vitrail.weights.tensors import SUFFIXES, as_float, from_state_dict, open_tensors
 
-_IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # what is taken first comes first
+_IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # in order of preference
 
-# Distilled DeiT has a second head, on its distillation token; some families keep the layer in a module with others.
+# A distilled DeiT has a second head, on its distillation token; some families nest the layer in a head module.
 _HEADS = re.compile(r"head(_dist)?(\.fc)?\.(weight|bias)")
-_HIDDEN = re.compile(r"(head\.)?pre_logits\..*")  # the hidden layer before it, which goes with it
+_HIDDEN = re.compile(r"(head\.)?pre_logits\..*")  # the hidden layer of the head
 
-_NAMELESS = "vit_w"  # how cards call models of a size that has no name
-_PARTIAL = "Take what fits with partial=True, or --partial of train and convert."
+_NAMELESS = "vit_w"  # the prefix of model names that encode an unlisted size
+_PARTIAL = "Load the tensors that fit with partial=True, or with --partial of train and convert."
 
-Source = str | Path | Mapping[str, Any]  # a run, a file, a name of the hub, or a state dict in memory
+Source = str | Path | Mapping[str, Any]  # a run, a file, a hub name, or a state dict
 
 
 def save(path: Path, model: Model, card: Card) -> None:
-    """Writes the tensors to `path` (a `.safetensors` file) and the card beside them."""
+    """Writes the tensors to `path`, a `.safetensors` file, and the card next to it."""
     write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
     with atomic_write(path) as temporary:
         temporary.write_bytes(to_bytes({name: value.contiguous() for name, value in model.state_dict().items()}))
@@ -64,15 +64,15 @@ def open_run(
     partial: bool = False,
     headless: bool = False,
 ) -> tuple[Model, Card]:
-    """The model of a run or of anybody's weights, ready to predict, and its card. The rest is that of `load`.
+    """The model of a run or other weights, in evaluation mode, and its card. The options are those of `load`.
 
-    Weights without a head are a UserError, unless `headless` says that their features will do.
+    Weights without a head raise UserError, unless `headless` is set: then only features are needed.
     """
     opened = _open(source, expected=model)
     choose_device(device)
     card = _wanted(opened, classes, img_size, channels)
     if not card.classes and not headless:
-        raise UserError(f"{opened.where} has no classification head. Ask for a new one: classes=N, or --classes N.")
+        raise UserError(f"{opened.where} has no classification head. Add a new one with classes=N, or --classes N.")
     whole = _on_meta(card.config)
     state, notes = _adapt(opened, card, whole, resample, partial)
     if partial and (missing := whole.state_dict().keys() - state.keys()):
@@ -82,10 +82,10 @@ def open_run(
         log_to_console()
         for note in notes:
             log.info(f"From {opened.where}: {note}.")
-    lent = isinstance(source, Mapping)  # tensors of another model, which must not change with this one
+    lent = isinstance(source, Mapping)  # the caller's tensors, which must not change with this model
     seen: set[int] = set()
     for name, value in state.items():
-        shared = value.data_ptr() in seen  # two names for one tensor, each of which is to be learnt by itself
+        shared = value.data_ptr() in seen  # two names for one tensor become two parameters
         seen.add(value.data_ptr())
         state[name] = value.to(device, copy=lent or shared)
     whole.load_state_dict(state, assign=True)
@@ -103,13 +103,14 @@ def load(
     partial: bool = False,
     device: str = "cpu",
 ) -> Model:
-    """A trained model, ready to predict: `vitrail.load("runs/demo")`, `vitrail.load("ViT-B_16.npz", classes=10)`.
+    """A trained model in evaluation mode: `vitrail.load("runs/demo")`, `vitrail.load("ViT-B_16.npz", classes=10)`.
 
     `source` is a run, a weights file of vitrail, timm, Hugging Face, torchvision or JAX, `timm:NAME`, `hf:REPO`, or a
-    state dict. `model` tells what its tensors do not show. Other classes get a new head, `classes=0` none, another size
-    resampled positions (bicubic, bilinear, or linear as in the paper), other channels folded or tiled filters; whatever
-    is adapted is logged, and all else must fit. With `partial`, what does not is left out, and what is missing is
-    fresh. Weights without a head are a model without a head, which gives features.
+    state dict. `model` names the architecture if the tensors do not determine it. Other `classes` give a new head,
+    `classes=0` none; another `img_size` resamples position embeddings (bicubic, bilinear, or linear as in the paper);
+    other `channels` adapt the first filters. Adaptations are logged; all other tensors must fit. With `partial`,
+    tensors that do not fit are skipped and missing ones are initialised. Weights without a head give a headless model,
+    which returns features.
     """
     whole, _ = open_run(
         source,
@@ -126,7 +127,7 @@ def load(
 
 
 def locate(source: str | Path) -> Path:
-    """The weights file that a run folder, a path or a name of the hub stands for."""
+    """The weights file of a run folder, a path or a hub name."""
     if hub.is_hub(str(source)):
         return hub.fetch(str(source))
     path = Path(source)
@@ -140,20 +141,20 @@ def locate(source: str | Path) -> Path:
                 )
         if not path.exists():
             raise UserError(f"{source} is neither a run folder nor a weights file: {path} does not exist.")
-    except OSError as error:  # a folder that may not be entered, a name that is too long
+    except OSError as error:  # a folder without permission, or a name that is too long
         raise UserError(f"{str(source)[:80]} cannot be opened: {error.strerror}.") from error
     if path.suffix not in SUFFIXES and not is_index(path):
-        raise UserError(f"Weights are read from run folders and {', '.join(SUFFIXES)} files, but {path} is neither.")
+        raise UserError(f"Weights must be a run folder or a {', '.join(SUFFIXES)} file, but {path} is neither.")
     return path
 
 
 def home(source: str | Path) -> Path:
-    """The folder in which results of a model are kept: its own, or the current one for models of the hub."""
+    """The folder for results of a model: its own, or the current one for hub models."""
     return Path() if hub.is_hub(str(source)) else locate(source).parent
 
 
 def absolute(source: str) -> str:
-    """A source that is found from any folder."""
+    """A source that can be found from any folder."""
     return source if hub.is_hub(source) else str(Path(source).expanduser().resolve())
 
 
@@ -167,8 +168,8 @@ def start_from(
 ) -> list[str]:
     """Loads trained weights into a fresh model that may differ in size, channels and classes.
 
-    Returns one sentence for everything that was adapted. Another body is a UserError, unless `partial` asks for
-    whatever fits: nothing is left out silently.
+    Returns a note on each adaptation. Another architecture raises UserError, unless `partial` loads what fits; no
+    tensor is skipped silently.
     """
     opened = _open(source, like=model.config)
     wanted = dataclasses.replace(opened.card, config=model.config, task=task)
@@ -178,9 +179,9 @@ def start_from(
 
 
 def open_card(source: str | Path, model: str | None = None) -> Card:
-    """The card of a run or weights file, without reading a tensor. Without a head, no classes are named.
+    """The card of a run or weights file, without loading tensors. Without a head, it has no classes.
 
-    `model` is the name of a model, or what a card calls one: it tells the numbers that nothing else does.
+    `model`, a model name or that of a card, resolves what the tensors do not determine.
     """
     named = model is not None and not model.startswith(_NAMELESS) and model not in (*FAMILIES, "deit")
     config = canonical(model)[1] if model and named else None
@@ -189,19 +190,19 @@ def open_card(source: str | Path, model: str | None = None) -> Card:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Weights that are known, but not yet read."""
+    """Identified weights, not loaded yet."""
 
     where: str
     card: Card
     weights: recognise.Weights
-    own: bool  # has a card beside it
+    own: bool  # has vitrail's own card
     notes: tuple[str, ...] = ()
 
 
 def _open(source: Source, expected: str | ModelConfig | None = None, like: ModelConfig | None = None) -> _Opened:
-    """What a source is: by its card, or by what its tensors and the files beside it show.
+    """Identifies a source by its card, or by its tensors and the files next to it.
 
-    Another architecture than the `expected` one is a UserError; `like` tells heads where nothing else does.
+    An architecture other than `expected` raises UserError; `like` resolves the number of heads if nothing else does.
     """
     if isinstance(source, Mapping):
         where, path, tensors = "The state dict", None, from_state_dict(source, "The state dict")
@@ -233,9 +234,9 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
         notes += vit.conversion_notes(shapes, config)
     eps = weights.spec.eps
     if sidecar.eps not in (None, eps):
-        notes.append(f"LayerNorm's epsilon is {eps:g} in every {weights.kind} here, not {sidecar.eps:g}")
+        notes.append(f"LayerNorm's epsilon is {eps:g} for {weights.kind}, not {sidecar.eps:g}")
     if len(tensors.wrapped) > 1:
-        notes.append(f"taken from '{tensors.wrapped[0]}', not from {', '.join(map(repr, tensors.wrapped[1:]))}")
+        notes.append(f"loaded '{tensors.wrapped[0]}', not {', '.join(map(repr, tensors.wrapped[1:]))}")
     return _Opened(where, card, weights, False, (*notes, assumed) if assumed else tuple(notes))
 
 
@@ -246,15 +247,15 @@ def _own_card(path: Path) -> Card:
         _ = card.config
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    except TypeError as error:  # of a family that is no name
-        raise UserError(f"{path} is not a model card of vitrail: {error!r}.") from error
+    except TypeError as error:  # 'family' is not a string
+        raise UserError(f"{path} is not a vitrail model card: {error!r}.") from error
     return card
 
 
 def _wanted(
     opened: _Opened, classes: int | Sequence[str] | None, img_size: int | Size | None, channels: int | None
 ) -> Card:
-    """The card of the model that is asked for."""
+    """The card of the requested model."""
     card = opened.card
     if classes is not None:
         count = classes if isinstance(classes, int) else len(classes)
@@ -278,9 +279,9 @@ def _wanted(
 def _adapt(
     opened: _Opened, wanted: Card, model: Model, resample: Interpolation, partial: bool
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors for a model that may differ in size, channels and classes, and a sentence on each change.
+    """The tensors for a model that may differ in size, channels and classes, and a note on each change.
 
-    Only if they may be a part of it, some of the model's tensors can be missing.
+    Tensors of the model can be missing only if partial loading is allowed.
     """
     card, where = opened.card, opened.where
     old, new = card.config, wanted.config
@@ -290,7 +291,7 @@ def _adapt(
     notes = list(opened.notes)
 
     unneeded = recognise.pretraining_only(state)
-    fresh = not card.task.matches(wanted.task)  # then no old head is needed, nor looked for
+    fresh = not card.task.matches(wanted.task)  # then the old head is not needed
     if fresh:
         new_ones, old_ones = wanted.task.many, card.task.many
         things = new_ones if new_ones == old_ones else f"{new_ones} instead of {old_ones}"
@@ -310,28 +311,28 @@ def _adapt(
     broken = _mismatch(state, expected)
     if broken and not partial:
         no = f"does not fit the architecture in its {Path(where).stem}.json"
-        no = no if opened.own else f"is no {card.model} that vitrail can build"
+        no = no if opened.own else f"does not match a {card.model}"
         raise UserError(f"{where} {no}:{_table(broken)}\n{_PARTIAL}")
     state = {name: value for name, value in state.items() if name not in broken}
-    floats = [name for name in state if expected[name].is_floating_point()]  # BatchNorm counts its batches
+    floats = [name for name in state if expected[name].is_floating_point()]  # BatchNorm's batch counters are integers
     other = sorted({str(state[name].dtype).removeprefix("torch.") for name in floats} - {"float32"})
     for name in floats:
-        state[name] = as_float(name, state[name], where)  # one by one, so that what it replaces is freed
+        state[name] = as_float(name, state[name], where)  # one at a time, to free the original
     if other:
-        notes.append(f"{', '.join(other)} became float32")
+        notes.append(f"converted from {', '.join(other)} to float32")
     resized = resized_state(state, old, new, resample)
     if any(resized[name] is not state[name] for name in state):
         sizes = f"{old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches"
-        notes.append(f"positions resampled from {sizes} ({resample})")
+        notes.append(f"position embeddings resampled from {sizes} ({resample})")
     state = resized
     first = body.filters()
     if old.channels != new.channels and first in state:
         state[first] = _fit_channels(state[first], new.channels)
-        notes.append(f"patch filters changed from {old.channels} to {new.channels} channels")
+        notes.append(f"patch filters adapted from {old.channels} to {new.channels} channels")
     if fresh:
         heads = {name: value for name, value in model.named_parameters() if _HEADS.fullmatch(name)}
         state |= {name: torch.zeros(value.shape) for name, value in heads.items()}
-        if hidden:  # begins fresh as the head does
+        if hidden:  # initialised with the head
             start = build(new).state_dict()
             state |= {name: start[name] for name in hidden}
     wrong = _mismatch(state, model.state_dict())
@@ -341,8 +342,8 @@ def _adapt(
             wrong[name] = f"reshaped    {name}: {before}, not {after}"
     if wrong and not partial:
         raise UserError(
-            f"The weights in {where} belong to a {card.model} with other settings than the model to train:"
-            f"{_table(wrong)}\nLeave out --model and its options to take them from the weights. {_PARTIAL}"
+            f"The weights in {where} are a {card.model} with other options than the model to train:"
+            f"{_table(wrong)}\nRemove --model and its options to use those of the weights. {_PARTIAL}"
         )
     state = {name: value for name, value in state.items() if name not in wrong}
     lines = broken | {name: line for name, line in wrong.items() if name not in broken}
@@ -350,8 +351,8 @@ def _adapt(
         raise UserError(f"Nothing in {where} fits the model:{_table(lines)}")
     if lines:
         notes.append(
-            f"only a part of it fits:{_table(lines)}\n"
-            "What is missing begins fresh, what is unexpected or reshaped is left out"
+            f"only part of it fits:{_table(lines)}\n"
+            "Missing tensors are initialised; unexpected and reshaped ones are skipped"
         )
     return state, notes
 
@@ -362,13 +363,13 @@ def _on_meta(config: ModelConfig) -> Model:
 
 
 def _fit_channels(filters: Tensor, channels: int) -> Tensor:
-    """First-layer filters for another number of channels that answer alike to the same grey picture."""
+    """First-layer filters for another number of channels, with the same response to grey images."""
     mean = filters.mean(dim=1, keepdim=True)
     return mean.repeat(1, channels, 1, 1) * (filters.shape[1] / channels)
 
 
 def _mismatch(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, str]:
-    """How two state dicts differ in names and shapes: a line for every tensor that does."""
+    """The differences of two state dicts in names and shapes: one line per tensor."""
     missing = {name: f"missing     {name} {tuple(wanted[name].shape)}" for name in wanted if name not in given}
     unexpected = {name: f"unexpected  {name} {tuple(given[name].shape)}" for name in given if name not in wanted}
     reshaped = {

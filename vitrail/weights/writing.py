@@ -19,7 +19,7 @@ from vitrail.weights.formats import Format, hf
 
 
 def write_weights(path: Path, model: Model, card: Card, to: Format) -> None:
-    """Writes a model's tensors for timm, Hugging Face, torchvision or JAX, with vitrail's card beside them."""
+    """Writes a model's tensors for timm, Hugging Face, torchvision or JAX, with vitrail's card next to them."""
     state = _writer(card, to)(model.state_dict(), card.config)
     path.parent.mkdir(parents=True, exist_ok=True)
     if to == "hf":
@@ -31,7 +31,7 @@ def write_weights(path: Path, model: Model, card: Card, to: Format) -> None:
 
 
 def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]]:
-    """The function that writes the card's model in a format; a UserError if the format cannot represent it."""
+    """The function that writes the card's model in a format; an unsupported format raises UserError."""
     formats = recognise.formats_of(family(card.config))
     write = formats[to].write if to in formats else None
     if write is None:

@@ -175,7 +175,7 @@ def test_a_body_without_a_head_is_a_model_without_a_head(tmp_path):
     body = load(tmp_path / "dino.pth", CONFIG)
     assert body.config.classes == 0
     assert distance(body(images(CONFIG)), theirs(images(CONFIG))) < TOLERANCE
-    with pytest.raises(UserError, match=r"has no classification head\. Ask for a new one: classes=N"):
+    with pytest.raises(UserError, match=r"has no classification head\. Add a new one with classes=N"):
         open_run(tmp_path / "dino.pth", model=CONFIG)
     model, card = open_run(tmp_path / "dino.pth", model=CONFIG, classes=("cat", "dog"))
     assert distance(model.embed(images(CONFIG)), theirs(images(CONFIG))) < TOLERANCE
@@ -282,7 +282,7 @@ def test_another_epsilon_is_said(tmp_path, caplog):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": 1e-12}))
     with caplog.at_level("INFO", "vitrail"):
         assert distance(load(tmp_path)(images(CONFIG)), theirs(images(CONFIG)).logits) < TOLERANCE
-    assert "LayerNorm's epsilon is 1e-06 in every ViT here, not 1e-12." in caplog.text
+    assert "LayerNorm's epsilon is 1e-06 for ViT, not 1e-12." in caplog.text
 
 
 # JAX and torchvision, laid out by hand
@@ -377,9 +377,9 @@ def test_all_that_is_adapted_is_logged(caplog):
         "timm weights of a vit_w32d2p4 at 24x24",
         "mean 0.5, std 0.5, crop 0.9, bicubic resizing: assumed as usual",
         "new head for 3 classes",
-        "positions resampled from 6x6 to 4x8 patches (bicubic)",
-        "patch filters changed from 3 to 1 channels",
-        "float16 became float32",
+        "position embeddings resampled from 6x6 to 4x8 patches (bicubic)",
+        "patch filters adapted from 3 to 1 channels",
+        "converted from float16 to float32",
     ):
         assert f"From The state dict: {part}" in text
 
@@ -428,5 +428,5 @@ def test_the_table_of_what_does_not_fit():
         "  missing     blocks.1.norm2.weight (32,)",
         "  unexpected  norm_pre.weight (32,)",
         "  reshaped    blocks.0.mlp.fc2.weight (32, 64), not (32, 128)",
-        "Take what fits with partial=True, or --partial of train and convert.",
+        "Load the tensors that fit with partial=True, or with --partial of train and convert.",
     ]

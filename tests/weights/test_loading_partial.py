@@ -50,11 +50,11 @@ def broken(state):
     return state | {"norm_pre.weight": torch.zeros(16), "blocks.0.mlp.fc2.weight": torch.zeros(16, 8)}
 
 
-TABLE = """only a part of it fits:
+TABLE = """only part of it fits:
   missing     blocks.1.norm2.weight (16,)
   unexpected  norm_pre.weight (16,)
   reshaped    blocks.0.mlp.fc2.weight (16, 8), not (16, 32)
-What is missing begins fresh, what is unexpected or reshaped is left out"""
+Missing tensors are initialised; unexpected and reshaped ones are skipped"""
 
 
 def same_but(new, old, *names):
@@ -71,7 +71,7 @@ def test_what_fits_is_taken_if_that_is_asked_for(tmp_path, own, caplog):
     if not own:
         path.with_suffix(".json").unlink()
     hint = None if own else config
-    with pytest.raises(UserError, match=r"unexpected  norm_pre\.weight \(16,\)(.|\n)*partial=True, or --partial"):
+    with pytest.raises(UserError, match=r"unexpected  norm_pre\.weight \(16,\)(.|\n)*partial=True, or with --partial"):
         load(path, hint)
     with caplog.at_level("INFO"):
         loaded = load(path, hint, partial=True)
@@ -113,7 +113,7 @@ def test_whole_weights_are_not_called_a_part(path, caplog):
 @torch.no_grad()
 def test_another_body_takes_what_fits_if_that_is_asked_for(path, model, change, line):
     fresh = build(replace(CONFIG, **change))
-    with pytest.raises(UserError, match="other settings than the model to train"):
+    with pytest.raises(UserError, match="other options than the model to train"):
         start_from(path, fresh, Multiclass(CLASSES))
     assert line in start_from(path, fresh, Multiclass(CLASSES), partial=True)[-1].splitlines()
     assert torch.equal(fresh.blocks[0].attn.qkv.weight, model.blocks[0].attn.qkv.weight)

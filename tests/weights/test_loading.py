@@ -226,13 +226,13 @@ def test_a_card_that_says_something_impossible_is_named(path, where, value):
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\xff\x00", b"null", b'"text"'])
 def test_a_card_of_something_else_is_named(path, content):
     path.with_suffix(".json").write_bytes(content)
-    with pytest.raises(UserError, match=r"model\.json is not a model card of vitrail"):
+    with pytest.raises(UserError, match=r"model\.json is not a vitrail model card"):
         load(path)
 
 
 def test_foreign_files_are_refused_by_name(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"read from run folders and \.safetensors, .*, but .*model\.onnx is neither"):
+    with pytest.raises(UserError, match=r"run folder or a \.safetensors, .* file, but .*model\.onnx is neither"):
         load(tmp_path / "model.onnx")
     with pytest.raises(UserError, match="nowhere is neither a run folder nor a weights file"):
         load(tmp_path / "nowhere")
@@ -294,7 +294,9 @@ def test_a_new_head_may_read_more_than_the_old_one(path, model):
 @torch.no_grad()
 def test_another_size_resamples_the_positions(path, model):
     fresh = build(replace(CONFIG, img_size=(16, 16)))
-    assert start_from(path, fresh, Multiclass(CLASSES)) == ["positions resampled from 4x6 to 8x8 patches (bicubic)"]
+    assert start_from(path, fresh, Multiclass(CLASSES)) == [
+        "position embeddings resampled from 4x6 to 8x8 patches (bicubic)"
+    ]
     assert torch.isfinite(fresh(images(fresh.config))).all()
     assert torch.equal(fresh.pos_embed[:, :1], model.pos_embed[:, :1])  # the class token's row
     assert torch.equal(fresh.blocks[1].attn.qkv.weight, model.blocks[1].attn.qkv.weight)
@@ -305,7 +307,7 @@ def test_the_way_of_resampling_can_be_chosen(path, model, method, caplog):
     expected = models.resize(model, (16, 16), method)
     assert not torch.equal(expected.pos_embed, models.resize(model, (16, 16)).pos_embed)
     fresh = build(replace(CONFIG, img_size=(16, 16)))
-    note = f"positions resampled from 4x6 to 8x8 patches ({method})"
+    note = f"position embeddings resampled from 4x6 to 8x8 patches ({method})"
     assert start_from(path, fresh, Multiclass(CLASSES), resample=method) == [note]
     assert torch.equal(fresh.pos_embed, expected.pos_embed)
     with caplog.at_level("INFO"):
@@ -324,7 +326,7 @@ def test_other_channels_answer_alike_to_a_grey_picture(tmp_path, stem, old, new)
     save(tmp_path / "m.safetensors", before, card_of(before.config, preprocess=Preprocess((8, 12), old)))
     after = build(replace(CONFIG, channels=new, stem=stem)).eval()
     assert start_from(tmp_path / "m.safetensors", after, Multiclass(CLASSES)) == [
-        f"patch filters changed from {old} to {new} channels"
+        f"patch filters adapted from {old} to {new} channels"
     ]
     grey = images(replace(CONFIG, channels=1))
     ours, theirs = after(grey.expand(-1, new, -1, -1)), before(grey.expand(-1, old, -1, -1))
@@ -341,7 +343,7 @@ def test_all_that_is_adapted_is_said(path):
 def test_another_body_is_refused_and_nothing_is_loaded(path, change):
     fresh = build(replace(CONFIG, **change))
     before = {name: value.clone() for name, value in fresh.state_dict().items()}
-    with pytest.raises(UserError, match=r"belong to a vit_nano2 with other settings than the(.|\n)*--partial"):
+    with pytest.raises(UserError, match=r"are a vit_nano2 with other options than the(.|\n)*--partial"):
         start_from(path, fresh, Multiclass(CLASSES))
     assert all(torch.equal(value, before[name]) for name, value in fresh.state_dict().items())
 
