@@ -233,8 +233,8 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
 @pytest.mark.parametrize(
     ("name", "headings"),
     [
-        ("swin_nano", ["Relative positions, stage 1", "Relative positions, stage 3"]),
-        ("coatnet_nano", ["Relative positions, stage 2", "Relative positions, stage 3"]),
+        ("swin_nano", ["Relative position biases, stage 1", "Relative position biases, stage 3"]),
+        ("coatnet_nano", ["Relative position biases, stage 2", "Relative position biases, stage 3"]),
         ("pvt_nano", ["Position similarity, stage 1", "Position similarity, stage 3"]),
         ("mixer_nano", ["Token mixing, layer 1", "Token mixing, layer 6"]),
         ("bit_nano", []),
@@ -247,7 +247,7 @@ def test_places_are_shown_of_every_stage(trained, tmp_path, name, headings):
     card = Card(model=name, config=model.config, task=task, preprocess=Preprocess((32, 32), 1))
     save(run / "model.safetensors", model, card)
     text = text_of(vitrail.report(run))
-    found = re.findall(r"(?:Relative positions|Position similarity|Token mixing), (?:stage|layer) \d", text)
+    found = re.findall(r"(?:Relative position biases|Position similarity|Token mixing), (?:stage|layer) \d", text)
     assert set(headings) <= set(found)
     assert bool(found) == bool(headings)
 
