@@ -128,6 +128,12 @@ def test_it_is_exported(run):
     assert onnx_answer.probabilities == pytest.approx(torch_answer.probabilities, abs=1e-4)
 
 
+def test_it_teaches(run, data, tmp_path):
+    settings = {"model": "vit_nano4", "stem": "patch", "epochs": 1, "out": tmp_path, "name": "student"}
+    student = vitrail.train(data, task="ordinal", teacher=str(run), distill="soft", **settings)
+    assert json.loads((student / "model.json").read_text())["teacher"]["metrics"]["mae"] < 0.6
+
+
 def test_without_its_file_a_run_says_so(run, monkeypatch):
     monkeypatch.delitem(tasks.TASKS, "ordinal")
     with pytest.raises(UserError, match="must be one of multiclass, multilabel, regression, but it is 'ordinal'"):

@@ -235,7 +235,9 @@ def parse(verb: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # noqa: ARG002  # options are checked before, so it is about their number
+    def error(self, message: str) -> NoReturn:
+        if missing := re.search(r"required: .*?(--[\w-]+)", message):
+            raise UserError(f"{missing[1]} is required. Usage: {self.usage}")
         raise UserError(f"Wrong number of arguments. Usage: {self.usage}")
 
 

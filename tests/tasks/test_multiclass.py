@@ -187,3 +187,27 @@ def test_captions_have_what_is_true_and_what_was_predicted():
     assert [line[:2] for line in right] == [("right: cat 70.0%", "plain"), ("next: dog 20.0%", "muted")]
     assert [line[:2] for line in wrong] == [("true: owl 10.0%", "plain"), ("predicted: cat 70.0%", "wrong")]
     assert ANIMALS.said(chances, 2) == ("cat (70%)", "owl")
+
+
+class Binary(Multiclass):
+    """Two classes with one output, as a subclass that says only what its output means."""
+
+    outputs = 1
+
+    def meaning(self, outputs):
+        second = 1 / (1 + np.exp(-outputs))
+        return np.concatenate([1 - second, second], axis=1)
+
+
+def test_a_subclass_may_have_fewer_outputs_than_classes():
+    task, outputs = Binary(("no", "yes")), np.array([[-2.0], [-0.1], [3.0], [0.5]])
+    labels = np.array([0, 1, 1, 1])
+    scores = task.measure(outputs, labels)
+    chances = 1 / (1 + np.exp(-outputs[:, 0]))
+    assert scores.top1 == 0.75
+    assert scores.loss == pytest.approx(-np.log(np.where(labels, chances, 1 - chances)).mean())
+    assert task.worst(outputs, labels, 4).tolist() == [1]
+    assert task.sample(scores, outputs, labels).whole["top1"].shape
+    assert task.same(outputs, outputs, 1e-3).all()
+    flipped = outputs * [[1], [-1], [1], [-1]]
+    assert task.differ(flipped, outputs, 1e-3).tolist() == [False, True, False, True]

@@ -54,7 +54,7 @@ def test_values_are_most_wrong_by_their_errors_whatever_their_units():
 
 
 def test_values_have_no_margin():
-    with pytest.raises(UserError, match="without a certainty"):
+    with pytest.raises(UserError, match="has no confidence"):
         PEOPLE.margins(np.zeros((2, 2)))
 
 

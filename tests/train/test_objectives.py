@@ -142,7 +142,7 @@ def test_data_of_another_task_is_refused(labels_run):
 
 
 def test_smoothing_of_numbers_is_refused(table, tmp_path, numbers):
-    with pytest.raises(UserError, match="Label smoothing needs classes"):
+    with pytest.raises(UserError, match=r"--smoothing needs classes or labels, but .* has values"):
         vitrail.train(table, out=tmp_path, smoothing=0.1, **numbers)
     assert list(tmp_path.iterdir()) == []
 

@@ -154,7 +154,7 @@ def differing(runs: Sequence[RunFacts]) -> list[tuple[str, str, list[str]]]:
 def class_scores(runs: Sequence[RunFacts], names: Sequence[str]) -> Table | None:
     """The main score of each class, label or value in every run, and the largest difference."""
     task = next((facts.task for facts in runs if facts.scores is not None), None)
-    if task is None:
+    if task is None or not task.columns:
         return None
     by = next(measure for measure in task.columns if measure.name == task.ranked)
     columns: list[dict[str, float | None]] = [

@@ -54,9 +54,9 @@ class Table:
 
 def scores(facts: RunFacts) -> Table | None:
     """The scores of every class, label or value, with confidence intervals if sampled."""
-    if facts.scores is None:
-        return None
     task = facts.task
+    if facts.scores is None or not task.columns:
+        return None
     counted = [("images", "support")] if task.counted else []
     intervals = {measure.name: facts.samples.intervals(measure.name) for measure in task.columns}
     lines = []

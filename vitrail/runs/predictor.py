@@ -177,7 +177,12 @@ class Predictor:
         Each has at most `top` labels: by default 5 classes, or all labels above their thresholds. An unreadable image
         gives a Prediction with an error.
         """
-        one = isinstance(images, str | Path | bytes | Image.Image | np.ndarray)
+        one = isinstance(images, str | Path | bytes | Image.Image) or (
+            isinstance(images, np.ndarray) and images.ndim < 4
+        )
+        if not one and not isinstance(images, Iterable):
+            kinds = "a path, bytes, a PIL image, an array (H, W) or (H, W, C), or an iterable of them"
+            raise UserError(f"Images must be {kinds}, but got {type(images).__name__}.")
         pictures: Iterable[Picture] = [images] if one else images  # type: ignore[list-item,assignment]
         answers = self.run(pictures, batch_size=batch_size, workers=workers)
         with closing(answers):

@@ -32,6 +32,6 @@ for _task in (Multiclass, Multilabel, Regression):
 def task_type(name: object) -> type[Task]:
     """The task class of a name; an unknown name raises UserError."""
     if not isinstance(name, str) or name not in TASKS:
-        hint = nearest(str(name), TASKS)
+        hint = nearest(str(name), TASKS) or " Call vitrail.tasks.register first for a task of your own."
         raise UserError(f"'task' must be one of {', '.join(TASKS)}, but it is {name!r}.{hint}")
     return TASKS[name]

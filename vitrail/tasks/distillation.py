@@ -9,10 +9,8 @@ from vitrail.config import TrainConfig, override
 from vitrail.errors import UserError
 
 
-def without_choice(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
-    """Soft distillation, and no balanced sampling: both hard labels and balancing need one class per image."""
-    if config.source.balanced_sampling:
-        raise UserError("Balanced sampling needs one class per image. Leave out --balanced-sampling.")
+def soft_distillation(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """Soft distillation, because a hard label is one class per image."""
     if config.distillation.teacher is None:
         return config
     if given.get("distill") == "hard":

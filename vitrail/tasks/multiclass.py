@@ -184,7 +184,7 @@ class Multiclass(Task):
 
     def meter(self) -> Meter:
         def split(outputs: Floats, labels: Numbers) -> tuple[Array, ...]:
-            return labels, self.choice(outputs), *each_image(outputs, labels)
+            return labels, self.choice(outputs), *each_image(self.logits(outputs), labels)
 
         return Columnar(split, self._scores)
 
@@ -225,14 +225,20 @@ class Multiclass(Task):
 
     def losses(self, outputs: NDArray[np.floating], targets: Targets) -> Floats:
         """Cross-entropy."""
-        return each_image(outputs.astype(np.float64), targets)[1]
+        return each_image(self.logits(outputs), targets)[1]
 
     def right(self, outputs: NDArray[np.floating], targets: Targets) -> NDArray[np.bool_]:
         return np.asarray(self.choice(outputs) == targets)
 
+    def logits(self, outputs: NDArray[np.floating]) -> Floats:
+        """A logit for every class, (N, K): the outputs, or log-probabilities in a subclass with other outputs."""
+        if outputs.shape[1] == len(self.classes):
+            return outputs.astype(np.float64)
+        return np.log(np.maximum(self.means(outputs), 1e-300))
+
     def choice(self, outputs: NDArray[np.floating]) -> Numbers:
         """The predicted class of every image, (N,)."""
-        return outputs.argmax(axis=1)
+        return self.logits(outputs).argmax(axis=1)
 
     def best(self, outputs: NDArray[np.floating], targets: Targets, count: int) -> Numbers:
         """Alternating between classes."""
@@ -274,9 +280,10 @@ class Multiclass(Task):
         return np.asarray(self.choice(given) == self.choice(expected))
 
     def differ(self, given: Array, expected: Array, tolerance: float) -> NDArray[np.bool_]:
-        slack = tolerance * np.abs(expected).max()
-        chosen = np.take_along_axis(expected, given.argmax(axis=1, keepdims=True), axis=1)
-        return np.asarray(chosen < expected.max(axis=1, keepdims=True) - slack)[:, 0]
+        clear = self.logits(expected)
+        slack = tolerance * np.abs(clear).max()
+        chosen = np.take_along_axis(clear, self.choice(given)[:, None], axis=1)
+        return np.asarray(chosen < clear.max(axis=1, keepdims=True) - slack)[:, 0]
 
     # Reports ----------------------------------------------------------------------------------------------
 
@@ -292,11 +299,10 @@ class Multiclass(Task):
             axes = np.indices(scores.confusion.shape)
             labels, said = (np.repeat(axis.ravel(), scores.confusion.ravel()) for axis in axes)
             return self._sample(labels, said, {"top1": (labels == said).astype(np.float64)}, None)
-        logits = outputs.astype(np.float64)
-        rank, losses, confidence = each_image(logits, targets)
+        rank, losses, confidence = each_image(self.logits(outputs), targets)
         right = (rank == 0).astype(np.float64)
         means = {"top1": right, "top5": (rank < 5).astype(np.float64), "loss": losses}
-        return self._sample(targets, logits.argmax(axis=1), means, (confidence, right))
+        return self._sample(targets, self.choice(outputs), means, (confidence, right))
 
     def _sample(
         self, labels: Numbers, said: Numbers, means: Mapping[str, Floats], sure: tuple[Floats, Floats] | None

@@ -18,7 +18,7 @@ from vitrail.tasks.average_precision import ap_and_threshold, sample_labels
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.calibration import reliability_bins
 from vitrail.tasks.columns import alike, column_names, float_columns, read_columns
-from vitrail.tasks.distillation import without_choice
+from vitrail.tasks.distillation import soft_distillation
 from vitrail.tasks.infer import binary, split_labels
 from vitrail.tasks.scores import (
     LOSS,
@@ -233,7 +233,7 @@ class Multilabel(Task):
     # Training ---------------------------------------------------------------------------------------------
 
     def check_settings(self, config: TrainConfig, given: Mapping[str, Any], source: str) -> TrainConfig:
-        return without_choice(config, given)
+        return soft_distillation(super().check_settings(config, given, source), given)
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
         from vitrail.tasks.objective import BinaryCrossEntropy, class_tensor

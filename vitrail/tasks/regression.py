@@ -16,7 +16,7 @@ from vitrail.errors import UserError, shortlist
 from vitrail.tasks.arrays import constant
 from vitrail.tasks.bootstrap import Samples, collect, draws
 from vitrail.tasks.columns import alike, column_names, float_columns, read_columns
-from vitrail.tasks.distillation import without_choice
+from vitrail.tasks.distillation import soft_distillation
 from vitrail.tasks.infer import number
 from vitrail.tasks.scores import (
     LOSS,
@@ -217,13 +217,10 @@ class Regression(Task):
         return replace(config, augment=AugmentConfig())
 
     def check_settings(self, config: TrainConfig, given: Mapping[str, Any], source: str) -> TrainConfig:
-        if config.augment.smoothing:
-            raise UserError(f"Label smoothing needs classes, but {source} is a regression. Leave out --smoothing.")
-        if config.source.class_weights:
-            raise UserError(f"Class weights need classes, but {source} is a regression. Leave out --class-weights.")
+        config = super().check_settings(config, given, source)
         if config.distillation.teacher and "distill_tau" in given:
             raise UserError(f"--distill-tau needs probabilities, but {source} is a regression. Leave it out.")
-        return without_choice(config, given)
+        return soft_distillation(config, given)
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
         from vitrail.tasks.objective import SquaredError

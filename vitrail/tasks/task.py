@@ -233,7 +233,23 @@ class Task(ABC):
 
     def check_settings(self, config: TrainConfig, given: Mapping[str, Any], source: str) -> TrainConfig:
         """Raises UserError for settings that do not apply to the task; completes those of distillation."""
+        if config.source.balanced_sampling and not self.single:
+            raise UserError("Balanced sampling needs one class per image. Remove --balanced-sampling.")
+        for name, asked in (("smoothing", config.augment.smoothing), ("class_weights", config.source.class_weights)):
+            if asked and not self.counted:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag} needs classes or labels, but {source} has {self.many}. Remove --{flag}.")
         return config
+
+    def output_order(self, teacher: Task) -> list[int]:
+        """The index of a teacher's output for each output of this task; both have the same classes."""
+        if self.outputs == len(self.classes) and set(teacher.classes) == set(self.classes):
+            return [teacher.classes.index(name) for name in self.classes]
+        if teacher.classes != self.classes and set(teacher.classes) == set(self.classes):
+            raise UserError(
+                f"The {self.many} of the teacher must be in the order of the data: {shortlist(self.classes, 5)}."
+            )
+        return list(range(self.outputs))
 
     @abstractmethod
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:

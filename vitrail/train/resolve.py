@@ -203,7 +203,7 @@ def check(config: TrainConfig) -> TrainConfig:
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
         ("grad_accum_steps", o.grad_accum_steps, o.grad_accum_steps >= 1, "at least 1"),
-        ("lr", o.lr, o.lr > 0, "above 0"),
+        ("lr", o.lr, 0 < o.lr < math.inf, "above 0 and finite"),
         ("min_lr", o.min_lr, 0 <= o.min_lr <= 1, "between 0 and 1, a share of the peak"),
         ("cooldown", o.cooldown, 0 <= o.cooldown <= 1, "between 0 and 1, a share of the run"),
         ("body_lr", o.body_lr, o.body_lr >= 0, "at least 0"),

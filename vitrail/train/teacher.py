@@ -43,7 +43,7 @@ class Teacher:
         self._student = student
         # The student's images are already cropped: a centre crop would only cut their edges.
         self._preprocess = replace(self.card.preprocess, crop=1.0)
-        self._order = torch.tensor(_order(self.card, student.classes), device=device)
+        self._order = torch.tensor(_order(self.card, student.task), device=device)
         self._metrics: dict[str, float] = {}
         self._kept: Tensor | None = None
         self._device = device
@@ -74,7 +74,7 @@ class Teacher:
 
     def answer_once(self, split: Split, workers: int) -> None:
         """Computes the outputs for all images of a split once, if they fit into memory."""
-        if 4 * len(split) * len(self._student.classes) > _MOST_KEPT:
+        if 4 * len(split) * self._student.task.outputs > _MOST_KEPT:
             return
         begun = time.monotonic()
         self._kept = self._answers(split, workers, "running the teacher")
@@ -154,14 +154,14 @@ def meet(settings: DistillConfig, task: Task, seen: Preprocess) -> Card:
     return known
 
 
-def _order(known: Card, ours: tuple[str, ...]) -> list[int]:
-    """The teacher's output index of each class of the data."""
-    if set(known.classes) == set(ours):
-        return [known.classes.index(name) for name in ours]
-    log.warning(
-        f"The teacher's classes have no names. They are assumed to be in the order of the data's: {shortlist(ours, 5)}."
-    )
-    return list(range(len(ours)))
+def _order(known: Card, task: Task) -> list[int]:
+    """The index of the teacher's output for each of the student's."""
+    if set(known.classes) != set(task.classes):
+        log.warning(
+            "The teacher's classes have no names. They are assumed to be in the order of the data's: "
+            f"{shortlist(task.classes, 5)}."
+        )
+    return task.output_order(known.task)
 
 
 def _as_channels(pixels: Tensor, channels: int, bits: int) -> Tensor:
