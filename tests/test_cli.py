@@ -34,19 +34,6 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def vitrail_says(capsys):
-    """Runs a command and returns its exit code and what it printed to stdout and stderr."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as caught:
-            cli.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return caught.value.code, out, err
-
-    return run
-
-
-@pytest.fixture
 def refuses(vitrail_says):
     """Runs a command that must be refused: exit code 2, one sentence, and not a file more than before."""
 
