@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
 
 from vitrail.config import AugmentConfig
-from vitrail.data.augment import augment, blur
+from vitrail.data.augment import augment, blur, is_deterministic
 
 CLASSES = 10
 EVERYTHING = AugmentConfig(
@@ -138,6 +140,15 @@ def test_copies_of_an_image_in_a_batch_come_out_different(config: AugmentConfig)
 def test_images_of_a_batch_are_mixed_in_shares_of_their_own(config: AugmentConfig) -> None:
     _, targets = run(noise(64, 3, 10, 10), config)
     assert len(torch.unique(targets.amax(1).round(decimals=3))) > 15
+
+
+def test_images_that_are_augmented_in_any_way_are_not_still():
+    assert is_deterministic(AugmentConfig(smoothing=0.1, magnitude=3.0))
+    assert is_deterministic(AugmentConfig(mixup=1.0, mix_prob=0.0))
+    for field in fields(AugmentConfig):
+        if field.name not in ("magnitude", "mix_prob", "smoothing"):
+            value = 0.5 if field.name == "crop_scale" else 1
+            assert not is_deterministic(replace(AugmentConfig(), **{field.name: value})), field.name
 
 
 # Shift and flip

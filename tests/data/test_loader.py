@@ -208,6 +208,15 @@ def test_impossible_settings_are_user_errors(settings):
         )
 
 
+def test_the_numbers_of_a_batch_are_those_of_its_images():
+    targets = np.arange(50) % 7
+    pixels = np.repeat(np.arange(50, dtype=np.uint8), 64).reshape(50, 8, 8, 1)
+    for balanced in (False, True):
+        loader = TrainBatches(ArraySplit(pixels, targets, "x"), Preprocess((8, 8), 1), 8, seed=3, balanced=balanced)
+        for (images, _), numbers in zip(loader.epoch(2, 1), loader.numbers(2, 1), strict=True):
+            assert images[:, 0, 0, 0].tolist() == (numbers % 50).tolist()
+
+
 # Threads
 
 

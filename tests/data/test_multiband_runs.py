@@ -36,13 +36,7 @@ def tiff(path: Path, values: np.ndarray, **options: Any) -> Path:
     return path
 
 
-# Files
-
-
 BANDS = {"photometric": "minisblack", "planarconfig": "contig"}
-
-
-# Data sets
 
 
 def folder_of(root: Path, channels: int = 5, dtype: Any = np.uint16, count: int = 12) -> Path:

@@ -35,9 +35,6 @@ def write(path, config=NARROW, classes=DIGITS, seed=0, name="vit_nano4", task=No
     return str(path)
 
 
-# What is learnt -------------------------------------------------------------------------------------------
-
-
 def batch(outputs=10):
     generator = torch.Generator().manual_seed(5)
     images = torch.randn(6, 1, 8, 8, generator=generator)

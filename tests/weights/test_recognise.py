@@ -8,10 +8,7 @@ import numpy as np
 import peers
 import pytest
 import torch
-from peers import (
-    jax_arrays,
-    timm_vit,
-)
+from peers import jax_arrays, timm_vit
 
 import vitrail
 from vitrail.errors import UserError
@@ -23,8 +20,6 @@ from vitrail.weights.formats import vit
 from vitrail.weights.tensors import from_state_dict
 
 CONFIG = ViTConfig(width=32, depth=2, heads=4, mlp=128, patch=4, img_size=(24, 24), classes=5)
-
-
 TIMM = [
     *(f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large")),
     "vit_huge_patch14_224",
