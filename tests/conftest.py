@@ -1,4 +1,4 @@
-"""Shared fixtures: an isolated cache, tiny training settings, a trained run, image folders."""
+"""Shared fixtures: an isolated cache, tiny training settings, a trained run, image folders, the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread per worker. Set before torch is imported; child processes inherit it.
     os.environ["OMP_NUM_THREADS"] = "1"
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +75,17 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     save(path, build(config), card)
     settings = {"weights": str(path), "recipe": "small", "body_lr": 1.0, "val_fraction": 0.5}
     return settings | {"epochs": 1, "batch_size": 64}
+
+
+@pytest.fixture
+def vitrail_says(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str, str]]:
+    """Runs a command and returns its exit code and what it printed to stdout and stderr."""
+    from vitrail import cli
+
+    def run(*words: object) -> tuple[Any, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return caught.value.code, out, err
+
+    return run

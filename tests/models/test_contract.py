@@ -20,9 +20,7 @@ from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.coatnet import CoAtNetConfig
 from vitrail.models.hybrid import HybridConfig
-from vitrail.models.layers import Attention, Block, DropPath
 from vitrail.models.mixer import MixerConfig
-from vitrail.models.position import RelativeBias
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
@@ -320,73 +318,6 @@ def test_images_of_another_shape_are_refused(config, shape):
         models.build(config)(torch.zeros(shape))
 
 
-# Pooling ---------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def test_two_heads_read_two_tokens_and_are_averaged():
-    model = randomise(models.build(replace(SMALL, pool="cls_dist", registers=2)))
-    x = images(SMALL)
-    tokens = model.encode(model.tokens(x))
-    logits, distilled = model.heads(x)
-    assert torch.equal(logits, model.head(tokens[:, 0]))
-    assert torch.equal(distilled, model.head_dist(tokens[:, 1]))
-    assert torch.equal(model(x), (logits + distilled) / 2)
-    assert torch.equal(model.embed(x), (tokens[:, 0] + tokens[:, 1]) / 2)
-    one = randomise(models.build(replace(SMALL, pool="gap")))
-    assert torch.equal(one.heads(x)[0], one(x))
-    assert len(one.heads(x)) == 1
-
-
-@torch.no_grad()
-def test_the_class_token_stands_beside_the_average_of_the_patches():
-    model = randomise(models.build(replace(SMALL, pool="cls_gap", registers=2)))
-    tokens = model.encode(model.tokens(images(SMALL)))
-    assert torch.equal(model.embed(images(SMALL)), torch.cat([tokens[:, 0], tokens[:, 3:].mean(1)], dim=1))
-
-
-# Attention -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["plain", "relative"])
-def attention(request):
-    relative = RelativeBias((2, 3), heads=4, prefix=1) if request.param == "relative" else None
-    return randomise(Attention(32, 4, relative=relative))
-
-
-@torch.no_grad()
-def test_attention_weights_are_those_that_forward_applies(attention):
-    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(1)) * 3
-    weights = attention.weights(x)
-    assert weights.shape == (2, 4, 7, 7)
-    assert torch.allclose(weights.sum(-1), torch.ones(2, 4, 7))
-    assert weights.std() > 0.01  # not merely uniform
-    values = attention.qkv(x)[..., 64:].unflatten(2, (4, 8)).transpose(1, 2)
-    mixed = (weights @ values).transpose(1, 2).flatten(2)
-    assert distance(attention.proj(mixed), attention(x)) < 1e-5
-
-
-@torch.no_grad()
-def test_relative_positions_change_the_attention():
-    x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(1))
-    attention = randomise(Attention(32, 4, relative=RelativeBias((2, 3), heads=4, prefix=1)))
-    before = attention.weights(x)
-    attention.relative.table.zero_()
-    assert distance(attention.weights(x), before) > 1e-2
-
-
-@torch.no_grad()
-def test_nothing_is_stored_on_modules():
-    model = randomise(models.build(replace(SMALL, pos="relative")))
-    x = images(SMALL)
-    before = [sorted(vars(module)) for module in model.modules()]
-    model(x)
-    model.blocks[0].attn.weights(model.tokens(x))
-    assert [sorted(vars(module)) for module in model.modules()] == before
-    assert not list(model.buffers())
-    assert not [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor)]
-
-
 # Some of the tokens ----------------------------------------------------------------------------------------
 
 
@@ -427,74 +358,3 @@ def test_any_of_the_tokens_of_a_hybrid_are_encoded():
     model = randomise(models.build(RELATIVES["hybrid"]))
     tokens, keep = model.tokens(images(model.config)), torch.tensor([0, 2, 5])
     assert distance(model.encode(tokens, keep), masked(model, tokens, keep.expand(2, -1))) < 1e-5
-
-
-# Regularisation --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("option", ["drop", "drop_path"])
-@torch.no_grad()
-def test_dropout_acts_in_training_only(option):
-    torch.manual_seed(0)
-    model = randomise(models.build(replace(SMALL, **{option: 0.5})))
-    plain = models.build(SMALL).eval()
-    plain.load_state_dict(model.state_dict())
-    x = images(SMALL, 8)
-    assert torch.equal(model(x), plain(x))
-    model.train()
-    assert not torch.equal(model(x), model(x))
-
-
-def test_drop_path_grows_linearly_with_depth():
-    model = models.build(replace(SMALL, depth=5, drop_path=0.2))
-    assert [block.drop_path.rate for block in model.blocks] == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2])
-
-
-def test_drop_path_leaves_out_whole_samples_and_keeps_the_mean():
-    torch.manual_seed(0)
-    out = DropPath(0.25).train()(torch.ones(10_000, 3, 2)).flatten(1)
-    assert torch.equal(out.min(dim=1).values, out.max(dim=1).values)
-    assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
-    assert out.mean().item() == pytest.approx(1.0, abs=0.03)
-
-
-def test_a_dropped_block_is_the_identity():
-    torch.manual_seed(0)
-    block = randomise(Block(32, 2, 64, drop_path=0.999)).train()
-    x = torch.randn(4, 6, 32)
-    assert torch.equal(block(x), x)
-
-
-# Initialisation --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pool", ["cls", "map"])
-def test_weights_start_as_in_the_authors_code(pool):
-    """Xavier for each matrix of the encoder; q, k and v are three of them although they lie in one."""
-    torch.manual_seed(0)
-    model = models.create("vit_ti16", pool=pool, head="tanh", registers=4)
-    width, mlp = 192, 768
-    bounds = {
-        "blocks.0.attn.qkv.weight": (6 / (2 * width)) ** 0.5,
-        "blocks.0.attn.proj.weight": (6 / (2 * width)) ** 0.5,
-        "blocks.0.mlp.fc1.weight": (6 / (width + mlp)) ** 0.5,
-        "blocks.0.mlp.fc2.weight": (6 / (width + mlp)) ** 0.5,
-    }
-    if pool == "map":
-        bounds["attn_pool.kv.weight"] = bounds["attn_pool.q.weight"] = bounds["blocks.0.attn.proj.weight"]
-    state = model.state_dict()
-    for name, bound in bounds.items():
-        assert state[name].abs().max().item() == pytest.approx(bound, rel=1e-3), name
-        assert state[name].std().item() == pytest.approx(bound / 3**0.5, rel=0.02), name
-    assert state["patch_embed.proj.weight"].std().item() == pytest.approx((3 * 16 * 16) ** -0.5, rel=0.02)
-    assert state["pos_embed"].std().item() == pytest.approx(0.02, rel=0.02)
-    assert not state["head.weight"].any()
-    if pool == "cls":
-        assert not state["cls_token"].any()
-
-
-def test_both_halves_of_a_gated_mlp_start_as_matrices_of_their_own():
-    torch.manual_seed(0)
-    weight = models.create("vit_ti16", act="swiglu", mlp=512).blocks[0].mlp.fc1.weight
-    for half in weight.chunk(2):
-        assert half.abs().max().item() == pytest.approx((6 / (192 + 512)) ** 0.5, rel=1e-3)

@@ -1,4 +1,4 @@
-"""LoRA's layers; tests/train/test_transfer.py trains them."""
+"""LoRA's layers; tests/train/test_transfer.py and test_fine_tuning.py train them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image, ImageEnhance
 
 import vitrail
-from vitrail import cli
 from vitrail.data.audit.findings import Audit
 from vitrail.data.audit.near_duplicates import near_pairs, signatures
 from vitrail.data.images import survey_image
@@ -55,17 +54,6 @@ def _elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def folder() -> Path:
     return clean(Path("photos"))
-
-
-@pytest.fixture
-def vitrail_says(capsys):
-    def run(*words):
-        with pytest.raises(SystemExit) as caught:
-            cli.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return caught.value.code, out, err
-
-    return run
 
 
 def found(audit: Audit, kind: str) -> list[tuple[str, ...]]:

@@ -1,0 +1,223 @@
+"""The values of published recipes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import vitrail
+from vitrail.config import TrainConfig, flat, load_yaml
+from vitrail.data import ArraySplit, Data
+from vitrail.data.preprocess import Preprocess
+from vitrail.models import build, canonical
+from vitrail.tasks import Multiclass
+from vitrail.train.recipes import RECIPES
+from vitrail.train.resolve import resolve
+from vitrail.weights import Card, save
+
+
+def data_of(size=8, images=1000, channels=3, classes=("a", "b", "c")):
+    """A data set of black images that need no memory, however many and large they are."""
+    h, w = size if isinstance(size, tuple) else (size, size)
+    pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (images, h, w, channels))
+    split = ArraySplit(pixels, np.zeros(images, np.int64), "made-up/train")
+    return Data("made-up", Multiclass(tuple(classes)), {"train": split, "val": split}, (h, w), channels, ())
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """Names of runs depend on the folders that there are."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Weights of a small model for 12x12 grey images of two classes."""
+    config = replace(canonical("vit_nano2")[1], img_size=(12, 12), channels=1, classes=2, registers=3)
+    card = Card(model="vit_nano2", config=config, task=Multiclass(("x", "y")), preprocess=Preprocess((12, 12), 1))
+    save(tmp_path / "model.safetensors", build(config), card)
+    return str(tmp_path / "model.safetensors")
+
+
+def imagenet(images=1_281_167):
+    return data_of((375, 500), images)
+
+
+def published(recipe, images=1_281_167, **asked):
+    """The settings for photographs, as many as in ImageNet, by their flat names; the batch is that of a step."""
+    settings = flat(resolve("made-up", imagenet(images), {"recipe": recipe, **asked}))
+    return settings | {"batch": settings["batch_size"] * settings["grad_accum_steps"]}
+
+
+def warmup_steps(settings, images=1_281_167):
+    return settings["warmup_epochs"] * (images // settings["batch"])
+
+
+ADAM = {"opt": "adamw", "loss": "ce", "layer_decay": 1.0, "model_ema": 0.0, "clip_grad": 1.0, "min_lr": 0.0}
+CROP = {"crop_scale": 0.05, "hflip": 0.5, "shift": 0, "reprob": 0.0, "cutmix": 0.0, "smoothing": 0.0}
+PUBLISHED = {
+    "paper-pretrain": {
+        **ADAM,
+        **CROP,
+        **{"model": "vit_b16", "img_size": (224, 224), "head": "tanh", "pool": "cls", "drop": 0.1, "drop_path": 0.0},
+        **{
+            "epochs": 300,
+            "batch": 4096,
+            "lr": 3e-3,
+            "weight_decay": 0.3,
+            "sched": "cosine",
+            "randaug": 0,
+            "mixup": 0.0,
+        },
+    },
+    "paper-finetune": {
+        **CROP,
+        **{"opt": "sgd", "img_size": (384, 384), "head": "linear", "drop": 0.0, "crop": 1.0, "body_lr": 1.0},
+        "model_ema": 0.9999,
+        **{"epochs": 8, "batch": 512, "lr": 0.03, "weight_decay": 0.0, "sched": "cosine", "clip_grad": 1.0},
+    },
+    "augreg": {
+        **ADAM,
+        **CROP,
+        **{"loss": "bce", "model": "vit_b16", "img_size": (224, 224), "head": "tanh", "drop": 0.0, "drop_path": 0.0},
+        **{"epochs": 300, "batch": 4096, "lr": 1e-3, "weight_decay": 0.1, "sched": "cosine"},
+        **{"randaug": 2, "magnitude": 10.0, "mixup": 0.5},
+    },
+    "beyer": {
+        **ADAM,
+        **CROP,
+        **{"model": "vit_s16", "img_size": (224, 224), "pool": "gap", "pos": "sincos2d", "head": "tanh", "drop": 0.0},
+        **{"epochs": 90, "batch": 1024, "lr": 1e-3, "weight_decay": 0.1, "sched": "cosine"},
+        **{"randaug": 2, "magnitude": 10.0, "mixup": 0.2},
+    },
+    "deit": {
+        **ADAM,
+        **{"model": "vit_b16", "img_size": (224, 224), "pool": "cls", "head": "linear", "drop_path": 0.1, "drop": 0.0},
+        **{"epochs": 300, "batch": 1024, "lr": 1e-3, "min_lr": 0.01, "weight_decay": 0.05, "warmup_epochs": 5.0},
+        **{"sched": "cosine", "clip_grad": 0.0, "crop_scale": 0.08, "hflip": 0.5, "randaug": 2, "magnitude": 9.0},
+        **{"reprob": 0.25, "mixup": 0.8, "cutmix": 1.0, "mix_prob": 1.0, "smoothing": 0.1, "crop": 0.875},
+    },
+    "deit3": {
+        **{
+            "opt": "lamb",
+            "loss": "bce",
+            "model": "vit_b16",
+            "img_size": (192, 192),
+            "layer_scale": 1e-4,
+            "pool": "cls",
+        },
+        **{"epochs": 800, "batch": 2048, "lr": 3e-3, "weight_decay": 0.05, "warmup_epochs": 5.0, "drop_path": 0.2},
+        **{
+            "sched": "cosine",
+            "crop_scale": 0.08,
+            "hflip": 0.5,
+            "three_augment": 1.0,
+            "color_jitter": 0.3,
+            "randaug": 0,
+        },
+        **{"reprob": 0.0, "mixup": 0.8, "cutmix": 1.0, "smoothing": 0.0, "clip_grad": 0.0},
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_imagenet_gets_the_published_values(recipe):
+    settings = published(recipe)
+    assert {name: settings[name] for name in PUBLISHED[recipe]} == PUBLISHED[recipe]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps"), [("paper-pretrain", 10_000), ("augreg", 10_000), ("beyer", 10_000), ("paper-finetune", 500)]
+)
+def test_the_warm_up_has_the_published_number_of_steps(recipe, steps):
+    assert warmup_steps(published(recipe)) == pytest.approx(steps, abs=10)
+
+
+@pytest.mark.parametrize(
+    ("images", "model", "expected"),
+    [
+        (14_000_000, "vit_b16", {"epochs": 90, "lr": 1e-3, "weight_decay": 0.03, "sched": "linear", "drop": 0.1}),
+        (303_000_000, "vit_b32", {"epochs": 7, "lr": 8e-4, "weight_decay": 0.1, "sched": "linear", "drop": 0.0}),
+        (303_000_000, "vit_l32", {"epochs": 7, "lr": 6e-4}),
+        (303_000_000, "vit_l16", {"epochs": 14, "lr": 4e-4}),
+        (303_000_000, "vit_h14", {"epochs": 14, "lr": 3e-4, "clip_grad": 0.0}),
+    ],
+)
+def test_the_paper_pretrains_on_more_data_with_other_values(images, model, expected):
+    settings = published("paper-pretrain", images, model=model)
+    assert {name: settings[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("images", "model", "randaug", "magnitude", "mixup"),
+    [
+        (1_281_167, "vit_ti16", 2, 0.0, 0.0),
+        (1_281_167, "vit_s32", 2, 10.0, 0.2),
+        (1_281_167, "vit_s16", 2, 10.0, 0.5),
+        (14_000_000, "vit_ti16", 0, 9.0, 0.0),
+        (14_000_000, "vit_s32", 0, 9.0, 0.0),
+        (14_000_000, "vit_s16", 2, 0.0, 0.0),
+        (14_000_000, "vit_b16", 2, 10.0, 0.2),
+        (14_000_000, "vit_l16", 2, 10.0, 0.5),
+    ],
+)
+def test_augreg_augments_by_the_size_of_model_and_data(images, model, randaug, magnitude, mixup):
+    settings = published("augreg", images, model=model)
+    assert (settings["randaug"], settings["magnitude"], settings["mixup"]) == (randaug, magnitude, mixup)
+
+
+@pytest.mark.parametrize(
+    ("model", "lr", "drop_path"), [("vit_s16", 4e-3, 0.05), ("vit_l16", 3e-3, 0.45), ("vit_h14", 3e-3, 0.6)]
+)
+def test_deit3_goes_by_the_size_of_the_model(model, lr, drop_path):
+    settings = published("deit3", model=model)
+    assert (settings["lr"], settings["drop_path"]) == (lr, drop_path)
+    assert settings["min_lr"] * settings["lr"] == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize(("images", "epochs"), [(1_020, 251), (3_680, 70), (50_000, 103), (1_281_167, 8)])
+def test_the_paper_finetunes_for_its_number_of_steps(images, epochs):
+    assert published("paper-finetune", images)["epochs"] == epochs
+
+
+def test_trained_weights_become_larger_for_the_papers_finetuning_and_keep_their_architecture(trained, tmp_path):
+    assert resolve("made-up", data_of(), {"weights": trained, "recipe": "paper-finetune"}).input.img_size == (12, 12)
+    config = replace(canonical("vit_nano16")[1], img_size=(112, 112), classes=2)
+    card = Card(model="vit_nano16", config=config, task=Multiclass(("x", "y")), preprocess=Preprocess((112, 112), 3))
+    save(tmp_path / "photos.safetensors", build(config), card)
+    asked = {"weights": str(tmp_path / "photos.safetensors")}
+    assert resolve("made-up", data_of(), {**asked, "recipe": "paper-finetune"}).input.img_size == (384, 384)
+    assert resolve("made-up", data_of(), {**asked, "recipe": "deit3"}).input.img_size == (112, 112)
+    for recipe in RECIPES:
+        arch = resolve("made-up", data_of(), {**asked, "recipe": recipe}).arch
+        assert replace(arch, drop=0.0, drop_path=0.0) == resolve("made-up", data_of(), asked).arch
+
+
+def test_a_batch_is_made_of_passes_and_the_rate_fits_it():
+    assert (published("deit")["batch_size"], published("deit")["grad_accum_steps"]) == (128, 8)
+    assert published("deit", batch_size=512)["grad_accum_steps"] == 2
+    one = published("deit", batch_size=256, grad_accum_steps=1)
+    assert (one["batch"], one["lr"]) == (256, 2.5e-4)
+    assert published("beyer", batch_size=256, grad_accum_steps=1)["lr"] == 5e-4
+    assert published("beyer", batch_size=256, grad_accum_steps=1, lr=0.1)["lr"] == 0.1
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED)
+def test_little_data_gets_small_batches_and_a_short_warm_up(recipe):
+    settings = flat(resolve("made-up", data_of(8, 1500, channels=1), {"recipe": recipe}))
+    assert settings["batch_size"] * settings["grad_accum_steps"] == 64
+    assert settings["lr"] < published(recipe)["lr"]
+    assert settings["warmup_epochs"] <= settings["epochs"] / 8
+    assert (settings["model"], settings["img_size"]) == ("vit_nano2", (8, 8))
+    assert (settings["hflip"], settings["crop"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_trains(recipe, tiny, tmp_path):
+    """Some steps on digits, with all that the recipe brings but its number of epochs."""
+    settings = {name: value for name, value in tiny.items() if name != "batch_size"}
+    run = vitrail.train("digits", recipe=recipe, out=tmp_path, **settings, val_fraction=0.8)
+    assert load_yaml(TrainConfig, run / "config.yaml").recipe == recipe
+    assert 0 < vitrail.evaluate(run).loss < 3
