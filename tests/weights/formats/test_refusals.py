@@ -66,7 +66,7 @@ def test_another_model_than_the_one_that_is_asked_for(config, model, message):
         ),
         (MIXER, "stem.proj.weight", (32, 1, 8, 4), "patches of 8x4 pixels"),
         (MIXER, "blocks.0.mlp_channels.fc1.weight", (7,), "is not a Mixer: blocks.0.mlp_channels.fc1.weight"),
-        (COATNET, "layers.2.blocks.0.attn.proj.weight", (90, 96, 1, 1), "must be a multiple of 32, but one is 90"),
+        (COATNET, "layers.2.blocks.0.attn.proj.weight", (90, 96, 1, 1), "must be multiples of 32, but one is 90"),
         (COATNET, "stem.conv2.weight", (0, 1, 1, 1), "is not a CoAtNet: stem.conv2.weight"),
     ],
 )
