@@ -287,7 +287,7 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
         ("train digits --img-size 8 --out", "'--out' must be followed by a value."),
         ("train digits more", "Wrong number of arguments. Usage: vitrail train [DATA] [OPTIONS]"),
         ("predict", "Wrong number of arguments. Usage: vitrail predict RUN IMAGES… [OPTIONS]"),
-        ("embed run a.png", "Wrong number of arguments. Usage: vitrail embed RUN IMAGES… --out FILE [OPTIONS]"),
+        ("embed run a.png", "--out is required. Usage: vitrail embed RUN IMAGES… --out FILE [OPTIONS]"),
         ("models nano --json=1", "'--json' takes no value."),
         ("evaluate run --method kn", "'--method' must be one of head, knn, linear, fewshot, but it is 'kn'."),
         ("evaluate run --method fewshot --shots one", "'--shots' must be a whole number, but it is 'one'."),
@@ -325,7 +325,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(words):
 
 def test_convert_says_where_the_file_is(trained, vitrail_says, refuses):
     assert vitrail_says("convert", trained, "there.npz", "--to", "vitrail")[0] == 2
-    assert "for npz are a .npz file" in refuses("convert", trained, "there", "--to", "npz")
+    assert "for npz must be a .npz file" in refuses("convert", trained, "there", "--to", "npz")
     assert vitrail_says("convert", trained, "there.safetensors", "--to", "timm") == (0, "there.safetensors\n", "")
     assert vitrail_says("predict", "there.safetensors", "nowhere.png")[0] == 2
     assert vitrail.load("there.safetensors").config == vitrail.load(trained).config

@@ -1,4 +1,7 @@
-"""Every family goes the whole way: it trains, resumes, explains, converts and exports with the same commands."""
+"""Every family goes the whole way: it trains, resumes, explains, converts and reports with the same commands.
+
+That every family exports is tested in verbs/test_export.py.
+"""
 
 from __future__ import annotations
 
@@ -100,13 +103,6 @@ def test_it_is_converted_to_what_has_a_place_for_it(finished, tmp_path):
         else:
             again = load(vitrail.convert(run, path, to=format))
             assert torch.allclose(again(images), model(images), atol=1e-5), format
-
-
-def test_it_is_exported(finished):
-    _, run, _ = finished
-    proof = vitrail.export(run)
-    assert proof.file == run / "model.onnx"
-    assert proof.same == proof.images == 64
 
 
 def test_its_report_shows_maps_and_filters(finished):

@@ -170,9 +170,10 @@ def test_it_predicts_and_embeds(finished, digits):
     assert [np.shape(found.features) for found in vitrail.embed(run, files)] == [(16,)] * 3
 
 
-def test_it_is_explained(finished):
+def test_it_is_explained(finished, digits):
     run, _ = finished
-    drawn = {file.stem.partition("-")[0] for file in vitrail.explain(run).files}
+    explained = vitrail.explain(run, [digits / "3" / "3.png"], data="digits")
+    drawn = {file.stem.partition("-")[0] for file in explained.files}
     assert {"rollout", "relevance", "heads", "distance", "filters", "map"} <= drawn
 
 

@@ -123,5 +123,5 @@ def test_wrong_inputs_are_one_sentence(trained: Path, files: list[Path], tmp_pat
         embed(trained, [tmp_path / "nowhere.png"])
     with pytest.raises(UserError, match="must be at least 1"):
         embed(trained, files, batch_size=0)
-    with pytest.raises(UserError, match=r"\.npz or \.parquet files"):
+    with pytest.raises(UserError, match=r"must be a \.npz or \.parquet file"):
         write(vectors(1), tmp_path / "f.csv")

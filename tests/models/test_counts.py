@@ -232,7 +232,7 @@ def test_the_largest_model_is_built_without_memory():
 
 def test_the_table_has_a_row_for_every_model():
     names = [name for name in models.CONFIGS if "vit_nano" in name]
-    rows = {row.name: row for row in models.table("vit_nano")}
+    rows = {row.name: row for row in models.rows("vit_nano")}
     assert list(rows) == names
     config = models.CONFIGS["vit_nano4"]
     assert (rows["vit_nano4"].params, rows["vit_nano4"].macs) == (models.parameters(config), models.macs(config))
@@ -240,9 +240,9 @@ def test_the_table_has_a_row_for_every_model():
 
 
 def test_the_table_is_searched_by_name():
-    assert [row.name for row in models.table("vit_l")] == ["vit_l32", "vit_l16", "vit_l14", "r50_vit_l32"]
+    assert [row.name for row in models.rows("vit_l")] == ["vit_l32", "vit_l16", "vit_l14", "r50_vit_l32"]
     with pytest.raises(UserError, match="No model has 'vit_x' in its name"):
-        models.table("vit_x")
+        models.rows("vit_x")
 
 
 def test_every_model_but_the_small_ones_is_compared():

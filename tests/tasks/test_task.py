@@ -94,8 +94,8 @@ def test_an_older_card_is_multi_class_and_a_wrong_one_is_refused(tmp_path: Path)
     count = len(card.classes)
     for change, message in (
         ({"task": "segment"}, "'task' must be one of"),
-        ({"task": "multilabel", "thresholds": [0.5]}, f"'thresholds' must have a number for each of {count} labels"),
-        ({"task": "regression"}, "not a model card"),
+        ({"task": "multilabel", "thresholds": [0.5]}, f"'thresholds' must have one number for each of {count} labels"),
+        ({"task": "regression"}, "not a vitrail model card"),
     ):
         path.write_text(json.dumps(document | change))
         with pytest.raises(UserError, match=message):
@@ -106,6 +106,6 @@ def test_a_name_is_given_to_one_task():
     class Other(Multiclass):
         pass
 
-    with pytest.raises(UserError, match="There is a task 'multiclass' already"):
+    with pytest.raises(UserError, match="There already is a task 'multiclass'"):
         register(Other)
     assert register(Multiclass) is Multiclass

@@ -225,11 +225,11 @@ def test_the_rare_class_is_recognised_more_often(train, plain, setting):
     recall, said = train(**{setting: True})
     assert recall[RARE] > plain[0][RARE] + 0.2
     assert np.mean(list(recall.values())) > np.mean(list(plain[0].values()))
-    assert "times the images" not in said
+    assert "times as many images" not in said
 
 
 def test_a_run_on_uneven_classes_says_what_to_do(plain, trained):
-    assert f"times the images of '{RARE}' (" in plain[1]
+    assert f"times as many images as '{RARE}' (" in plain[1]
     assert "try --balanced-sampling" in plain[1]
     assert "--balanced-sampling" not in (trained / "train.log").read_text()
 
