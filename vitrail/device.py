@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import platform
+import time
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 
 from vitrail.errors import UserError
 
@@ -28,10 +31,33 @@ def choose_device(requested: str | None) -> str:
 
 
 def choose_precision(device: str) -> Precision:
-    """The default autocast precision of a device: bf16 or fp16 on CUDA, off elsewhere."""
-    if not device.startswith("cuda"):
-        return "off"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    """The default autocast precision of a device.
+
+    On CUDA bf16 or fp16; on a CPU bf16 if it has instructions for it and they prove faster; else off.
+    """
+    if device.startswith("cuda"):
+        return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    return "bf16" if device == "cpu" and has_bf16() and _bf16_speedup() >= 1.2 else "off"
+
+
+def has_bf16() -> bool:
+    """Whether the CPU has bf16 instructions. Without them, torch computes in bf16 too, but five times slower."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+@cache
+def _bf16_speedup() -> float:
+    """How many times as fast a linear layer is in bf16 as in fp32: a measurement of some 20 ms."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x, weight = torch.ones(1024, 384, dtype=dtype), torch.ones(1536, 384, dtype=dtype)
+        times = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            F.linear(x, weight)
+            times.append(time.perf_counter() - begun)
+        seconds[dtype] = min(times)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
 
 
 def hardware(device: str) -> str:

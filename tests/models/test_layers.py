@@ -159,3 +159,42 @@ def test_both_halves_of_a_gated_mlp_start_as_matrices_of_their_own():
     weight = models.create("vit_ti16", act="swiglu", mlp=512).blocks[0].mlp.fc1.weight
     for half in weight.chunk(2):
         assert half.abs().max().item() == pytest.approx((6 / (192 + 512)) ** 0.5, rel=1e-3)
+
+
+# Speed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pos", ["learned", "relative"])
+def test_last_block_computes_only_the_tokens_that_the_head_reads(pos):
+    """Outputs and gradients are those of all tokens; the MLP of the last block sees the class token alone."""
+    model = randomise(models.build(replace(SMALL, pos=pos, registers=1)))
+    x = images(SMALL)
+    seen: list[int] = []
+    model.blocks[-1].mlp.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
+    few = model(x)
+    grads = torch.autograd.grad(few.square().sum(), list(model.parameters()))
+    every = model.head(model.encode(model.tokens(x))[:, 0])
+    wanted = torch.autograd.grad(every.square().sum(), list(model.parameters()))
+    assert seen == [1, model.config.length]
+    torch.testing.assert_close(few, every)
+    torch.testing.assert_close(grads, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_trains_in_fp32_under_bf16_autocast_on_cpus():
+    layer = Attention(16, 2)
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    kernels: list[torch.dtype] = []
+
+    class Spy(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if "scaled_dot_product" in str(function):
+                kernels.append(args[0].dtype)
+            return function(*args, **(kwargs or {}))
+
+    with torch.autocast("cpu", torch.bfloat16), Spy():
+        result = layer(x)
+        assert result.dtype == torch.bfloat16
+        result.float().sum().backward()
+        with torch.no_grad():
+            layer(x)
+    assert kernels == [torch.float32, torch.float32, torch.bfloat16]

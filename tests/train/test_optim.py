@@ -9,12 +9,13 @@ from dataclasses import replace
 import peers
 import pytest
 import torch
-from torch.optim import SGD, AdamW, Muon
+from torch.optim import SGD, AdamW
 
 from vitrail.config import OptimConfig
 from vitrail.models import build
 from vitrail.models.vit import ViTConfig
 from vitrail.train.lamb import Lamb
+from vitrail.train.muon import Muon, orthogonalise
 from vitrail.train.optim import build_optimizers, lr_at, set_lr
 
 OPTIM = OptimConfig(epochs=10, batch_size=8, opt="adamw", lr=0.1, weight_decay=0.05, sched="cosine", warmup_epochs=1.0)
@@ -197,3 +198,45 @@ def test_min_lr_is_where_the_decay_ends(sched):
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 1), (2, 2), (3, 1)])
 def test_the_shortest_runs_have_a_learning_rate_too(sched, steps, warmup):
     assert all(0 < height <= 1 for height in schedule(steps, warmup, sched=sched))
+
+
+def test_muon_equals_torch_muon():
+    """torch computes in bf16, one matrix at a time: the updates agree within its precision."""
+    shapes = [(8, 24), (24, 8), (8, 8), (8, 24), (8, 8)]
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in weights]
+    mine = Muon([{"params": weights[:2], "weight_decay": 0.1}, {"params": weights[2:], "weight_decay": 0.0}], lr=0.1)
+    reference = torch.optim.Muon(
+        [{"params": theirs[:2], "weight_decay": 0.1}, {"params": theirs[2:], "weight_decay": 0.0}],
+        lr=0.1,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for _ in range(3):
+        for p, q in zip(weights, theirs, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        mine.step()
+        reference.step()
+    for p, q in zip(weights, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=0.01)
+    reference.load_state_dict(mine.state_dict())  # the state is the same, so that older checkpoints load
+
+
+def test_orthogonalised_matrices_keep_their_singular_vectors():
+    matrices = [torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in [(6, 10), (10, 6)]]
+    for matrix, result in zip(matrices, orthogonalise(matrices), strict=True):
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        inner = left.T @ result @ right.T
+        torch.testing.assert_close(inner, inner.diagonal().diag(), atol=1e-4, rtol=0)
+        assert inner.diagonal().min() > 0.5
+        assert inner.diagonal().max() < 1.3
+
+
+def test_muon_skips_weights_without_gradient():
+    one, other = torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(2, 3))
+    optimizer = Muon([{"params": [one]}, {"params": [other]}], lr=0.1)
+    other.grad = torch.ones(2, 3)
+    optimizer.step()
+    assert torch.equal(one, torch.ones(2, 3))
+    assert not torch.equal(other, torch.ones(2, 3))

@@ -103,7 +103,7 @@ def _explain(
     for block in reversed(vit.encoder()):
         x = inputs.pop().requires_grad_()
         with _inputs(block.attn, block.attn.proj) as seen:
-            output = block(x)
+            output = block(x)[:, : gradient.shape[1]]  # the last block may compute only the tokens that the head reads
         gradient, slope = torch.autograd.grad(output, (x, seen[block.attn.proj]), gradient)
         row += (row[:, None] @ _weighted(block.attn, seen[block.attn], slope))[:, 0]
     return patches.cpu().numpy()

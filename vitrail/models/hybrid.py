@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import GroupNormAct, StdConv
-from vitrail.models.layers import Block, Stage, as_map, head_of, kept, level_depths
+from vitrail.models.layers import Block, Stage, as_map, encode_for_head, head_of, kept, level_depths
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, resample_state
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
@@ -202,7 +202,7 @@ class Hybrid(Model):
 
     def embed(self, images: Tensor) -> Tensor:
         """One feature vector per image, the class token's: (B, D)."""
-        return self.encode(self.tokens(images))[:, 0]
+        return self.norm(encode_for_head(self.blocks, self.tokens(images), 1))[:, 0]
 
     def features(self, images: Tensor, levels: bool = False) -> Any:
         """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, after each quarter of the depth.

