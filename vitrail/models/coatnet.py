@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Stage
+from vitrail.models.layers import DropPath, Stage, attend
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, offsets, resample
 from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
@@ -186,7 +186,7 @@ class RelativeAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._split(x)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.rel_pos().to(q.dtype))
+        y = attend(q, k, v, self.rel_pos().to(q.dtype))
         y = y.transpose(2, 3).reshape(x.shape[0], self.heads * _HEAD, *x.shape[2:])  # B D h w
         return self.drop(self.proj(y))
 
@@ -196,8 +196,8 @@ class RelativeAttention(nn.Module):
         return (q @ k.transpose(-2, -1) * _HEAD**-0.5 + self.rel_pos().to(q.dtype)).softmax(dim=-1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(x).flatten(2).unflatten(1, (self.heads, 3, _HEAD)).permute(2, 0, 1, 4, 3)  # 3 B H N D/H
-        return qkv[0], qkv[1], qkv[2]
+        q, k, v = self.qkv(x).flatten(2).unflatten(1, (self.heads, 3, _HEAD)).unbind(2)  # B H D/H N
+        return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
 
 
 class Mlp2d(nn.Module):

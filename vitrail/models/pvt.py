@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Mlp, Stage, as_map, head_of
+from vitrail.models.layers import DropPath, Mlp, Stage, as_map, attend, head_of
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, resample
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
@@ -134,7 +134,7 @@ class ReducedAttention(nn.Module):
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         q, k, v = self._split(x, grid)
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # B N D
+        x = attend(q, k, v).transpose(1, 2).flatten(2)  # B N D
         return self.drop(self.proj(x))
 
     def weights(self, x: Tensor, grid: Grid) -> Tensor:
@@ -161,8 +161,8 @@ class ReducedAttention(nn.Module):
             picture = F.adaptive_avg_pool2d(picture, 7) if self.linear else picture
             x = self.norm(self.sr(picture).flatten(2).transpose(1, 2))  # B M D
             x = F.gelu(x) if self.linear else x
-        kv = self.kv(x).unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 B H M D/H
-        return q, kv[0], kv[1]
+        k, v = self.kv(x).unflatten(2, (2, self.heads, -1)).unbind(2)  # B M H D/H
+        return q, k.transpose(1, 2), v.transpose(1, 2)
 
 
 class PVTBlock(nn.Module):

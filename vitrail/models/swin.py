@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.layers import DropPath, Mlp
+from vitrail.models.layers import DropPath, Mlp, attend
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, offsets
 from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
@@ -114,7 +114,7 @@ class WindowAttention(nn.Module):
         bias = self._bias(q).expand(q.shape[1], -1, -1, -1)
         # Windows and heads share one dimension: fused kernels and ONNX need four-dimensional attention.
         q4, k4, v4, bias = q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias.flatten(0, 1)
-        y = F.scaled_dot_product_attention(q4, k4, v4, attn_mask=bias).reshape(q.shape)  # B W H n D/H
+        y = attend(q4, k4, v4, bias).reshape(q.shape)  # B W H n D/H
         y = self.proj(y.transpose(2, 3).flatten(3))  # B W n D
         return self.drop(self._join(y))
 
@@ -125,8 +125,8 @@ class WindowAttention(nn.Module):
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         windows = self._windows(x)  # B W n D
-        qkv = self.qkv(windows).unflatten(3, (3, self.heads, -1)).permute(3, 0, 1, 4, 2, 5)  # 3 B W H n D/H
-        return qkv[0], qkv[1], qkv[2]
+        q, k, v = self.qkv(windows).unflatten(3, (3, self.heads, -1)).unbind(3)  # B W n H D/H
+        return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
 
     def _padded(self) -> Grid:
         h, w = (-(-side // self.window) * self.window for side in self.grid)
