@@ -1,18 +1,25 @@
-"""Accuracy of the recipe `small` on Fashion-MNIST in a given time, against a ViT of the same size trained with timm.
+"""Accuracy of the recipe `small` in a given time, against a ViT of the same size trained with timm.
 
-    python benchmarks/recipes.py vitrail 3m --seeds 0 1 2
-    python benchmarks/recipes.py timm 3m
+    python benchmarks/recipes.py speed                                        # on an otherwise idle machine
+    python benchmarks/recipes.py vitrail 3m 10m --seeds 0 1 2
+    python benchmarks/recipes.py timm-light 10m --lr 2e-3
+    python benchmarks/recipes.py speed --data PHOTOS --img-size 128
+    python benchmarks/recipes.py vitrail 30m --data PHOTOS --img-size 128
     python benchmarks/recipes.py draw
 
-Run each measurement on an otherwise idle machine. Results are added to `benchmarks/results/recipes.json`, from which
-`draw` makes the figure and the table of docs/recipes.md. The result is the test accuracy at the end of the time, not
-the best one on the way.
+`speed` trains each contestant for a minute on two cores, three times in turn. A budget is then the number of images
+that a contestant sees in that time at its median speed. So accuracy does not depend on the load of the machine, and
+several runs can share it, each on one thread. The result is the accuracy on the validation images at the end of the
+budget, not the best one on the way. For Fashion-MNIST these are the 10,000 test images.
 
-The timm side uses timm's own components with the settings that its documentation gives for a ViT: AdamW, weight decay
-0.05, warm-up, cosine decay, RandAugment `rand-m9-mstd0.5-inc1`, random resized crops, horizontal flips, mixup 0.8,
-label smoothing 0.1; learning rate 1e-3 at batch size 128, as for small ViTs in https://arxiv.org/abs/2112.13492. To be
-fair within the time budget, its loader runs in parallel with training, its threads do not spin (GOMP_SPINCOUNT), as
-vitrail's, and its schedule ends with the budget.
+timm trains a ViT of the same width, depth, heads and tokens with its own components: AdamW, weight decay 0.05, warm-up,
+cosine decay, label smoothing 0.1. `timm-heavy` adds what its documentation gives for ViTs: RandAugment
+`rand-m9-mstd0.5-inc1`, random resized crops, flips, mixup 0.8; learning rate 1e-3 at batch size 128, as for small ViTs
+in https://arxiv.org/abs/2112.13492. `timm-light` suits short runs: crops of at least 64 % of the area, flips, no mixup,
+and the best learning rate of a sweep. Their loaders run in parallel with training, their threads do not spin
+(GOMP_SPINCOUNT), as vitrail's, and their schedules end with the budget.
+
+Results are added to `benchmarks/results/recipes.json`; `draw` makes the figure and the table of docs/recipes.md.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ import csv
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,56 +37,59 @@ import time
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the vitrail command, before torch is imported
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "recipes.json"
 FIGURE = HERE.parent / "docs" / "images" / "recipes.png"
+FASHION, FASHION_IMAGES = "fashion-mnist", 60_000
+TIMM = {"timm-heavy": True, "timm-light": False}
+BATCH = 128
 
 Record = dict[str, Any]
 
 
-def measure_vitrail(budget: str, seed: int) -> Record:
-    """Runs `vitrail train`."""
+def train_vitrail(data: str, settings: dict[str, str]) -> list[tuple[float, float, float]]:
+    """Runs `vitrail train`; the epochs, seconds and validation accuracy so far at the end of every epoch."""
+    import yaml
+
+    from vitrail.data import open_data
+
+    flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
     with tempfile.TemporaryDirectory() as out:
-        command = [
-            "train",
-            "fashion-mnist",
-            "--time-budget",
-            budget,
-            "--seed",
-            str(seed),
-            "--out",
-            out,
-            "--name",
-            "run",
-        ]
-        subprocess.run([sys.executable, "-m", "vitrail", *command], check=True)
-        with (Path(out) / "run" / "metrics.csv").open(newline="") as file:
+        subprocess.run(
+            [sys.executable, "-m", "vitrail", "train", data, *flags, "--out", out, "--name", "run"], check=True
+        )
+        run = Path(out) / "run"
+        batch = yaml.safe_load((run / "config.yaml").read_text())["optim"]["batch_size"]
+        with (run / "metrics.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
-    return {"curve": [(float(row["seconds"]), float(row["val_top1"])) for row in rows]}
+    steps = len(open_data(data).splits["train"]) // batch  # per epoch
+    return [(int(row["step"]) / steps, float(row["seconds"]), float(row["val_top1"])) for row in rows]
 
 
-def measure_timm(budget: str, seed: int, lr: float, batch_size: int = 128) -> Record:
-    """timm's model, transforms, mixup and optimiser in a minimal loop."""
-    os.environ["GOMP_SPINCOUNT"] = "10000"  # before torch is imported
+def train_timm(heavy: bool, lr: float, seed: int, images: int | None) -> list[tuple[int, float]]:
+    """timm's model, transforms, mixup and optimiser in a minimal loop over Fashion-MNIST.
+
+    Ends after `images`; without it, after a minute. Returns the images seen and the test accuracy of every epoch.
+    """
     sys.path.insert(0, str(HERE.parent / "tests"))
     import numpy as np
     import torch
     from peers import timm
     from PIL import Image
 
-    from vitrail.config import TrainConfig, coerce
     from vitrail.data import open_data
 
-    create = timm("timm.data").create_transform
-    seconds = coerce(TrainConfig, "time_budget", budget)
-    splits = open_data("fashion-mnist").splits
+    splits = open_data(FASHION).splits
     torch.manual_seed(seed)
     np.random.seed(seed)  # for timm's mixup  # noqa: NPY002
     model = timm("timm.models.vision_transformer").VisionTransformer(
         img_size=32, patch_size=8, in_chans=1, num_classes=10, embed_dim=128, depth=6, num_heads=4, mlp_ratio=2
     )
-    norm = {"mean": (0.5,), "std": (0.5,)}
-    training = create((1, 32, 32), is_training=True, auto_augment="rand-m9-mstd0.5-inc1", hflip=0.5, **norm)
+    create, norm = timm("timm.data").create_transform, {"mean": (0.5,), "std": (0.5,)}
+    augment: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1"} if heavy else {"scale": (0.64, 1.0)}
+    training = create((1, 32, 32), is_training=True, hflip=0.5, color_jitter=None, **augment, **norm)
     testing = create((1, 32, 32), crop_pct=1.0, **norm)
 
     class Images(torch.utils.data.Dataset):
@@ -93,7 +104,7 @@ def measure_timm(budget: str, seed: int, lr: float, batch_size: int = 128) -> Re
 
     loader = torch.utils.data.DataLoader(
         Images(splits["train"], training),
-        batch_size,
+        BATCH,
         shuffle=True,
         num_workers=2,
         drop_last=True,
@@ -102,9 +113,15 @@ def measure_timm(budget: str, seed: int, lr: float, batch_size: int = 128) -> Re
     tests = torch.stack([testing(Image.fromarray(image[:, :, 0])) for image in splits["val"].pixels])
     truth = torch.from_numpy(splits["val"].targets)
     mixup = timm("timm.data.mixup").Mixup(mixup_alpha=0.8, label_smoothing=0.1, num_classes=10)
-    loss = timm("timm.loss").SoftTargetCrossEntropy()
+    soft = timm("timm.loss").SoftTargetCrossEntropy()
+    hard = timm("timm.loss").LabelSmoothingCrossEntropy(0.1)
     optimizer = timm("timm.optim").create_optimizer_v2(model, opt="adamw", lr=lr, weight_decay=0.05)
-    curve, steps = [], 0
+
+    def loss(inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if not heavy:
+            return hard(model(inputs), labels)
+        inputs, targets = mixup(inputs, labels)
+        return soft(model(inputs), targets)
 
     def test() -> float:
         model.eval()
@@ -115,25 +132,47 @@ def measure_timm(budget: str, seed: int, lr: float, batch_size: int = 128) -> Re
         model.train()
         return right / len(truth)
 
-    begun = time.monotonic()
-    done = 0.0
+    curve, seen, begun, done = [], 0, time.monotonic(), 0.0
     while done < 1:
-        for images, labels in loader:
-            done = (time.monotonic() - begun) / seconds
+        for inputs, labels in loader:
+            done = seen / images if images else (time.monotonic() - begun) / 60
             if done >= 1:
                 break
             height = done / 0.05 if done < 0.05 else 0.5 * (1 + math.cos(math.pi * (done - 0.05) / 0.95))
             for group in optimizer.param_groups:
                 group["lr"] = lr * height
-            images, targets = mixup(images, labels)
-            loss(model(images), targets).backward()
+            loss(inputs, labels).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            steps += 1
-        curve.append((time.monotonic() - begun, test()))
-    print(f"timm {budget} lr {lr:g} seed {seed}: {steps} steps, {curve[-1][1]:.2%}", flush=True)
-    return {"curve": curve, "lr": lr}
+            seen += BATCH
+        curve.append((seen, test() if images else math.nan))
+        print(f"timm, learning rate {lr:g}, seed {seed}: {seen} images, top-1 {curve[-1][1]:.2%}", flush=True)
+    return curve
+
+
+def measure_speed(data: str, settings: dict[str, str]) -> dict[str, float]:
+    """Training epochs per minute of each contestant on two cores: the median of three turns of a minute."""
+    turns: dict[str, list[float]] = {"vitrail": []} | ({name: [] for name in TIMM} if data == FASHION else {})
+    for _ in range(3):
+        epochs, seconds, _ = train_vitrail(data, settings | {"time-budget": "1m"})[-1]
+        turns["vitrail"].append(epochs * 60 / seconds)
+        for name in turns.keys() - {"vitrail"}:
+            turns[name].append(train_timm(TIMM[name], 1e-3, 0, None)[-1][0] / FASHION_IMAGES)
+    return {name: round(statistics.median(rates), 4) for name, rates in turns.items()}
+
+
+def measure(who: str, data: str, budget: str, epochs: float, seed: int, lr: float, settings: dict[str, str]) -> Record:
+    """Trains one contestant for a number of epochs."""
+    record: Record = {"who": who, "data": Path(data).name, "budget": budget, "seed": seed, "epochs": round(epochs, 2)}
+    if who == "vitrail":
+        length = {"epochs": f"{epochs:.2f}", "seed": str(seed)}
+        curve = [(done, top1) for done, _, top1 in train_vitrail(data, settings | length)]
+        return record | {"curve": curve}
+    curve = [
+        (seen / FASHION_IMAGES, top1) for seen, top1 in train_timm(TIMM[who], lr, seed, round(epochs * FASHION_IMAGES))
+    ]
+    return record | {"curve": curve, "lr": lr}
 
 
 def draw() -> None:
@@ -143,25 +182,36 @@ def draw() -> None:
     from matplotlib.figure import Figure
 
     from vitrail.charts.style import BLUE, GREY, ORANGE, STYLE, save
-    from vitrail.config import TrainConfig, coerce
 
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for record in json.loads(RESULTS.read_text()):
-        groups.setdefault((record["who"], record["budget"]), []).append(record)
+    results = json.loads(RESULTS.read_text())
+    groups: dict[tuple[str, str, str, float], list[Record]] = {}
+    for record in results["runs"]:
+        groups.setdefault((record["data"], record["who"], record["budget"], record.get("lr", 0.0)), []).append(record)
+    print("| data | | time | epochs | seeds | top-1 | from | to |\n|---|---|---|---|---|---|---|---|")
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 4.4), layout="constrained")
         axes = figure.subplots()
-        print("| | time | seeds | test top-1 | from | to |\n|---|---|---|---|---|---|")
-        for (who, budget), records in groups.items():
-            color = BLUE if who == "vitrail" else ORANGE
+        labelled = set()
+        for (data, who, budget, lr), records in sorted(groups.items(), key=lambda group: _minutes(group[0][2])):
             ends = np.array([100 * record["curve"][-1][1] for record in records])
-            print(f"| {who} | {budget} | {len(ends)} | {ends.mean():.2f} % | {ends.min():.2f} | {ends.max():.2f} |")
+            name = f"{who}, learning rate {lr:g}" if lr else who
+            print(
+                f"| {data} | {name} | {budget} | {records[0]['epochs']:.1f} | {len(ends)} | {ends.mean():.2f} % "
+                f"| {ends.min():.2f} | {ends.max():.2f} |"
+            )
+            if data != FASHION:
+                continue
+            color = {"vitrail": BLUE, "timm-light": ORANGE}.get(who, GREY)
             for record in records:
-                minutes, top1 = np.array(record["curve"]).T
-                axes.plot(minutes / 60, 100 * top1, color=color, alpha=0.35, linewidth=1)
-            minute = coerce(TrainConfig, "time_budget", budget) / 60
-            axes.plot(minute, ends.mean(), "o", color=color, label=who if budget == "3m" else None)
-            axes.annotate(f"{ends.mean():.1f}", (minute, ends.mean()), (0, 7), textcoords="offset points", ha="center")
+                epochs, top1 = np.array(record["curve"]).T
+                axes.plot(epochs / epochs[-1] * _minutes(budget), 100 * top1, color=color, alpha=0.35, linewidth=1)
+            axes.plot(
+                _minutes(budget), ends.mean(), "o", color=color, label=None if who in labelled else who, clip_on=False
+            )
+            labelled.add(who)
+            axes.annotate(
+                f"{ends.mean():.1f}", (_minutes(budget), ends.mean()), (0, 7), textcoords="offset points", ha="center"
+            )
         axes.set_xscale("log", base=2)
         axes.set_xticks([1, 3, 10, 40], ["1", "3", "10", "40"])
         axes.set_ylim(60, 95)
@@ -172,27 +222,40 @@ def draw() -> None:
         save(figure, FIGURE)
 
 
+def _minutes(budget: str) -> float:
+    from vitrail.config import TrainConfig, coerce
+
+    return float(coerce(TrainConfig, "time_budget", budget)) / 60
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["vitrail", "timm", "draw"])
-    parser.add_argument("budget", nargs="?", default="3m")
+    parser.add_argument("what", choices=["speed", "vitrail", *TIMM, "draw"])
+    parser.add_argument("budgets", nargs="*", help="such as 3m 10m")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--lr", type=float, default=1e-3, help="timm's learning rate")
-    parser.add_argument("--dry", action="store_true", help="do not save the result")
+    parser.add_argument("--data", default=FASHION, help="for vitrail: any data set")
+    parser.add_argument("--img-size", help="for vitrail")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of timm")
     args = parser.parse_args()
+    settings = {"img-size": args.img_size} if args.img_size else {}
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"speed": {}, "runs": []}
+    name = Path(args.data).name
     if args.what == "draw":
         draw()
-        return
-    for seed in args.seeds:
-        record: Record = {"who": args.what, "budget": args.budget, "seed": seed}
-        if args.what == "vitrail":
-            record |= measure_vitrail(args.budget, seed)
-        else:
-            record |= measure_timm(args.budget, seed, args.lr)
-        if not args.dry:
-            RESULTS.parent.mkdir(exist_ok=True)
-            known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-            RESULTS.write_text(json.dumps([*known, record]) + "\n")
+    elif args.what == "speed":
+        known["speed"][name] = measure_speed(args.data, settings)
+        write(known)
+    for budget in args.budgets if args.what not in ("draw", "speed") else []:
+        for seed in args.seeds:
+            epochs = known["speed"][name][args.what] * _minutes(budget)
+            record = measure(args.what, args.data, budget, epochs, seed, args.lr, settings)
+            known = json.loads(RESULTS.read_text())  # others may have written meanwhile
+            known["runs"].append(record)
+            write(known)
+
+
+def write(results: Record) -> None:
+    RESULTS.write_text(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor | None = None, first: int | None = None) -> Tensor:
         """`keep` and `first` as in `Attention`."""
-        x = x[:, :first] + self.drop_path(self.ls1(self.attn(self.norm1(x), keep, first)))
+        x = x[:, :first] + self.drop_path(self.ls1(self.attn(self.norm1(x), keep, first=first)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
