@@ -56,9 +56,9 @@ def slow(model: ViT, images: Tensor, classes: list[int], instead: list[int] | No
         maps.append(weights)
         return (weights @ values).transpose(1, 2).flatten(2)
 
-    def attention(self: Attention, x: Tensor, _: None = None) -> Tensor:
+    def attention(self: Attention, x: Tensor, _: None = None, first: int | None = None) -> Tensor:
         _, _, v = self._split(x)
-        return self.proj(attend(self.weights(x), v))
+        return self.proj(attend(self.weights(x), v))[:, :first]
 
     def pool(self: AttentionPool, x: Tensor) -> Tensor:
         q = self.q(self.latent).unflatten(2, (self.heads, -1)).transpose(1, 2)
