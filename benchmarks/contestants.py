@@ -163,9 +163,9 @@ def import_library(library: str) -> Any:
     if library == LIMIT:
         return torch
     if library == VITRAIL:
-        return [
-            importlib.import_module(f"vitrail.{name}") for name in ("runs.predictor", "train.loop", "weights.loading")
-        ]
+        for name in ("runs.predictor", "train.loop", "weights.loading"):
+            importlib.import_module(f"vitrail.{name}")
+        return importlib.import_module("vitrail")
     from peers import timm as import_with_torchvision  # tests/peers.py, not the program of the same name here
 
     modules = {
