@@ -49,20 +49,20 @@ from vitrail.files import write_text
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 
-SECONDS, QUICK_SECONDS = 19.5 * 60, 2.8 * 60
+SECONDS, QUICK_SECONDS = 19 * 60, 2.7 * 60
 TURN = 0.5  # seconds
 ROUNDS = 40  # at most
-COMPILING = 150  # seconds that compiling may take
+COMPILING = {"training": 75, "inference": 45}  # seconds to expect; at most twice as long
 
 ROWS = (
     Row("training", "Ti/16, 224 px", 16, 1.6, quick=True),
     Row("training", "192 × 9, patch 4, 32 px", 64, 1.6, quick=True),
     Row("training", "192 × 9, patch 4, 32 px", 256, 2.0),
-    Row("training", "B/16, 224 px", 8, 3.3),
     Row("inference", "Ti/16, 224 px", 1, 1.0, quick=True),
     Row("inference", "Ti/16, 224 px", 16, 1.0, quick=True),
     Row("inference", "B/16, 224 px", 1, 1.0, quick=True),
     Row("inference", "B/16, 224 px", 16, 1.5),
+    Row("training", "B/16, 224 px", 8, 3.3),  # the longest, last: time that others leave is its own
 )
 CHECKED = ("Ti/16, 224 px", "192 × 9, patch 4, 32 px")  # models whose loss curves are compared
 
@@ -140,9 +140,8 @@ def eager_variants(row: Row, quick: bool, bf16: bool) -> list[Variant]:
     if row.what == "training" and default == "bf16":
         found.append(Variant(VITRAIL, "fp32"))
     optimizers = ("AdamW", "fused AdamW") if row.what == "training" else ("",)
-    found += [
-        Variant(peer, p, how) for peer in (PEERS[:1] if quick else PEERS) for p in precisions for how in optimizers
-    ]
+    peers = PEERS[:1] if quick else PEERS
+    found += [Variant(peer, p, how) for peer in peers for p in precisions for how in optimizers]
     return found + [Variant(LIMIT, p, how) for p in precisions for how in ("F.linear", "oneDNN")]
 
 
@@ -153,64 +152,71 @@ def compiled_variants(row: Row, quick: bool, bf16: bool) -> list[Variant]:
     return [] if quick else [Variant(peer, p, how, compiled=True) for peer in PEERS for p in precisions]
 
 
+Contest = dict[Variant, tuple[Worker, float]]  # each variant's process, and its seconds per step in the first turn
+
+
 def measure(row: Row, quick: bool, bf16: bool, end: float, last: float) -> Measured:
-    """Measures a row until `end`; if it cannot finish then, until `last`."""
-    begun = time.monotonic()
+    """Measures a row until `end`, and with fewer than three rounds by then, until `last`."""
     variants = eager_variants(row, quick, bf16)
     found = Measured(row, variants[0].name)
     workers = {library: Worker(row, library) for library in dict.fromkeys(v.library for v in variants)}
-    took: dict[Variant, tuple[Worker, float]] = {}  # by variant, the worker and its first turn
+    contest: Contest = {}
     try:
         for worker in workers.values():
             worker.receive()
         for variant in variants:
             worker = workers[variant.library]
-            worker.turn(variant, 0)
-            seconds, memory = worker.turn(variant, 0)
-            took[variant] = worker, seconds
+            for _ in range(1 if variant.library in found.memory else 2):  # the first steps are slow
+                seconds, memory = worker.turn(variant, 0)
+            contest[variant] = worker, seconds
             found.memory.setdefault(variant.library, memory)
             _say(f"  {variant.name}: {seconds:.3f} s per step, {memory:.0f} MiB")
         for variant in compiled_variants(row, quick, bf16):
-            rounds = 3 * sum(max(seconds, TURN) for _, seconds in took.values())
-            left, expected = end - time.monotonic(), max(found.compiling.values(), default=COMPILING / 2)
-            first = not found.compiling and not found.skipped
-            if left - rounds < expected and not (first and last - time.monotonic() - rounds > COMPILING):
+            rounds = 3 * sum(max(seconds, TURN) for _, seconds in contest.values())
+            expected = max(found.compiling.values(), default=COMPILING[row.what])
+            if time.monotonic() + expected + rounds > end:
                 found.skipped[variant.name] = "no time left to compile"
-                continue
-            if _free_memory() < 1.5 * found.memory[variant.library]:
-                found.skipped[variant.name] = "no memory left"
-                continue
-            worker = workers[variant.name] = Worker(row, variant.library, compiled=True)
-            try:
-                compiling = time.monotonic()
-                worker.receive(COMPILING)
-                for _ in range(2):  # some models are compiled once more in the second step
-                    worker.turn(variant, 0, COMPILING)
-                found.compiling[variant.name] = time.monotonic() - compiling
-                took[variant] = worker, worker.turn(variant, 0, COMPILING)[0]
-                compiling = found.compiling[variant.name]
-                _say(f"  {variant.name}: {took[variant][1]:.3f} s per step after {compiling:.0f} s of compiling")
-            except Lost as lost:
-                found.skipped[variant.name] = f"could not be compiled: {lost}"
-                workers.pop(variant.name).end()
-        found.variants = {variant.name: variant for variant in took}
-        found.seconds = {variant.name: [] for variant in took}
-        longest = 0.0
-        for number in range(ROUNDS):
-            started = time.monotonic()
-            if number and started + longest > (end if number >= 3 else last):
-                break
-            for variant, (worker, _) in random.sample(list(took.items()), len(took)):
-                found.seconds[variant.name].append(worker.turn(variant)[0])
-            longest = max(longest, time.monotonic() - started)
+            elif _free_memory() < 1.5 * found.memory[variant.library]:
+                found.skipped[variant.name] = "no memory left to compile"
+            else:
+                workers[variant.name] = Worker(row, variant.library, compiled=True)
+                compile_variant(variant, workers[variant.name], contest, found)
+        take_turns(contest, found, end, last)
         if row.what == "training":
             found.profile = workers[VITRAIL].ask("profile")
     finally:
         for worker in workers.values():
             worker.end()
-    rounds_done = len(found.seconds[found.default])
-    _say(f"  {rounds_done} rounds, {time.monotonic() - begun:.0f} s")
     return found
+
+
+def compile_variant(variant: Variant, worker: Worker, contest: Contest, found: Measured) -> None:
+    """Adds a compiled variant to the contest, or the reason why it cannot take part."""
+    begun, patience = time.monotonic(), 2 * COMPILING[found.row.what]
+    try:
+        worker.receive(patience)
+        for _ in range(2):  # some models are compiled once more in the second step
+            worker.turn(variant, 0, patience)
+        found.compiling[variant.name] = seconds = time.monotonic() - begun
+        contest[variant] = worker, worker.turn(variant, 0, patience)[0]
+        _say(f"  {variant.name}: {contest[variant][1]:.3f} s per step after {seconds:.0f} s of compiling")
+    except Lost as lost:
+        found.skipped[variant.name] = f"not compiled: {lost}"
+
+
+def take_turns(contest: Contest, found: Measured, end: float, last: float) -> None:
+    """Rounds in which every variant has one turn, in random order."""
+    found.variants = {variant.name: variant for variant in contest}
+    found.seconds = {variant.name: [] for variant in contest}
+    longest = 0.0
+    for number in range(ROUNDS):
+        begun = time.monotonic()
+        if number and begun + longest > (end if number >= 3 else last):
+            break
+        for variant, (worker, _) in random.sample(list(contest.items()), len(contest)):
+            found.seconds[variant.name].append(worker.turn(variant)[0])
+        longest = max(longest, time.monotonic() - begun)
+    _say(f"  {len(found.seconds[found.default])} rounds")
 
 
 def run(quick: bool) -> None:
@@ -233,6 +239,9 @@ def run(quick: bool) -> None:
     for number, row in enumerate(rows):
         now, weights = time.monotonic(), [later.weight for later in rows[number:]]
         _say(f"{number + 1}/{len(rows)} {row.what}: {row.name} ({(now - begun) / 60:.1f} min so far)")
+        if now > last:
+            _say("  left out: the time is over")
+            continue
         measured.append(measure(row, quick, bf16, now + (last - now) * row.weight / sum(weights), last))
     document = {
         "cpu": hardware("cpu"),

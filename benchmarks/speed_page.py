@@ -96,6 +96,7 @@ class Result:
 def draw(document: dict[str, Any]) -> None:
     """Rewrites the tables of the page and the figure."""
     results = [Result.of(document, found) for found in document["rows"]]
+    results.sort(key=lambda r: r.what, reverse=True)  # training first
     parts = {
         "machine": _machine(document),
         "summary": _summary(results),
