@@ -41,7 +41,7 @@ def train(model: Model) -> None:
 
 
 def infer(model: Model) -> None:
-    with torch.inference_mode():
+    with torch.no_grad():  # in inference mode, `Outputs` would not see what attention consists of
         model.eval()(torch.randn(BATCH, 3, *model.config.img_size))
 
 
