@@ -1,16 +1,21 @@
-# `make demo` and `make test` need nothing but Python 3.10 to 3.13 and make: they set up .venv themselves.
+# `make demo`, `make test` and `make bench` need nothing but Python 3.10 to 3.13 and make: they set up .venv themselves.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PINS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types chromium echarts clean
+.PHONY: demo test bench lint types chromium echarts clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrail train digits --epochs 30 --name demo --overwrite
 
 test: lint types chromium
 	$(BIN)/python -m pytest -n 2
+
+# At most 20 minutes, on an otherwise idle machine: docs/speed.md
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/peers.py draw
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -26,6 +31,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install $(PINS) --editable ".[dev]"
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(BIN)/python -m pip install $(PINS) --editable ".[bench]"
 	touch $@
 
 # Reports are tested in a real browser. Where it is missing and cannot be installed, those tests are skipped.
