@@ -92,13 +92,6 @@ class Variant:
         return ", ".join(filter(None, [self.library, how, precision, "compiled" * self.compiled]))
 
 
-def has_bf16() -> bool:
-    """Whether the CPU has instructions for bf16."""
-    import torch
-
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
 def default_precision() -> Precision:
     """The precision in which `vitrail train` trains on this CPU."""
     from vitrail.device import choose_precision

@@ -39,7 +39,6 @@ from contestants import (
     Variant,
     default_precision,
     environment,
-    has_bf16,
     loss_curves,
     serve,
 )
@@ -220,7 +219,7 @@ def take_turns(contest: Contest, found: Measured, end: float, last: float) -> No
 
 
 def run(quick: bool) -> None:
-    from vitrail.device import hardware
+    from vitrail.device import hardware, has_bf16
     from vitrail.models import macs
     from vitrail.models.vit import ViTConfig
 
