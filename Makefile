@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/vitrail train digits --epochs 30 --name demo --overwrite
 
 test: lint types chromium
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # At most 20 minutes, on an otherwise idle machine: docs/speed.md
 bench: $(VENV)/.installed-bench

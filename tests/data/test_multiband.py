@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import imagecodecs
 import numpy as np
 import pytest
-import tifffile
 import torch
+from bands import BANDS, DEEP, folder_of, npy, tiff
 from PIL import Image
 
 from vitrail.config import AugmentConfig
@@ -23,18 +22,6 @@ from vitrail.data.statistics import mean_and_std
 from vitrail.errors import UserError
 
 RNG = np.random.default_rng(0)
-DEEP = RNG.integers(0, 65536, (12, 16, 5), dtype=np.uint16)
-
-
-def npy(path: Path, values: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.save(path, values)
-    return path
-
-
-def tiff(path: Path, values: np.ndarray, **options: Any) -> Path:
-    tifffile.imwrite(path, values, **options)
-    return path
 
 
 def reason(path: Path, *wanted: int) -> str:
@@ -86,9 +73,6 @@ def test_what_is_no_image_in_a_numpy_file_is_said(tmp_path):
     for length in (20, 200, len(whole) - 1):
         path.write_bytes(whole[:length])
         assert "damaged" in reason(path)
-
-
-BANDS = {"photometric": "minisblack", "planarconfig": "contig"}
 
 
 @pytest.mark.parametrize(
@@ -270,16 +254,6 @@ def test_mean_and_std_are_those_of_the_pixels(bits):
 
 
 # Data sets
-
-
-def folder_of(root: Path, channels: int = 5, dtype: Any = np.uint16, count: int = 12) -> Path:
-    """Bright and dark images of 8x8, with values that sensors give: a small part of the range."""
-    rng = np.random.default_rng(1)
-    for number in range(count):
-        for label, least in (("dark", 100), ("bright", 2000)):
-            values = rng.integers(least, least + 1500, (8, 8, channels))
-            npy(root / label / f"{number}.npy", values.astype(dtype))
-    return root
 
 
 def test_the_channels_and_bits_of_a_folder_are_found(tmp_path):

@@ -13,6 +13,7 @@ from vitrail import models
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig, StdConv
+from vitrail.models.counts import COUNTS
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.vit import ViTConfig
 
@@ -147,6 +148,7 @@ def norms(config: ModelConfig) -> int:
 def test_counts_are_the_published_ones_and_those_of_the_page(name):
     config = models.CONFIGS[name]
     count, macs = models.parameters(config), models.macs(config)
+    assert COUNTS.get(name) == (count, macs), f'In models/counts.py, write "{name}": ({count:_}, {macs:_}),'
     h, w = config.img_size
     assert f"| {name} | {count:,} | {macs / 1e9:.2f} | {config.length} | {h}x{w} |\n" in PAGE.read_text()
     if name in PARAMETERS:

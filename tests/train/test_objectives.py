@@ -202,13 +202,12 @@ def uneven(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def train(uneven, tmp_path_factory):
+def train(uneven, tiny, tmp_path_factory):
     """Trains on them for a few seconds, and returns the recall of every class and the log."""
 
     def run(**settings):
         out = tmp_path_factory.mktemp("runs")
-        settings |= {"model": "vit_nano4", "img_size": 8, "stem": "patch", "epochs": 4, "batch_size": 64}
-        run = vitrail.train(uneven, out=out, **settings)
+        run = vitrail.train(uneven, out=out, **{**tiny, "epochs": 4}, **settings)
         metrics = json.loads((run / "evaluation/uneven-val/metrics.json").read_text())
         return {score["name"]: score["recall"] for score in metrics["per_class"]}, (run / "train.log").read_text()
 

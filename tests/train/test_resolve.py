@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from made_up import data_of, model_file
 
 from vitrail import models
 from vitrail.config import ArchConfig, DistillConfig, Duration, TransferConfig, flat, options
-from vitrail.data import ArraySplit, Data, open_data
+from vitrail.data import open_data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
@@ -22,14 +22,6 @@ from vitrail.weights import Card, save
 SIZES = [4, 8, 12, 20, 28, 32, 33, 48, 64, 90, 96, 97, 100, 128, 224, 500, (20, 90), (28, 96), (40, 4000), (31, 17)]
 
 
-def data_of(size=8, images=1000, channels=3, classes=("a", "b", "c")):
-    """A data set of black images that need no memory, however many and large they are."""
-    h, w = size if isinstance(size, tuple) else (size, size)
-    pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (images, h, w, channels))
-    split = ArraySplit(pixels, np.zeros(images, np.int64), "made-up/train")
-    return Data("made-up", Multiclass(tuple(classes)), {"train": split, "val": split}, (h, w), channels, ())
-
-
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     """Names of runs depend on the folders that there are."""
@@ -38,11 +30,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained(tmp_path):
-    """Weights of a small model for 12x12 grey images of two classes."""
-    config = replace(canonical("vit_nano2")[1], img_size=(12, 12), channels=1, classes=2, registers=3)
-    card = Card(model="vit_nano2", config=config, task=Multiclass(("x", "y")), preprocess=Preprocess((12, 12), 1))
-    save(tmp_path / "model.safetensors", build(config), card)
-    return str(tmp_path / "model.safetensors")
+    return model_file(tmp_path)
 
 
 def architecture(config):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from peers import randomise
 from safetensors.torch import load_file, save_file
+from saved import CLASSES, CONFIG, card_of, images
 from torch import nn
 
 import vitrail
@@ -22,36 +23,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.files import atomic_write
 from vitrail.models import build
-from vitrail.models.vit import ViTConfig
-from vitrail.tasks import Multiclass
-from vitrail.weights import Card, load, open_card, open_run, save
-
-CONFIG = ViTConfig(
-    width=16, depth=2, heads=2, mlp=32, patch=2, img_size=(8, 12), channels=3, classes=3, pool="cls", registers=1
-)
-CLASSES = ("cat", "Hündin", "猫/鳥")
-PREPROCESS = Preprocess((8, 12), 3, 0.9, mean=(0.4, 0.5, 0.6), std=(0.2,))
-
-
-def card_of(config=CONFIG, classes=CLASSES, preprocess=PREPROCESS):
-    return Card(
-        model="vit_nano2", config=config, task=Multiclass(classes), preprocess=preprocess, metrics={"top1": 0.75}
-    )
-
-
-@pytest.fixture
-def model():
-    return randomise(build(CONFIG))
-
-
-@pytest.fixture
-def path(tmp_path, model):
-    save(tmp_path / "model.safetensors", model, card_of())
-    return tmp_path / "model.safetensors"
-
-
-def images(config=CONFIG, count=2):
-    return torch.randn(count, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
+from vitrail.weights import load, open_card, open_run, save
 
 
 @torch.no_grad()

@@ -8,19 +8,14 @@ import pytest
 import torch
 from peers import randomise
 from safetensors.torch import save_file
+from saved import CLASSES, CONFIG, images
 
 import vitrail
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build
-from vitrail.models.vit import ViTConfig
 from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, save, start_from
-
-CONFIG = ViTConfig(
-    width=16, depth=2, heads=2, mlp=32, patch=2, img_size=(8, 12), channels=3, classes=3, pool="cls", registers=1
-)
-CLASSES = ("cat", "Hündin", "猫/鳥")
 
 
 def card_of(config=CONFIG, preprocess=None):
@@ -29,18 +24,9 @@ def card_of(config=CONFIG, preprocess=None):
 
 
 @pytest.fixture
-def model():
-    return randomise(build(CONFIG))
-
-
-@pytest.fixture
 def path(tmp_path, model):
     save(tmp_path / "model.safetensors", model, card_of())
     return tmp_path / "model.safetensors"
-
-
-def images(config):
-    return torch.randn(2, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
 
 
 def broken(state):

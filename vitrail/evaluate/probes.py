@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from vitrail.charts import build
@@ -146,6 +145,8 @@ def knn(
 
     With fewer than `k` training images, all vote.
     """
+    import torch  # slow to import, and predictions of an ONNX file do without
+
     if k < 1 or temperature <= 0:
         raise UserError(f"'k' must be at least 1 and 'temperature' above 0, but they are {k} and {temperature}.")
     x, y, test, truth, names = _arrays(train_features, train_labels, features, labels, classes)

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitrail.config import Size, coerce
 from vitrail.errors import UserError, nearest
 from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, swin, vit_configs
 from vitrail.models.bit import BiT, BiTConfig
 from vitrail.models.coatnet import CoAtNet, CoAtNetConfig
+from vitrail.models.counts import COUNTS
 from vitrail.models.hybrid import Hybrid, HybridConfig
 from vitrail.models.mixer import Mixer, MixerConfig
 from vitrail.models.model import Model as Model
@@ -164,6 +164,8 @@ def parameters(config: ModelConfig) -> int:
 @cache
 def macs(config: ModelConfig) -> int:
     """Multiply-accumulate operations of a forward pass on one image: what ViT papers report as FLOPs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
     with torch.device("meta"):
         model = build(config).eval()
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -183,8 +185,10 @@ class Row:
 
 
 def rows(pattern: str = "") -> Iterator[Row]:
-    """Yields every listed model whose name contains `pattern`; lazily, since counting parameters takes time."""
+    """Yields every listed model whose name contains `pattern`; lazily, since counting a registered one takes time."""
     chosen = {name: config for name, config in CONFIGS.items() if pattern in name}
     if not chosen:
         raise UserError(f"No model has '{pattern}' in its name. `vitrail models` without a pattern lists them all.")
-    return (Row(name, parameters(c), macs(c), c.length, c.img_size) for name, c in chosen.items())
+    return (
+        Row(name, *(COUNTS.get(name) or (parameters(c), macs(c))), c.length, c.img_size) for name, c in chosen.items()
+    )
