@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vitrail.charts.measure import lean
-from vitrail.tasks.calibration import Bin, calibration_gap
+from vitrail.tasks.calibration import Bin
 from vitrail.tasks.scores import Numbers, Scores, files_line, rounded
 
 
@@ -30,9 +30,10 @@ class MulticlassScores(Scores):
     per_class: list[ClassScore]
     confusion: Numbers
     bins: list[Bin]
-    temperature: float = 1.0  # of the probabilities
-    unscaled_ece: float  # at a temperature of 1
-    unscaled_gap: float  # confidence minus accuracy at a temperature of 1
+    gap: float  # confidence minus accuracy: above 0 the model is overconfident
+    temperature: float  # that divided the logits; without it, at a temperature of 1:
+    unscaled_ece: float
+    unscaled_gap: float
 
     @property
     def main(self) -> float:
@@ -42,11 +43,6 @@ class MulticlassScores(Scores):
     def standard_error(self) -> float:
         """Of a proportion."""
         return float((self.top1 * (1 - self.top1) / self.images) ** 0.5)
-
-    @property
-    def gap(self) -> float:
-        """Confidence minus accuracy: above 0 the model is overconfident."""
-        return calibration_gap(self.bins)
 
     @property
     def each(self) -> list[ClassScore]:

@@ -180,21 +180,22 @@ class Multiclass(Task):
             ],
             confusion=confusion,
             bins=bins,
+            gap=calibration_gap(bins),
             temperature=self.temperature,
             unscaled_ece=calibration_error(unscaled_bins),
             unscaled_gap=calibration_gap(unscaled_bins),
         )
 
     def restore(self, document: Mapping[str, Any]) -> MulticlassScores:
+        bins = [Bin(**bin) for bin in document["bins"]]
+        gap = calibration_gap(bins)
+        older = {"gap": gap, "temperature": 1.0, "unscaled_ece": document["ece"], "unscaled_gap": gap}
         return MulticlassScores(
             **{name: document[name] for name in ("images", "top1", "top5", "loss", "ece")},
             per_class=[ClassScore(**score) for score in document["per_class"]],
             confusion=np.array(document["confusion"], np.int64),
-            bins=(bins := [Bin(**bin) for bin in document["bins"]]),
-            # Absent in older files, which have no temperature.
-            temperature=document.get("temperature", 1.0),
-            unscaled_ece=document.get("unscaled_ece", document["ece"]),
-            unscaled_gap=document.get("unscaled_gap", calibration_gap(bins)),
+            bins=bins,
+            **{name: document.get(name, value) for name, value in older.items()},  # absent in older files
         )
 
     # Single predictions -----------------------------------------------------------------------------------
