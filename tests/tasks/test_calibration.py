@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from vitrail.tasks.calibration import COLDEST, HOTTEST, crossed_error, fit_temperature, top_probability
+from vitrail.tasks.calibration import (
+    COLDEST,
+    HOTTEST,
+    calibration_error,
+    crossed_error,
+    fit_temperature,
+    reliability_bins,
+    top_probability,
+)
 
 
 def drawn(images: int, classes: int, sharp: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -67,3 +75,11 @@ def test_the_cross_fitted_error_uses_no_image_twice():
     right = logits.argmax(axis=1) == labels
     together, apart = crossed_error(*drawn(2000, 10), right), crossed_error(logits, labels, right)
     assert together < 0.05 < 0.2 < apart
+
+
+def test_calibrated_predictions_have_an_error_by_chance():
+    random, errors = np.random.default_rng(0), []
+    for _ in range(100):
+        confidence = random.beta(20, 1, 359)
+        errors.append(calibration_error(reliability_bins(confidence, random.random(359) < confidence)))
+    assert np.mean(errors) == pytest.approx(0.02, abs=0.005)  # as docs/evaluate.md says

@@ -122,13 +122,12 @@ class Multiclass(Task):
         """With the temperature of the lowest cross-entropy. A subclass with other outputs is not calibrated."""
         if outputs.shape[1] != len(self.classes):
             return self, ""
-        plain = replace(self, temperature=1.0)
-        task = replace(self, temperature=fit_temperature(outputs, targets))
-        before, right = plain.measure(outputs, targets), self.right(outputs, targets)
+        task, right = replace(self, temperature=fit_temperature(outputs, targets)), self.right(outputs, targets)
+        before = reliability_bins(top_probability(outputs.astype(np.float64)), right)
         return task, (
             f"Temperature {task.temperature:.2f}, fitted to {len(targets):,} validation images: calibration error "
-            f"{crossed_error(outputs, targets, right):.1%} (cross-fitted) instead of {before.ece:.1%}; without it the "
-            f"model is {lean(before.gap)}."
+            f"{crossed_error(outputs, targets, right):.1%} (cross-fitted) instead of {calibration_error(before):.1%}; "
+            f"without it the model is {lean(calibration_gap(before))}."
         )
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
