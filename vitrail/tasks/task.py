@@ -145,11 +145,11 @@ class Task(ABC):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Task:
-        """The inverse of `to_json`, for constants with one value per class: fields whose default is ()."""
+        """The inverse of `to_json`; constants have one value per class. A task with a single number overrides it."""
         classes = document["classes"]
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise UserError(f"'classes' must be a list of names, but it is {classes!r}.")
-        constants = [f.name for f in fields(cls) if f.name != "classes" and f.default == ()]
+        constants = [f.name for f in fields(cls) if f.name != "classes" and not isinstance(f.default, float)]
         for name in constants:
             if len(document[name]) != len(classes):
                 raise UserError(f"'{name}' must have one number for each of {len(classes)} {cls.many}.")
