@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitrail.tasks import Multiclass, Multilabel, Regression
-from vitrail.tasks.multiclass import MulticlassScores
+from vitrail.tasks.class_scores import MulticlassScores
 from vitrail.tasks.multilabel import MultilabelScores
 from vitrail.tasks.regression import RegressionScores
 

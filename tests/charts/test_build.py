@@ -28,6 +28,13 @@ def test_curves_point_to_the_best_epoch_and_stand_gaps():
     assert chart.to_json()["lines"][1]["y"] == [0.5, None, 0.9]
 
 
+def test_curves_point_to_the_epoch_that_was_kept():
+    chart = build.curves(rows(val_top1=[0.5, 0.9, 0.88]), TOP1, kept=3)[1]
+    assert chart.note == "kept 88.0% in epoch 3, best validation score 90.0% in epoch 2"
+    assert [line.dot for line in chart.lines] == [(3, 0.88)]
+    assert build.curves(rows(val_top1=[0.5, 0.9, 0.9]), TOP1, kept=3)[1].lines[0].dot == (3, 0.9)
+
+
 def test_the_best_epoch_may_be_the_lowest():
     chart = build.curves(rows(val_mae=[3.0, 1.0, 2.0]), ERROR)[1]
     assert (chart.title, chart.note) == ("MAE", "best validation score 1 in epoch 2")

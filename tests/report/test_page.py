@@ -80,6 +80,8 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
         assert heading in text
     assert "weight_decay" in text
     assert "Training is not finished" not in text
+    assert re.search(r"kept epoch \d of 2: top-1 \d", text)
+    assert re.search(r"Logits are divided by a temperature of \d\.\d\d; before: calibration error", page.read_text())
 
 
 def test_a_run_without_an_epoch_says_so(trained, tmp_path):

@@ -33,7 +33,8 @@ def test_answers_are_those_of_the_model(trained, files):
     model, card = open_run(trained)
     stored = np.stack([np.asarray(Image.open(file))[:, :, None] for file in files])
     with torch.inference_mode():
-        expected = model(card.preprocess.normalise(torch.from_numpy(card.preprocess.pixels(stored)))).softmax(dim=1)
+        expected = model(card.preprocess.normalise(torch.from_numpy(card.preprocess.pixels(stored))))
+        expected = (expected / card.task.temperature).softmax(dim=1)
     answers = list(Predictor(trained)(files, top=1, batch_size=7))
     assert [answer.file for answer in answers] == list(map(str, files))
     assert [answer.labels[0] for answer in answers] == [card.classes[i] for i in expected.argmax(dim=1)]
@@ -114,7 +115,7 @@ def test_outputs_of_arrays_and_tensors_are_the_same(trained, exported, files, so
 def test_what_outputs_mean(trained):
     card, outputs = source_card(trained), np.random.default_rng(0).normal(size=(5, 10)).astype(np.float32)
     tensor = torch.from_numpy(outputs).double()
-    np.testing.assert_allclose(card.task.means(outputs), tensor.softmax(dim=1), rtol=1e-12)
+    np.testing.assert_allclose(card.task.means(outputs), (tensor / card.task.temperature).softmax(dim=1), rtol=1e-12)
     np.testing.assert_allclose(Multilabel(card.classes).means(outputs), tensor.sigmoid(), rtol=1e-12)
     values = Regression(card.classes, (3.0,) * 10, (2.0,) * 10)
     np.testing.assert_allclose(values.means(outputs), tensor * 2 + 3, rtol=1e-12)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from measuring import measure
 from sklearn.metrics import classification_report, log_loss, top_k_accuracy_score
 
@@ -138,11 +139,63 @@ def test_json_is_complete_and_plain():
     metrics = measure(logits, labels, ABC)
     document = json.loads(json.dumps(metrics.to_json()))
     assert metrics.summary().items() <= document.items()
-    assert set(metrics.summary()) == {"images", "top1", "top5", "loss", "ece"}
+    assert set(metrics.summary()) == {"images", "top1", "top5", "loss", "ece", "temperature", "unscaled_ece"}
     assert document["loss"] == round(metrics.loss, 6)
     assert document["confusion"] == metrics.confusion.tolist()
     assert [score["name"] for score in document["per_class"]] == ABC
     assert len(document["bins"]) == BINS
+
+
+# Temperature
+
+
+def test_a_temperature_divides_the_logits_everywhere_and_changes_no_prediction():
+    logits, labels = noisy(300, 3)
+    scaled, same = Multiclass(tuple(ABC), 0.5), Multiclass(tuple(ABC))
+    np.testing.assert_allclose(scaled.means(logits), same.means(2 * logits), rtol=1e-12)
+    torch.testing.assert_close(
+        scaled.meaning(torch.from_numpy(logits)).double(), torch.from_numpy(scaled.means(logits))
+    )
+    np.testing.assert_allclose(scaled.losses(logits, labels), same.losses(2 * logits, labels), rtol=1e-12)
+    np.testing.assert_allclose(scaled.margins(logits), same.margins(2 * logits), rtol=1e-12)
+    given, expected, plain = (
+        task.measure(outputs, labels) for task, outputs in ((scaled, logits), (same, 2 * logits), (same, logits))
+    )
+    assert (given.loss, given.ece, given.gap) == pytest.approx((expected.loss, expected.ece, expected.gap))
+    assert (given.unscaled_ece, given.unscaled_gap) == pytest.approx((plain.ece, plain.gap))
+    assert given.confusion.tolist() == plain.confusion.tolist()
+    samples = scaled.sample(given, logits, labels)
+    assert samples.whole["ece"].mean() == pytest.approx(same.sample(expected, 2 * logits, labels).whole["ece"].mean())
+
+
+def test_the_calibration_error_is_shown_before_and_after():
+    logits, labels = noisy(400, 3)
+    task, line = Multiclass(tuple(ABC)).calibrated(logits / 5, labels)
+    scores = task.measure(logits / 5, labels)
+    assert scores.ece < scores.unscaled_ece / 2
+    assert scores.unscaled_gap < -0.1
+    assert f"Temperature {task.temperature:.2f}, fitted to 400 validation images" in line
+    assert f"instead of {scores.unscaled_ece:.1%}; without it the model is underconfident by" in line
+    assert f"  before scaling   {scores.unscaled_ece:>7.2%}  (underconfident by" in scores.table()
+    assert f"before: calibration error {scores.unscaled_ece:.1%}" in task.charts(scores)[1].help
+    plain = measure(logits, labels, ABC)
+    assert "before" not in plain.table() + Multiclass(tuple(ABC)).charts(plain)[1].help
+
+
+def test_scores_of_earlier_versions_have_no_temperature():
+    logits, labels = noisy(60, 3)
+    document = measure(logits, labels, ABC).to_json()
+    for name in ("gap", "temperature", "unscaled_ece", "unscaled_gap"):
+        del document[name]
+    restored = Multiclass(tuple(ABC)).restore(document)
+    assert (restored.temperature, restored.unscaled_ece) == (1.0, document["ece"])
+    assert restored.gap == restored.unscaled_gap == pytest.approx(measure(logits, labels, ABC).gap, abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf"), "1", None, [1.0]])
+def test_a_temperature_is_a_positive_number(temperature: object):
+    with pytest.raises(UserError, match="'temperature' must be a positive number"):
+        Multiclass.from_json({"classes": ABC, "temperature": temperature})
 
 
 # Single predictions

@@ -25,6 +25,7 @@ def examples(count: int = 101) -> dict[str, tuple[Task, np.ndarray, np.ndarray]]
     values = (outputs + random.normal(size=outputs.shape)) * std + mean
     return {
         "multiclass": (Multiclass(ABC), outputs, classes),
+        "multiclass, calibrated": (Multiclass(ABC, 0.7), outputs, classes),
         "multilabel": (Multilabel(ABC, (0.5, 0.3, 0.6)), outputs, labels),
         "multilabel, thresholds to be chosen": (Multilabel(ABC), outputs, labels),
         "regression": (Regression(ABC, mean, std), outputs, values.astype(np.float32)),
@@ -73,6 +74,19 @@ def test_scores_are_restored_from_json(task: Task, outputs: np.ndarray, targets:
 @CASES
 def test_losses_are_those_that_the_scores_average(task: Task, outputs: np.ndarray, targets: np.ndarray):
     assert task.losses(outputs, targets).mean() == pytest.approx(task.measure(outputs, targets).loss)
+
+
+@CASES
+def test_the_standard_error_is_that_of_the_bootstrap(task: Task, outputs: np.ndarray, targets: np.ndarray):
+    scores = task.measure(outputs, targets)
+    main = task.measures[0].name
+    samples = task.sample(scores, outputs, targets).whole[main]
+    assert scores.standard_error == pytest.approx(samples.std(), rel=0.1)
+
+
+@CASES
+def test_one_image_has_a_standard_error(task: Task, outputs: np.ndarray, targets: np.ndarray):
+    assert task.measure(outputs[:1], targets[:1]).standard_error == 0
 
 
 @CASES

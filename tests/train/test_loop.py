@@ -160,6 +160,7 @@ def test_the_best_epoch_is_kept_rather_than_the_last(train, small):
     scores = [row["val_top1"] for row in rows(run)]
     assert scores[1] < scores[0], "this test needs a run that gets worse"
     assert snapshot(run) == best
+    assert f"Kept epoch 1 of 2: top-1 {scores[0]:.1%}, the best." in (run / "train.log").read_text()
     assert vitrail.evaluate(run).top1 == pytest.approx(scores[0], abs=1e-6)
 
 

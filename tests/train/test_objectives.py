@@ -65,10 +65,9 @@ def test_a_run_on_labels_is_measured_by_them(labels_run, table):
     epochs = rows(labels_run)
     columns = ["epoch", "step", "lr", "train_loss", "val_loss", "val_map", "val_macro_f1", "val_micro_f1", "seconds"]
     assert list(epochs[0]) == [*columns, "wait"]
-    best = max(epochs, key=lambda row: (row["val_map"], row["epoch"]))
-    assert card.metrics["epoch"] == best["epoch"]
-    metrics = vitrail.evaluate(labels_run)
-    assert metrics.map == pytest.approx(best["val_map"], abs=1e-6)
+    metrics, kept = vitrail.evaluate(labels_run), epochs[card.metrics["epoch"] - 1]
+    assert metrics.map == pytest.approx(kept["val_map"], abs=1e-6)
+    assert kept["val_map"] >= max(row["val_map"] for row in epochs) - 2 * metrics.standard_error
     assert metrics.map > 0.6  # by chance 0.45
     assert metrics.folder is not None
     assert {path.name for path in metrics.folder.iterdir()} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -33,6 +34,59 @@ def test_a_step_counts_its_values_and_its_time():
     progress.add({"loss": 1.0})
     assert (progress.step, progress.count, progress.mean("loss")) == (2, 2, 1.5)
     assert progress.took < 0.05 <= progress.trained == pytest.approx(progress.seconds, abs=0.01)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of an epoch, as far as they decide which is kept."""
+
+    main: float
+    standard_error: float = 0.02
+
+    def row(self) -> dict[str, float]:
+        return {"loss": 1.0, "top1": self.main}
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"),
+    [
+        ([0.5, 0.7, 0.9], 3),
+        ([0.5, 0.9, 0.89, 0.885], 4),  # as good as the best
+        ([0.5, 0.9, 0.85, 0.7], 2),  # overfitting
+        ([0.5, 0.9, 0.89, 0.87, 0.88], 5),
+        ([0.5, 0.9, 0.89, 0.7], 3),
+        ([0.9, 0.89, 0.95, 0.92], 3),  # measured from the best so far
+        ([0.9, 0.885, 0.87, 0.855], 2),  # not from the one kept, which would drift
+        ([-3.0], 1),
+    ],
+)
+def test_the_last_epoch_within_one_standard_error_of_the_best_is_kept(scores: list[float], kept: int):
+    progress = Progress()
+    for main in scores:
+        progress.close_epoch(Scored(main))
+        state, progress = progress.state_dict(), Progress()
+        progress.load_state_dict(state)
+    assert progress.kept == kept
+    assert progress.best == max(scores)
+
+
+def test_without_a_standard_error_the_last_of_the_best_is_kept():
+    progress = Progress()
+    for main in (0.5, 0.9, 0.9, 0.8999):
+        progress.close_epoch(Scored(main, 0.0))
+    assert progress.kept == 3
+
+
+def test_the_state_of_an_earlier_version_keeps_its_best_until_there_is_a_better_one():
+    progress = Progress()
+    state = progress.state_dict() | {"best": 0.9}
+    del state["error"], state["kept"]
+    progress.load_state_dict(state)
+    kept = []
+    for main in (0.89, 0.91, 0.9):
+        progress.close_epoch(Scored(main))
+        kept.append(progress.kept)
+    assert kept == [0, 2, 3]
 
 
 def test_a_state_of_something_else_is_refused():

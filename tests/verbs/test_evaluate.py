@@ -26,7 +26,7 @@ from vitrail.errors import UserError
 from vitrail.evaluate.stream import run_split
 from vitrail.models import Model, create
 from vitrail.tasks import Multiclass
-from vitrail.tasks.multiclass import MulticlassScores
+from vitrail.tasks.class_scores import MulticlassScores
 from vitrail.verbs.evaluate import evaluate
 from vitrail.weights import Card, save
 

@@ -20,7 +20,7 @@ from vitrail.charts.kinds import (
     Tone,
     Values,
 )
-from vitrail.charts.measure import Measure, count, number, percent
+from vitrail.charts.measure import Measure, count, lean, number, percent
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv, one per epoch
 
@@ -30,11 +30,16 @@ _COLUMNS = 6  # maximum scatter plots, one per value
 # Training -------------------------------------------------------------------------------------------------
 
 
-def curves(rows: Rows, main: Measure) -> list[Lines]:
-    """Loss, the main measure and the learning rate over the epochs of a run."""
+def curves(rows: Rows, main: Measure, kept: int | None = None) -> list[Lines]:
+    """Loss, the main measure and the learning rate over the epochs of a run.
+
+    The epoch whose model is kept is marked; by default it is the one with the best score.
+    """
     scores = _column(rows, f"val_{main.name}")
     best = int(np.nanargmin(scores) if main.lower_is_better else np.nanargmax(scores))
-    epoch, score = int(rows[best]["epoch"]), float(scores[best])
+    row = best if kept is None else next(i for i, row in enumerate(rows) if row["epoch"] == kept)
+    epoch, score, highest = int(rows[row]["epoch"]), float(scores[row]), float(scores[best])
+    note = f"best validation score {main.text(highest)} in epoch {rows[best]['epoch']:g}"
     parts: tuple[tuple[str, str, Tone], ...] = (("train", "training", "warm"), ("val", "validation", "cool"))
     losses = [_line(rows, f"{part}_loss", name, tone) for part, name, tone in parts]
     metric = [
@@ -54,8 +59,8 @@ def curves(rows: Rows, main: Measure) -> list[Lines]:
         Lines(
             name="curves",
             title=main.heading or main.title,
-            note=f"best validation score {main.text(score)} in epoch {epoch}",
-            help="The model of this epoch is kept.",
+            note=note if score == highest else f"kept {main.text(score)} in epoch {epoch}, {note}",
+            help="The model of the marked epoch is kept: the last within one standard error of the best.",
             x="epoch",
             lines=tuple(metric),
             percent=main.percent,
@@ -162,11 +167,10 @@ def reliability(
     total = max(sum(n for _, _, n in bins), 1)
     error = sum(n * abs(accuracy - confidence) for confidence, accuracy, n in bins) / total
     off = sum(n * (confidence - accuracy) for confidence, accuracy, n in bins) / total
-    lean = "over" if off > 0 else "under"
     return Reliability(
         name="reliability",
         title="Reliability",
-        note=f"calibration error {percent(error)}, {lean}confident by {100 * abs(off):.1f} points",
+        note=f"calibration error {percent(error)}, {lean(off)}",
         help="Bars on the diagonal are perfectly calibrated; below it predictions are overconfident.",
         bins=tuple((float(confidence), float(accuracy), int(n)) for confidence, accuracy, n in bins),
         x=x,

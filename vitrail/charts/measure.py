@@ -44,3 +44,8 @@ def number(value: float, digits: int = 3) -> str:
 def count(images: int, thing: str = "image") -> str:
     """A count with its noun: "1 image", "1,438 images"."""
     return f"{images:,} {thing}{'' if images == 1 else 's'}"
+
+
+def lean(gap: float) -> str:
+    """Mean confidence minus accuracy as text: "underconfident by 13.8 points"."""
+    return f"{'over' if gap > 0 else 'under'}confident by {100 * abs(gap):.1f} points"

@@ -25,7 +25,8 @@ from vitrail.data.dataset import Numbers
 from vitrail.data.sources import stratify
 from vitrail.errors import UserError
 from vitrail.progress import log
-from vitrail.tasks.multiclass import ClassScore, Multiclass, class_lines, class_tables
+from vitrail.tasks.class_scores import ClassScore, class_lines, class_tables
+from vitrail.tasks.multiclass import Multiclass
 from vitrail.tasks.scores import files_line, rounded
 
 Floats = NDArray[np.float32]

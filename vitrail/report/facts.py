@@ -57,6 +57,12 @@ class RunFacts:
         return self.run.history
 
     @property
+    def kept(self) -> int | None:
+        """The epoch of the model; None if it is not recorded."""
+        epoch = self.card.metrics.get("epoch") if self.card is not None else None
+        return None if epoch is None or epoch > len(self.rows) else int(epoch)
+
+    @property
     def stopped(self) -> bool:
         """Whether training is unfinished."""
         return not self.run.finished

@@ -49,7 +49,7 @@ def run_page(facts: RunFacts, workers: int) -> str:
         results=[fit(chart) for chart in facts.task.charts(facts.scores)] if facts.scores is not None else [],
         scores=tables.scores(facts),
         sizes=sections.sizes(data) if data is not None else [],
-        curves=[fit(chart) for chart in build.curves(facts.rows, facts.task.measures[0])] if facts.rows else [],
+        curves=list(map(fit, build.curves(facts.rows, facts.task.measures[0], facts.kept))) if facts.rows else [],
         training=text.training(facts),
         settings=text.settings(facts.config),
         commands=text.commands(facts),

@@ -3,7 +3,7 @@
 | file or folder                       | content                                                        |
 |--------------------------------------|----------------------------------------------------------------|
 | `config.yaml`                        | every setting, resolved                                        |
-| `model.safetensors`, `model.json`    | the best model so far, and its card                            |
+| `model.safetensors`, `model.json`    | the kept model so far, and its card                            |
 | `metrics.csv`                        | one row per epoch                                              |
 | `last/state.pt`                      | the checkpoint from which training resumes                     |
 | `train.log`, `curves.png`, `tensorboard/` | the log, the curves, the events                            |
@@ -180,7 +180,7 @@ class Run:
         return read_card(self.weights_file.with_suffix(".json"))
 
     def model(self, device: str = "cpu") -> Model:
-        """The run's best model, in evaluation mode."""
+        """The run's model, in evaluation mode."""
         from vitrail.weights import open_run
 
         return open_run(self.path, device)[0]

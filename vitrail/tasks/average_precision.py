@@ -1,4 +1,4 @@
-"""Average precision, thresholds of the best F1, and bootstrap samples of both."""
+"""Average precision with its standard error, thresholds of the best F1, and bootstrap samples of both."""
 
 from __future__ import annotations
 
@@ -25,6 +25,29 @@ def last_of_ties(descending: Floats) -> Numbers:
     """For each of some sorted values, the index of the last one equal to it."""
     last = np.flatnonzero(np.append(np.diff(descending) != 0, True))
     return last[np.searchsorted(last, np.arange(len(descending)))]
+
+
+def map_standard_error(chances: Floats, true: NDArray[np.bool_]) -> float:
+    """The standard error of the mean average precision over samples of the images, by the infinitesimal jackknife."""
+    seen = np.flatnonzero(true.any(axis=0))
+    if not len(seen):
+        return 0.0
+    influence = np.mean([_ap_influence(chances[:, k], true[:, k]) for k in seen], axis=0)
+    return float(np.sqrt((influence**2).sum()))
+
+
+def _ap_influence(chances: Floats, true: NDArray[np.bool_]) -> Floats:
+    """The derivative of a label's average precision by the weight of each image, (N,)."""
+    order = np.argsort(-chances, kind="stable")
+    hit, sorted_chances = true[order].astype(np.float64), chances[order]
+    ends = last_of_ties(sorted_chances)
+    starts = len(order) - 1 - last_of_ties(sorted_chances[::-1])[::-1]
+    precision = np.cumsum(hit)[ends] / (ends + 1)
+    # An image counts as a hit itself, and changes the precision of every hit that is not ranked above it.
+    below, lost = (np.cumsum((hit * part / (ends + 1))[::-1])[::-1][starts] for part in (1.0, precision))
+    influence = np.empty(len(order))
+    influence[order] = hit * (precision - (hit @ precision) / hit.sum() + below) - lost
+    return influence / hit.sum()
 
 
 def sample_labels(chances: Floats, true: NDArray[np.bool_], thresholds: Floats, losses: Floats) -> Samples:

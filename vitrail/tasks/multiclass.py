@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from vitrail.charts import build
-from vitrail.charts.measure import Measure
+from vitrail.charts.measure import Measure, lean
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError
 from vitrail.tasks.arrays import softmax
 from vitrail.tasks.bootstrap import Samples, collect, draws, sums
-from vitrail.tasks.calibration import BINS, Bin, bin_numbers, calibration_error, reliability_bins
-from vitrail.tasks.scores import (
-    LOSS,
-    Array,
-    Columnar,
-    Floats,
-    Meter,
-    Numbers,
-    Scores,
-    Targets,
-    files_line,
-    rounded,
+from vitrail.tasks.calibration import (
+    BINS,
+    Bin,
+    bin_numbers,
+    calibration_error,
+    calibration_gap,
+    crossed_error,
+    fit_temperature,
+    reliability_bins,
+    top_probability,
 )
+from vitrail.tasks.class_scores import ClassScore, MulticlassScores
+from vitrail.tasks.scores import LOSS, Array, Columnar, Floats, Meter, Numbers, Targets
 from vitrail.tasks.task import Answer, Confused, Line, Task
 
 if TYPE_CHECKING:
@@ -42,65 +42,10 @@ TOP = 5  # classes per answer by default
 
 
 @dataclass(frozen=True)
-class ClassScore:
-    name: str
-    precision: float
-    recall: float
-    f1: float
-    support: int
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class MulticlassScores(Scores):
-    """Classification scores. Rows of the confusion matrix are true classes."""
-
-    top1: float
-    top5: float
-    ece: float
-    per_class: list[ClassScore]
-    confusion: Numbers
-    bins: list[Bin]
-
-    @property
-    def main(self) -> float:
-        return self.top1
-
-    @property
-    def each(self) -> list[ClassScore]:
-        return self.per_class
-
-    def row(self) -> dict[str, float]:
-        return {"loss": self.loss, "top1": self.top1, "top5": self.top5}
-
-    def summary(self) -> dict[str, float]:
-        scalars = {"top1": self.top1, "top5": self.top5, "loss": self.loss, "ece": self.ece}
-        return {"images": self.images} | rounded(scalars)
-
-    def to_json(self) -> dict[str, Any]:
-        return self.summary() | {
-            "per_class": [rounded(asdict(score)) for score in self.per_class],
-            "confusion": self.confusion.tolist(),
-            "bins": [rounded(asdict(bin)) for bin in self.bins],
-        }
-
-    def csv(self) -> dict[str, list[list[object]]]:
-        return class_tables(self.per_class, self.confusion)
-
-    def table(self, most: int = 20) -> str:
-        lines = [
-            f"images             {self.images:>7,}",
-            f"top-1              {self.top1:>7.2%}",
-            f"top-5              {self.top5:>7.2%}",
-            f"loss               {self.loss:>7.4f}",
-            f"calibration error  {self.ece:>7.2%}",
-            "",
-        ]
-        return "\n".join(lines + class_lines(self.per_class, most) + files_line(self.folder))
-
-
-@dataclass(frozen=True)
 class Multiclass(Task):
     """One class per image."""
+
+    temperature: float = 1.0  # divides the logits; fitted to validation images, so that probabilities are calibrated
 
     name: ClassVar[str] = "multiclass"
     title: ClassVar[str] = "multi-class"
@@ -161,7 +106,29 @@ class Multiclass(Task):
     def remedy(self) -> str:
         return "--balanced-sampling or --class-weights"
 
+    # In files ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Task:
+        task, temperature = super().from_json(document), document.get("temperature", 1.0)  # absent in older files
+        assert isinstance(task, Multiclass)
+        if not isinstance(temperature, int | float) or not 0 < temperature < np.inf:
+            raise UserError(f"'temperature' must be a positive number, but it is {temperature!r}.")
+        return replace(task, temperature=float(temperature))
+
     # Training ---------------------------------------------------------------------------------------------
+
+    def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, str]:
+        """With the temperature of the lowest cross-entropy. A subclass with other outputs is not calibrated."""
+        if outputs.shape[1] != len(self.classes):
+            return self, ""
+        task, right = replace(self, temperature=fit_temperature(outputs, targets)), self.right(outputs, targets)
+        before = reliability_bins(top_probability(outputs.astype(np.float64)), right)
+        return task, (
+            f"Temperature {task.temperature:.2f}, fitted to {len(targets):,} validation images: calibration error "
+            f"{crossed_error(outputs, targets, right):.1%} (cross-fitted) instead of {calibration_error(before):.1%}; "
+            f"without it the model is {lean(calibration_gap(before))}."
+        )
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
         from vitrail.tasks.objective import CrossEntropy, class_tensor
@@ -173,7 +140,7 @@ class Multiclass(Task):
     # Answers ----------------------------------------------------------------------------------------------
 
     def meaning(self, outputs: Tensor) -> Tensor:
-        return softmax(outputs)
+        return softmax(outputs / self.temperature)
 
     def answers(self, meant: NDArray[np.floating], top: int | None = None) -> list[Answer]:
         found = []
@@ -184,15 +151,16 @@ class Multiclass(Task):
 
     def meter(self) -> Meter:
         def split(outputs: Floats, labels: Numbers) -> tuple[Array, ...]:
-            return labels, self.choice(outputs), *each_image(self.logits(outputs), labels)
+            logits, plain = self.logits(outputs), replace(self, temperature=1.0).logits(outputs)
+            return labels, self.choice(outputs), *each_image(logits, labels), top_probability(plain)
 
         return Columnar(split, self._scores)
 
     def _scores(
-        self, labels: Numbers, said: Numbers, rank: Numbers, losses: Floats, confidence: Floats
+        self, labels: Numbers, said: Numbers, rank: Numbers, losses: Floats, confidence: Floats, unscaled: Floats
     ) -> MulticlassScores:
         right = rank == 0
-        bins = reliability_bins(confidence, right)
+        bins, unscaled_bins = (reliability_bins(values, right) for values in (confidence, unscaled))
         # scikit-learn would warn of "a regression problem" when there are many classes and few images.
         confusion = np.zeros((len(self.classes), len(self.classes)), np.int64)
         np.add.at(confusion, (labels, said), 1)
@@ -211,14 +179,22 @@ class Multiclass(Task):
             ],
             confusion=confusion,
             bins=bins,
+            gap=calibration_gap(bins),
+            temperature=self.temperature,
+            unscaled_ece=calibration_error(unscaled_bins),
+            unscaled_gap=calibration_gap(unscaled_bins),
         )
 
     def restore(self, document: Mapping[str, Any]) -> MulticlassScores:
+        bins = [Bin(**bin) for bin in document["bins"]]
+        gap = calibration_gap(bins)
+        older = {"gap": gap, "temperature": 1.0, "unscaled_ece": document["ece"], "unscaled_gap": gap}
         return MulticlassScores(
             **{name: document[name] for name in ("images", "top1", "top5", "loss", "ece")},
             per_class=[ClassScore(**score) for score in document["per_class"]],
             confusion=np.array(document["confusion"], np.int64),
-            bins=[Bin(**bin) for bin in document["bins"]],
+            bins=bins,
+            **{name: document.get(name, value) for name, value in older.items()},  # absent in older files
         )
 
     # Single predictions -----------------------------------------------------------------------------------
@@ -231,9 +207,9 @@ class Multiclass(Task):
         return np.asarray(self.choice(outputs) == targets)
 
     def logits(self, outputs: NDArray[np.floating]) -> Floats:
-        """A logit for every class, (N, K): the outputs, or log-probabilities in a subclass with other outputs."""
+        """The scaled logit of every class, (N, K), or log-probabilities in a subclass with other outputs."""
         if outputs.shape[1] == len(self.classes):
-            return outputs.astype(np.float64)
+            return outputs.astype(np.float64) / self.temperature
         return np.log(np.maximum(self.means(outputs), 1e-300))
 
     def choice(self, outputs: NDArray[np.floating]) -> Numbers:
@@ -290,7 +266,12 @@ class Multiclass(Task):
     def charts(self, scores: MulticlassScores) -> list[Chart]:
         names = [score.name for score in scores.per_class]
         bins = [(b.confidence, b.accuracy, b.count) for b in scores.bins]
-        return [build.confusion(scores.confusion, names), build.reliability(bins)]
+        reliability = build.reliability(bins)
+        if scores.temperature != 1:
+            before = f"calibration error {scores.unscaled_ece:.1%}, {lean(scores.unscaled_gap)}"
+            scaled = f"Logits are divided by a temperature of {scores.temperature:.2f}; before: {before}."
+            reliability = replace(reliability, help=f"{reliability.help} {scaled}")
+        return [build.confusion(scores.confusion, names), reliability]
 
     def sample(
         self, scores: MulticlassScores, outputs: NDArray[np.floating] | None, targets: Targets | None
@@ -340,8 +321,7 @@ def each_image(logits: Floats, labels: Numbers) -> tuple[Numbers, Floats, Floats
     # Ties go to the first class, as in argmax, so that top-1 agrees with the confusion matrix.
     earlier = np.arange(logits.shape[1]) < labels[:, None]
     rank = ((logits > own[:, None]) | ((logits == own[:, None]) & earlier)).sum(axis=1)
-    log_sum = logsumexp(logits, axis=1)
-    return rank, log_sum - own, np.exp(logits.max(axis=1) - log_sum)
+    return rank, logsumexp(logits, axis=1) - own, top_probability(logits)
 
 
 def class_weights(counts: Numbers) -> NDArray[np.float32]:
@@ -361,27 +341,3 @@ def in_turn(numbers: Numbers, groups: Numbers) -> Numbers:
     turn = np.empty(len(numbers), np.int64)
     turn[order] = np.arange(len(numbers)) - starts
     return numbers[np.argsort(turn, kind="stable")]
-
-
-def class_tables(scores: Sequence[ClassScore], confusion: Numbers) -> dict[str, list[list[object]]]:
-    """The confusion matrix and the class scores as CSV tables, by file name."""
-    names = [score.name for score in scores]
-    rows = [[name, *row] for name, row in zip(names, confusion.tolist(), strict=True)]
-    numbers = [[s.name, f"{s.precision:.6f}", f"{s.recall:.6f}", f"{s.f1:.6f}", s.support] for s in scores]
-    return {
-        "confusion": [["true \\ predicted", *names], *rows],
-        "per_class": [["class", "precision", "recall", "f1", "support"], *numbers],
-    }
-
-
-def class_lines(scores: Sequence[ClassScore], most: int) -> list[str]:
-    """One line per class, or for the `most` with the lowest F1."""
-    lines = []
-    if len(scores) > most:
-        lines.append(f"The {most} classes of {len(scores)} with the lowest F1:")
-        scores = sorted(scores, key=lambda score: score.f1)[:most]
-    width = max(len("class"), *(len(score.name) for score in scores))
-    lines.append(f"{'class':<{width}}  precision  recall      F1  images")
-    return lines + [
-        f"{s.name:<{width}}  {s.precision:>9.1%}  {s.recall:>6.1%}  {s.f1:>6.1%}  {s.support:>6,}" for s in scores
-    ]

@@ -14,7 +14,7 @@ from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError, shortlist
 from vitrail.tasks.arrays import sigmoid
-from vitrail.tasks.average_precision import ap_and_threshold, sample_labels
+from vitrail.tasks.average_precision import ap_and_threshold, map_standard_error, sample_labels
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.calibration import reliability_bins
 from vitrail.tasks.columns import alike, column_names, float_columns, read_columns
@@ -70,6 +70,10 @@ class MultilabelScores(Scores):
     @property
     def main(self) -> float:
         return self.map
+
+    @property
+    def standard_error(self) -> float:
+        return map_standard_error(self.probabilities, self.targets > 0.5)
 
     @property
     def each(self) -> list[LabelScore]:

@@ -68,6 +68,18 @@ class RegressionScores(Scores):
         return self.r2  # unitless, so it can be averaged over columns of different units
 
     @property
+    def standard_error(self) -> float:
+        """By the infinitesimal jackknife: from the derivative of R² by the weight of each image."""
+        if not len(self.targets):  # restored from JSON
+            return 0.0
+        spread = self.targets.var(axis=0)
+        varies = spread > 0
+        squares = (self.targets - self.targets.mean(axis=0))[:, varies] ** 2 / spread[varies]
+        errors = (self.predicted - self.targets)[:, varies] ** 2 / spread[varies]
+        influence = (errors.mean(axis=0) * squares - errors).sum(axis=1) / len(self.targets) / len(spread)
+        return float(np.sqrt((influence**2).sum()))
+
+    @property
     def each(self) -> list[ValueScore]:
         return self.per_value
 

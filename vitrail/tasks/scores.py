@@ -34,7 +34,12 @@ class Scores(ABC):
     @property
     @abstractmethod
     def main(self) -> float:
-        """The score that selects the best epoch; higher is better."""
+        """The score that selects the epoch to keep; higher is better."""
+
+    @property
+    def standard_error(self) -> float:
+        """The standard error of `main`, over samples of the images; 0 if the task does not define one."""
+        return 0.0
 
     @property
     @abstractmethod

@@ -1,7 +1,7 @@
 """The task contract: what targets and outputs mean, how they are learnt, measured and presented.
 
-A `Task` holds the class names and the constants that turn outputs into answers (thresholds, mean and standard
-deviation). It belongs to the data it was read from and to the model trained on it, so nothing outside `tasks/`
+A `Task` holds the class names and the constants that turn outputs into answers (temperature, thresholds, mean and
+standard deviation). It belongs to the data it was read from and to the model trained on it, so nothing outside `tasks/`
 distinguishes tasks by name.
 
 Legend: N images, K classes, labels or values, M model outputs (`task.outputs`, usually K).
@@ -99,7 +99,7 @@ class Task(ABC):
     title: ClassVar[str]
     one: ClassVar[str]
     many: ClassVar[str]
-    measures: ClassVar[tuple[Measure, ...]]  # overall, in the order to show; the first chooses the best epoch
+    measures: ClassVar[tuple[Measure, ...]]  # overall, in the order to show; the first chooses the epoch to keep
     columns: ClassVar[tuple[Measure, ...]]  # per class, label or value
     ranked: ClassVar[str]  # the column that ranks classes, labels or values
     counted: ClassVar[bool] = True  # whether scores of classes or labels have a `support`
@@ -145,11 +145,11 @@ class Task(ABC):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Task:
-        """The inverse of `to_json`; constants have one value per class."""
+        """The inverse of `to_json`; constants have one value per class. A task with a single number overrides it."""
         classes = document["classes"]
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise UserError(f"'classes' must be a list of names, but it is {classes!r}.")
-        constants = [f.name for f in fields(cls) if f.name != "classes"]
+        constants = [f.name for f in fields(cls) if f.name != "classes" and not isinstance(f.default, float)]
         for name in constants:
             if len(document[name]) != len(classes):
                 raise UserError(f"'{name}' must have one number for each of {len(classes)} {cls.many}.")
@@ -224,6 +224,10 @@ class Task(ABC):
     def measured(self, scores: Any) -> Task:
         """The task with the constants estimated from validation scores."""
         return self
+
+    def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, str]:
+        """The task with calibrated probabilities, from a finished model's validation outputs; and a line on it."""
+        return self, ""
 
     # Training ---------------------------------------------------------------------------------------------
 

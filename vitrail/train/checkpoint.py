@@ -47,7 +47,7 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
             f"The checkpoint {path} is corrupt: {reason}. Delete it to restart the run, or start a new run from the "
-            f"best weights so far with `--weights {run}`."
+            f"weights kept so far with `--weights {run}`."
         ) from error
     return state
 

@@ -119,5 +119,6 @@ def _write(run: Path, done: dict[str, Scores]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["fold", *document["mean"]])
-    writer.writerows([label, *scores.values()] for label, scores in (done | averages(done)).items())
+    for label, scores in (done | averages(done)).items():
+        writer.writerow([label, *(scores[name] for name in document["mean"])])
     write_text(file.with_suffix(".csv"), text.getvalue())

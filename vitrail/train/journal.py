@@ -8,7 +8,6 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -80,9 +79,9 @@ class Journal:
         while self._bars:
             self._bars.pop().close()
 
-    def epoch(self, rows: Sequence[dict[str, float]], schedule: Schedule, task: Task, over: bool) -> None:
-        """Writes metrics.csv, curves and events after an epoch, the last of `rows`; `over` marks the end of the run."""
-        epochs = schedule.epochs
+    def epoch(self, progress: Progress, schedule: Schedule, task: Task, over: bool) -> None:
+        """Writes metrics.csv, curves and events after an epoch; `over` marks the end of the run."""
+        rows, epochs = progress.rows, schedule.epochs
         text = io.StringIO()
         writer = csv.DictWriter(text, fieldnames=list(rows[0]))
         writer.writeheader()
@@ -90,7 +89,7 @@ class Journal:
         write_text(self._run.metrics_file, text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            save_charts(curves(rows, task.measures[0]), self._run.path)
+            save_charts(curves(rows, task.measures[0], progress.kept or None), self._run.path)
             self._drew = time.monotonic()
         with SummaryWriter(
             str(self._run.events_folder), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"

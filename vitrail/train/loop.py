@@ -145,12 +145,10 @@ def train(
                 raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
             scores = world.merge(meter).scores()
             progress.close_epoch(scores)
-            if scores.main >= progress.best:
-                progress.best = scores.main
-                if world.first():
-                    save(Run(run).weights_file, kept, card.measured(scores, len(progress.rows)))
             if world.first():
-                journal.epoch(progress.rows, schedule, card.task, over)
+                if progress.kept == len(progress.rows):
+                    save(Run(run).weights_file, kept, card.measured(scores, progress.kept))
+                journal.epoch(progress, schedule, card.task, over)
             checkpoint()
         if over:
             return

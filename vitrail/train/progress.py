@@ -24,6 +24,8 @@ class Progress:
     waited: float = 0.0  # part of `trained` spent waiting for data
     taught: float | None = None  # part of `trained` spent on the teacher, if there is one
     best: float = -math.inf  # main score of the best epoch
+    error: float = 0.0  # its standard error
+    kept: int = 0  # epoch of the saved weights; 0 if not known, in a checkpoint of an earlier version
     count: int = 0  # steps of this epoch
     sums: dict[str, float] = field(default_factory=dict)  # of the values logged in these steps
     rows: list[dict[str, float]] = field(default_factory=list)  # metrics.csv
@@ -75,7 +77,11 @@ class Progress:
         return self.sums.get(name, 0.0) / max(self.count, 1)
 
     def close_epoch(self, scores: Scores) -> None:
-        """Appends the row of a finished epoch and resets the per-epoch counters."""
+        """Appends the row of a finished epoch, decides whether to keep its weights, and resets the epoch's counters.
+
+        Kept is the last epoch within one standard error of the best: the validation images cannot tell these epochs
+        apart, and the last of them has the lowest learning rate. The best one is in part the luckiest.
+        """
         self.tick()
         trained = self.trained or math.inf
         self.rows.append(
@@ -90,6 +96,10 @@ class Progress:
                 **({} if self.taught is None else {"teach": round(self.taught / trained, 4)}),
             }
         )
+        if scores.main > self.best:
+            self.best, self.error = scores.main, scores.standard_error
+        if scores.main >= self.best - self.error:
+            self.kept = len(self.rows)
         self.trained = self.waited = 0.0
         self.taught = None if self.taught is None else 0.0
         self.count, self.sums = 0, dict.fromkeys(self.sums, 0.0)

@@ -13,6 +13,7 @@ from vitrail.models import Model
 from vitrail.progress import log, log_to_console
 from vitrail.runs.run import Run, split_settings
 from vitrail.tasks.scores import Scores
+from vitrail.train.calibrate import calibrate
 from vitrail.train.divergence import naming_checkpoint
 from vitrail.train.find_lr import find_lr as find_rate
 from vitrail.train.interruption import Interruption
@@ -22,7 +23,7 @@ from vitrail.train.memory import keep_freed_memory
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
 from vitrail.train.resume import reopen
-from vitrail.train.summary import describe, uneven
+from vitrail.train.summary import describe, kept_epoch, uneven
 from vitrail.train.world import World
 
 
@@ -62,15 +63,16 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
 
 
 def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:
-    """Evaluates the saved model, the best epoch's, and logs what to do next; returns the scores by split.
+    """Calibrates and evaluates the saved model, and logs what to do next; returns the scores by split.
 
     A fold is also evaluated on the test split, where folds can be compared on the same images.
     """
     splits = ["val", "test"] if config.source.fold and "test" in data.splits else ["val"]
-    scores = {
-        split: evaluate_on(run, data, split, device=config.run.device, workers=config.source.workers)
-        for split in splits
-    }
+    how: dict[str, Any] = {"device": config.run.device, "workers": config.source.workers}
+    log.info(f"Kept {kept_epoch(Run(run).card, Run(run).history)}.")
+    if line := calibrate(Run(run), data, **how):
+        log.info(line)
+    scores = {split: evaluate_on(run, data, split, **how) for split in splits}
     log.info(scores["val"].table())
     if data.unreadable:
         names = [f"{file} ({reason})" for file, reason in data.unreadable]

@@ -1,14 +1,17 @@
-"""The summary that a run logs first: data, model, recipe and device, and a warning about class imbalance."""
+"""The summaries that a run logs: first its data, model, recipe and device; last which epoch it kept."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.balance import imbalance
 from vitrail.models import Model, parameters
+from vitrail.runs.run import Row
 from vitrail.train.transfer import describe_learning
+from vitrail.weights import Card
 
 
 def describe(config: TrainConfig, data: Data, model: Model) -> str:
@@ -41,3 +44,15 @@ def uneven(config: TrainConfig, data: Data) -> str | None:
         return None
     found = imbalance(dict(zip(data.classes, counts.tolist(), strict=True)))
     return None if found is None else f"{found}: try {data.task.remedy}."
+
+
+def kept_epoch(card: Card, rows: Sequence[Row]) -> str:
+    """Which epoch's model a run kept, and why: "epoch 30 of 30: top-1 97.8%, within one standard error of …"."""
+    main, kept = card.task.measures[0], int(card.metrics["epoch"])
+    scores = {int(row["epoch"]): row[f"val_{main.name}"] for row in rows}
+    best = main.best(list(scores.values()))
+    first = next(epoch for epoch, score in scores.items() if score == best)
+    why = f"within one standard error of the best ({main.text(best)}, epoch {first})"
+    return f"epoch {kept} of {len(rows)}: {main.title} {main.text(scores[kept])}, " + (
+        "the best" if scores[kept] == best else why
+    )

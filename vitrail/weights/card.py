@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.config import from_plain
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
+from vitrail.files import write_text
 from vitrail.tasks import Task, task_type
 from vitrail.tasks.scores import Scores
 from vitrail.version import VERSION
@@ -126,6 +127,11 @@ class Card:
             metrics=document["metrics"],
             versions=document["versions"],
         )
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Writes a card to a JSON file."""
+    write_text(path, json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_card(path: Path) -> Card:

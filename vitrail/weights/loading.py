@@ -7,7 +7,6 @@ vitrail's own weights come with a model card. For others, a card is inferred fro
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,14 +20,14 @@ from torch import Tensor
 from vitrail.config import CONFIG_FILE, Size, coerce
 from vitrail.device import choose_device
 from vitrail.errors import UserError, shortlist
-from vitrail.files import atomic_write, write_text
+from vitrail.files import atomic_write
 from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, name_of, resized_state
 from vitrail.models.position import Interpolation
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, log_to_console
 from vitrail.tasks import Multiclass, Task
 from vitrail.weights import hub, recognise
-from vitrail.weights.card import WEIGHTS_FILE, Card, read_card
+from vitrail.weights.card import WEIGHTS_FILE, Card, read_card, write_card
 from vitrail.weights.formats import vit
 from vitrail.weights.sharded import INDEXES, is_index, open_sharded
 from vitrail.weights.tensors import SUFFIXES, as_float, from_state_dict, open_tensors
@@ -47,7 +46,7 @@ Source = str | Path | Mapping[str, Any]  # a run, a file, a hub name, or a state
 
 def save(path: Path, model: Model, card: Card) -> None:
     """Writes the tensors to `path`, a `.safetensors` file, and the card next to it."""
-    write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
+    write_card(path.with_suffix(".json"), card)
     with atomic_write(path) as temporary:
         temporary.write_bytes(to_bytes({name: value.contiguous() for name, value in model.state_dict().items()}))
 

@@ -15,6 +15,7 @@ from vitrail.errors import UserError
 from vitrail.files import atomic_write, write_text
 from vitrail.models import Model, family
 from vitrail.weights import Card, recognise
+from vitrail.weights.card import write_card
 from vitrail.weights.formats import Format, hf
 
 
@@ -27,7 +28,7 @@ def write_weights(path: Path, model: Model, card: Card, to: Format) -> None:
         for name, document in hf.sidecar_files(config, card.classes, card.preprocess).items():
             write_text(path.with_name(name), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     _write(path, state)
-    write_text(path.with_suffix(".json"), json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
+    write_card(path.with_suffix(".json"), card)
 
 
 def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]]:

@@ -27,7 +27,7 @@ def test_galleries_show_wrong_and_uncertain_predictions(own):
     assert drawing.arrays["files"].tolist() == [own.split.name(int(i)) for i in numbers]
     assert len(drawing.figure.axes) == len(numbers) == 24
     (drawing,) = data_figures.uncertain(own)
-    chances = torch.from_numpy(own.outputs).softmax(dim=1).topk(2).values
+    chances = (torch.from_numpy(own.outputs) / own.card.task.temperature).softmax(dim=1).topk(2).values
     margins = (chances[:, 0] - chances[:, 1]).numpy()
     assert drawing.arrays["numbers"][0] == margins.argmin()
 
