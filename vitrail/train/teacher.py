@@ -39,7 +39,7 @@ class Teacher:
         assert settings.teacher is not None
         self.source = settings.teacher
         self.card = meet(settings, student.task, student.preprocess)
-        self._predictor = Predictor(settings.teacher, device, settings.teacher_model)
+        self._predictor = Predictor(settings.teacher, device, settings.teacher_model, "torch")  # for exact resume
         self._student = student
         # The student's images are already cropped: a centre crop would only cut their edges.
         self._preprocess = replace(self.card.preprocess, crop=1.0)

@@ -1,0 +1,164 @@
+"""The choice of an engine: by speed, only if it is safe, and cached."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from families import TINY, batch
+from peers import randomise
+
+from vitrail.models import build
+from vitrail.runs import fastest
+from vitrail.runs.engine import PROGRAMS, Engine, Program
+from vitrail.tasks import Multiclass
+
+TASK = Multiclass(("a", "b", "c"))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache folder, and no patience: the first batch is followed by a speed test."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fastest, "_PATIENCE", 0.0)
+    return tmp_path / "cache" / "engines.json"
+
+
+@pytest.fixture
+def model():
+    return randomise(build(TINY["pvt"])).eval()
+
+
+@pytest.fixture
+def run(model, caplog):
+    """Computes three batches with a fresh engine; returns its name and the log."""
+
+    def compute() -> tuple[str, str]:
+        caplog.clear()
+        caplog.set_level(logging.INFO, "vitrail")
+        engine, images = Engine(model, TASK, "cpu"), batch(model, 6)
+        with torch.inference_mode():
+            for _ in range(3):
+                torch.testing.assert_close(engine(images), model(images), rtol=1e-3, atol=1e-3)
+        return engine.name, caplog.text
+
+    return compute
+
+
+def made(compute) -> Program:
+    """An engine of our own, always considered."""
+    return Program("Mine", lambda module, images: lambda images: compute(module, images), 1e-3, lambda: True)
+
+
+def only(monkeypatch, **programs: Program) -> None:
+    for name in PROGRAMS:
+        monkeypatch.setitem(PROGRAMS, name, replace(PROGRAMS[name], available=lambda: False))
+    for name, program in programs.items():
+        monkeypatch.setitem(PROGRAMS, name, program)
+
+
+def test_a_long_job_chooses_and_the_next_one_remembers(cache, run):
+    name, said = run()
+    (result,) = json.loads(cache.read_text()).values()
+    assert result["engine"] == name
+    assert said.count("Engine: ") == 1
+    kept = cache.read_text()
+    assert run()[0] == name
+    assert cache.read_text() == kept
+
+
+def test_the_faster_engine_is_chosen(cache, model, run, monkeypatch):
+    answers: dict[int, torch.Tensor] = {}
+
+    def recall(module, images):
+        return answers.setdefault(len(images), module(images))
+
+    only(monkeypatch, packed=made(recall))
+    # Outputs that are computed once and then looked up beat any computation.
+    name, said = run()
+    assert name == "packed"
+    assert "Engine: Mine, " in said
+    assert "× PyTorch." in said
+    assert "(measured earlier)" in run()[1]
+
+
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [
+        (lambda module, images: module(images) * 1.01, "outputs differ from PyTorch's by 1.0e-02"),
+        (lambda module, images: module(images) * torch.nan, "outputs differ from PyTorch's by nan"),
+        (lambda module, images: module(images).expand(6, -1), "differ|size|expand"),
+        (lambda module, images: 1 / 0, "division by zero"),
+    ],
+)
+def test_an_unsafe_engine_is_rejected(cache, run, monkeypatch, compute, reason):
+    only(monkeypatch, packed=made(compute))
+    name, said = run()
+    assert name == "torch"
+    assert "The engine packed is not used: " in said
+    assert any(part in said for part in reason.split("|"))
+
+
+def test_an_engine_with_other_answers_is_rejected():
+    expected = torch.tensor([[1.0, 0.9999, 0.0], [0.0, 1.0, 0.0]])
+    assert fastest.unsafe("packed", expected.clone(), expected, TASK) is None
+    given = expected + torch.tensor([0.0, 0.0005, 0.0])
+    assert fastest.unsafe("packed", given, expected, TASK) == "1 of 2 answers differ from PyTorch's"
+    assert fastest.unsafe("packed", given, expected, None) is None  # features have no answers
+
+
+def test_a_remembered_engine_must_still_be_safe(cache, run, monkeypatch):
+    only(monkeypatch, packed=made(lambda module, images: module(images) + 1.0))
+    run()
+    kept = json.loads(cache.read_text())
+    cache.write_text(json.dumps({key: {"engine": "packed", "speed": 2.0, "cost": 0.0} for key in kept}))
+    name, said = run()
+    assert name == "torch"
+    assert "The engine packed is not used" in said
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "\xff\x00"])
+def test_a_damaged_cache_is_replaced(cache, run, content):
+    cache.parent.mkdir()
+    cache.write_bytes(content.encode("latin-1"))
+    name, _ = run()
+    (result,) = json.loads(cache.read_text()).values()
+    assert result["engine"] == name
+
+
+@pytest.mark.parametrize("entry", [1, {}, {"engine": "warp", "speed": 2.0, "cost": 0.0}, {"engine": "packed"}])
+def test_a_damaged_entry_is_replaced(cache, run, entry):
+    run()
+    cache.write_text(json.dumps(dict.fromkeys(json.loads(cache.read_text()), entry)))
+    name, _ = run()
+    (result,) = json.loads(cache.read_text()).values()
+    assert result["engine"] == name
+
+
+def test_an_unwritable_cache_does_not_stop_the_job(tmp_path, run, cache, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file" / "cache"))
+    name, said = run()
+    assert name in ("torch", *PROGRAMS)
+    assert "The choice of the engine is not cached" in said
+
+
+def test_without_a_result_a_job_waits(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    engine = Engine(model, TASK, "cpu")
+    with torch.inference_mode():
+        engine(batch(model))
+    assert engine.name == "torch"
+    assert not (tmp_path / "engines.json").exists()
+
+
+def test_results_depend_on_the_architecture_and_the_batch_size(cache, model):
+    other = randomise(build(TINY["swin"])).eval()
+    with torch.inference_mode():
+        for some, count in ((model, 2), (model, 3), (other, 2)):
+            Engine(some, TASK, "cpu")(batch(some, count))
+        Engine(model, None, "cpu", "auto", "features")(batch(model, 2))
+    assert len(json.loads(cache.read_text())) == 4
