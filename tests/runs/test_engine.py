@@ -70,6 +70,16 @@ def test_openvino_computes_every_family_at_any_batch_size(config):
             torch.testing.assert_close(compute(part), module(part), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(not is_installed("openvino"), reason="needs openvino")
+def test_openvino_reports_nothing_to_its_authors(trained, files, tmp_path):
+    code = f"""import sys, vitrail
+list(vitrail.predict({str(trained)!r}, [{str(files[0])!r}], engine="openvino"))
+assert "openvino" in sys.modules and sys.modules["openvino_telemetry"] is None"""
+    environment = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert not (tmp_path / "intel").exists()  # where it would keep the number of this machine
+
+
 @pytest.mark.skipif(is_installed("openvino"), reason="openvino is installed")
 def test_an_engine_that_is_not_installed_is_named(trained, files):
     with pytest.raises(UserError, match=r"openvino needs OpenVINO: pip install 'vitrail\[openvino\]'"):

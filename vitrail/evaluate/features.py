@@ -1,8 +1,8 @@
 """Outputs and feature vectors of each image of a split, cached in the run.
 
 There is one file per data set and split, with a key that depends on the weights, the images and the preprocessing, and
-the engine that computed the values. If the key differs, or the caller asks for another engine, the values are recomputed
-and the file is replaced, so a run holds only the latest values.
+with the engine that computed the values. If the key differs or another engine is wanted, the values are recomputed and
+the file is replaced, so a run holds only the latest values.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -141,20 +142,14 @@ def _bf16(module: nn.Module, images: Tensor) -> Compute:  # noqa: ARG001
 
 
 def _openvino(module: nn.Module, images: Tensor) -> Compute:
-    """Converted by the front end itself: `openvino.convert_model` sends usage data to its authors unless opted out."""
+    # OpenVINO reports every import to an analytics service, unless this package of its own is missing.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
-    from openvino.frontend import FrontEndManager
-    from openvino.frontend.pytorch.ts_decoder import (
-        TorchScriptPythonDecoder,
-    )
 
     # Tracing does not accept the tensors of inference mode.
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tracing: the model checks the shape of the images, which is constant
-        example = images[:2].clone()
-        decoder = TorchScriptPythonDecoder(module, example_input=example)  # named: OpenVINO does not hold on to it
-        front = FrontEndManager().load_by_framework("pytorch")
-        graph = front.convert(front.load(decoder))
+        graph = openvino.convert_model(module, example_input=images[:2].clone())
     settings = {
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": "f32",  # the default is bf16 where the CPU has it
