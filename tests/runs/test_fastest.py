@@ -60,17 +60,24 @@ def only(monkeypatch, **programs: Program) -> None:
         monkeypatch.setitem(PROGRAMS, name, program)
 
 
+def costs_nothing(cache) -> None:
+    """So that the next job changes engines after its first batch, however slow the machine was."""
+    results = json.loads(cache.read_text())
+    cache.write_text(json.dumps({key: result | {"cost": 0.0} for key, result in results.items()}))
+
+
 def test_a_long_job_chooses_and_the_next_one_remembers(cache, run):
     name, said = run()
     (result,) = json.loads(cache.read_text()).values()
     assert result["engine"] == name
     assert said.count("Engine: ") == 1
+    costs_nothing(cache)
     kept = cache.read_text()
     assert run()[0] == name
     assert cache.read_text() == kept
 
 
-def test_the_faster_engine_is_chosen(run, monkeypatch):
+def test_the_faster_engine_is_chosen(cache, run, monkeypatch):
     answers: dict[int, torch.Tensor] = {}
 
     def recall(module, images):
@@ -82,6 +89,7 @@ def test_the_faster_engine_is_chosen(run, monkeypatch):
     assert name == "packed"
     assert "Engine: Mine, " in said
     assert "× PyTorch." in said
+    costs_nothing(cache)
     assert "(measured earlier)" in run()[1]
 
 
@@ -90,7 +98,7 @@ def test_the_faster_engine_is_chosen(run, monkeypatch):
     [
         (lambda module, images: module(images) * 1.01, "outputs differ from PyTorch's by 1.0e-02"),
         (lambda module, images: module(images) * torch.nan, "outputs differ from PyTorch's by nan"),
-        (lambda module, images: module(images).expand(6, -1), "differ|size|expand"),
+        (lambda module, images: module(images).expand(6, -1), "the shape (6, 3)|expand"),
         (lambda *_: 1 / 0, "division by zero"),
     ],
 )

@@ -42,7 +42,7 @@ def split_features(
     batch_size: int = 256,
     workers: int = 2,
     device: str = "cpu",
-    engine: EngineName = "torch",
+    engine: EngineName = "auto",
 ) -> Vectors:
     """The feature vectors of a split, (N, D): from `file` if nothing has changed, else recomputed."""
     key = _key(model, split, preprocess)
