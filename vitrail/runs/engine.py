@@ -108,12 +108,12 @@ def check_engine(wanted: str, device: str) -> None:
     if wanted not in names:
         raise UserError(f"There is no engine '{wanted}'.{nearest(wanted, names)} Engines: {', '.join(names)}.")
     if wanted in PROGRAMS:
-        program = PROGRAMS[wanted]  # type: ignore[index]
+        program = PROGRAMS[wanted]
         if device != "cpu":
             raise UserError(f"The engine {wanted} runs on the CPU only, but the device is {device}. Use --device cpu.")
         if program.package is not None and not is_installed(program.package):
             raise UserError(f"The engine {wanted} needs {program.title}: pip install 'vitrail[{wanted}]'")
-        if wanted != "openvino" and not torch.backends.mkldnn.is_available():
+        if wanted != "openvino" and not has_onednn():
             raise UserError(f"The engine {wanted} needs oneDNN, which this PyTorch was built without. Use torch.")
 
 
@@ -121,9 +121,13 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
+def has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
 def has_bf16() -> bool:
     """Whether the CPU multiplies bf16 matrices in hardware; elsewhere bf16 is emulated, and slower than float32."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return has_onednn() and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _packed(module: nn.Module, images: Tensor) -> Compute:  # noqa: ARG001
@@ -160,7 +164,7 @@ def _openvino(module: nn.Module, images: Tensor) -> Compute:
 
 
 PROGRAMS: dict[EngineName, Program] = {
-    "packed": Program("packed PyTorch", _packed, 1e-3, torch.backends.mkldnn.is_available),
+    "packed": Program("packed PyTorch", _packed, 1e-3, has_onednn),
     "bf16": Program("PyTorch in bf16", _bf16, 3e-2, has_bf16),
     "openvino": Program("OpenVINO", _openvino, 1e-3, lambda: is_installed("openvino"), "openvino"),
 }

@@ -144,8 +144,8 @@ def _results() -> dict[str, object]:
 
 def _recall(key: str) -> Result | None:
     match _results().get(key):
-        case {"engine": str(engine), "speed": float(speed), "cost": float(cost)} if (
-            engine == "torch" or (engine in PROGRAMS and PROGRAMS[engine].available())  # type: ignore[index]
+        case {"engine": str(engine), "speed": float(speed), "cost": float(cost)} if engine == "torch" or (
+            engine in PROGRAMS and PROGRAMS[engine].available()
         ):
             return Result(engine, speed, cost)  # type: ignore[arg-type]
     return None
