@@ -59,7 +59,7 @@ def test_galleries_reuse_the_outputs(run, digits, seen):
 def outputs_of(run: Path, **changes) -> np.ndarray:
     folder = Run(run)
     split, file = folder.data().splits["val"], folder.outputs_file("digits", "val")
-    scores, outputs = split_scores(Predictor(run), split, file, **changes)
+    scores, outputs, _ = split_scores(Predictor(run), split, file, **changes)
     assert scores.to_json() == folder.card.task.measure(outputs, split.targets).to_json()
     return outputs
 
@@ -95,6 +95,22 @@ def test_a_damaged_file_is_made_anew_and_nothing_is_kept_unasked(run, seen):
     outputs_of(run)
     outputs_of(run)
     assert sum(seen) == 3 * VAL
+
+
+def test_outputs_of_another_engine_are_recomputed_if_one_is_named(run, seen):
+    split, file = Run(run).data().splits["val"], Run(run).outputs_file("digits", "val")
+    plain = outputs_of(run)
+    _, outputs, used = split_scores(Predictor(run, engine="packed"), split, file, engine="packed")
+    assert used == "packed"
+    assert np.abs(outputs - plain).max() < 1e-4 * np.abs(plain).max()
+    seen.clear()
+    _, again, used = split_scores(Predictor(run), split, file)  # any engine will do
+    assert used == "packed"
+    assert np.array_equal(again, outputs)
+    assert not seen
+    _, again, used = split_scores(Predictor(run, engine="torch"), split, file, engine="torch")
+    assert used == "torch"
+    assert np.array_equal(again, plain)
 
 
 def test_a_stream_adds_batch_by_batch(run):

@@ -1,7 +1,8 @@
 """Outputs and feature vectors of each image of a split, cached in the run.
 
-There is one file per data set and split, with a key that depends on the weights, the images and the preprocessing. If
-the key differs, the values are recomputed and the file is replaced, so a run holds only the latest values.
+There is one file per data set and split, with a key that depends on the weights, the images and the preprocessing, and
+with the engine that computed the values. If the key differs or another engine is wanted, the values are recomputed and
+the file is replaced, so a run holds only the latest values.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.evaluate.stream import Keep, run_split, stream
 from vitrail.models import Model
 from vitrail.progress import log
+from vitrail.runs import EngineName
+from vitrail.runs.engine import Engine
 from vitrail.runs.predictor import Predictor
 from vitrail.tasks.scores import Scores
 
@@ -39,23 +42,25 @@ def split_features(
     batch_size: int = 256,
     workers: int = 2,
     device: str = "cpu",
+    engine: EngineName = "auto",
 ) -> Vectors:
     """The feature vectors of a split, (N, D): from `file` if nothing has changed, else recomputed."""
     key = _key(model, split, preprocess)
-    if key is not None and (kept := _kept(file, key, "features")) is not None:
-        return kept
+    if key is not None and (kept := _kept(file, key, "features", engine)) is not None:
+        return kept[0]
+    compute = Engine(model, None, device, engine, "features")
     features, _ = run_split(
         model,
         split,
         preprocess,
-        compute=model.embed,
+        compute=compute,
         batch_size=batch_size,
         workers=workers,
         device=device,
         title=f"features of {file.stem}",
     )
     if key is not None and features.nbytes <= _MOST:
-        _keep(file, key, "features", features)
+        _keep(file, key, "features", features, compute.name)
     return features
 
 
@@ -69,9 +74,12 @@ def split_scores(
     batch_size: int = 256,
     workers: int = 2,
     device: str = "cpu",
+    engine: EngineName = "auto",
     title: str = "evaluating",
-) -> tuple[Scores, Vectors | None]:
-    """The scores for a split and the outputs, (N, M): from `file` if nothing has changed, else recomputed.
+) -> tuple[Scores, Vectors | None, str]:
+    """The scores for a split, the outputs, (N, M), and the engine: from `file` if nothing has changed, else recomputed.
+
+    `engine` is the one that kept outputs must come from; `auto` accepts any.
 
     The split is streamed into the task's meter. Outputs above 1 GiB are kept neither in memory nor in the file, and
     returned as None. With `cache_gb`, decoded images are cached as in training.
@@ -81,9 +89,10 @@ def split_scores(
     if version is not None:
         key = _digest(repr((_VERSION, predictor.fingerprint, card.preprocess, version))).hexdigest()
     meter, kept = card.task.meter(), Keep(_MOST)
-    if key is not None and (outputs := _kept(file, key, "outputs")) is not None:
+    if key is not None and (found := _kept(file, key, "outputs", engine)) is not None:
+        outputs, used = found
         meter.add(outputs, split.targets)
-        return meter.scores(), outputs
+        return meter.scores(), outputs, used
     stream(
         predictor.tensor_outputs,
         once(split, card.preprocess, False, cache_gb, workers) if cache_gb else split,
@@ -95,8 +104,8 @@ def split_scores(
         title=title,
     )
     if keep and key is not None and kept.outputs is not None:
-        _keep(file, key, "outputs", kept.outputs)
-    return meter.scores(), kept.outputs
+        _keep(file, key, "outputs", kept.outputs, predictor.engine)
+    return meter.scores(), kept.outputs, predictor.engine
 
 
 def _digest(text: str) -> hashlib.blake2b:
@@ -115,26 +124,26 @@ def _key(model: Model, split: Split, preprocess: Preprocess) -> str | None:
     return digest.hexdigest()
 
 
-def _kept(file: Path, key: str, name: str) -> Vectors | None:
-    """The values in a file, if it is intact and has this key."""
+def _kept(file: Path, key: str, name: str, engine: EngineName) -> tuple[Vectors, str] | None:
+    """The values in a file and the engine that computed them, if it is intact and they are what is wanted."""
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            if arrays["key"].item() == key:
-                values: Vectors = arrays[name]
-                return values
+            used = arrays["engine"].item() if "engine" in arrays else "torch"  # as in files of earlier versions
+            if arrays["key"].item() == key and engine in ("auto", used):
+                return arrays[name], used
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # missing or damaged: recompute
     return None
 
 
-def _keep(file: Path, key: str, name: str, values: Vectors) -> None:
+def _keep(file: Path, key: str, name: str, values: Vectors, engine: str) -> None:
     """Writes to a temporary file and renames it, so that concurrent programs do not interfere."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".unfinished-") as folder:
             unfinished = Path(folder) / file.name
             arrays = {name: values}
-            np.savez(unfinished, key=key, **arrays)  # type: ignore[arg-type,unused-ignore]
+            np.savez(unfinished, key=key, engine=engine, **arrays)  # type: ignore[arg-type,unused-ignore]
             unfinished.replace(file)
     except OSError as error:
         log.warning("The %s are not cached: %s cannot be written (%s).", name, file, error.strerror)

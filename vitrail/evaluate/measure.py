@@ -18,6 +18,8 @@ from vitrail.errors import UserError, nearest
 from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import write_text
+from vitrail.runs import EngineName
+from vitrail.runs.engine import check_engine
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
 from vitrail.tasks.scores import Scores
@@ -36,16 +38,17 @@ def evaluate_on(
     batch_size: int = 256,
     workers: int = 2,
     device: str | None = None,
+    engine: EngineName = "auto",
     out: str | Path | None = None,
 ) -> Scores:
     """Measures a run's predictions on a split of opened data; writes to `out` or the run's `evaluation` folder."""
     _check_batch(batch_size)
     name = split_name(data, split)
     device = choose_device(device)
-    predictor = Predictor(run, device)
+    predictor = Predictor(run, device, engine=engine)
     card = predictor.card
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
-    scores, _ = split_scores(
+    scores, _, used = split_scores(
         predictor,
         data.splits[name],
         Run.of(run).outputs_file(data.name, name),
@@ -53,9 +56,11 @@ def evaluate_on(
         batch_size=batch_size,
         workers=workers,
         device=device,
+        engine=engine,
     )
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name)
-    _write(scores, card.task.charts(scores), folder, {"model": card.model, "data": data.name, "split": name})
+    about = {"model": card.model, "data": data.name, "split": name, "engine": used}
+    _write(scores, card.task.charts(scores), folder, about)
     return replace(scores, folder=folder)
 
 
@@ -68,6 +73,7 @@ def probe_on(
     batch_size: int = 256,
     workers: int = 2,
     device: str | None = None,
+    engine: EngineName = "auto",
     out: str | Path | None = None,
     **chosen: Any,
 ) -> ProbeMetrics | FewShotMetrics:
@@ -84,6 +90,7 @@ def probe_on(
     if name == "train":
         raise UserError(f"--method {method} is fitted to the train split. Use another --split.")
     device = choose_device(device)
+    check_engine(engine, device)
     model, card = open_run(run, device, headless=True)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
     features = {
@@ -95,6 +102,7 @@ def probe_on(
             batch_size=batch_size,
             workers=workers,
             device=device,
+            engine=engine,
         )
         for part in ("train", name)
     }

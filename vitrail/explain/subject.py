@@ -167,7 +167,7 @@ class Subject:
         """The outputs for every image of the split, (N, K); a UserError if the model has no head."""
         if not self.has_head:
             raise UserError("There are no predictions: the model has no head.")
-        _, outputs = split_scores(
+        _, outputs, _ = split_scores(
             Predictor.of(self.model, self.card, self.device),
             self.split,
             Run.of(self.run).outputs_file(self.data.name, split_name(self.data)),

@@ -95,7 +95,7 @@ def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device:
     if data is not None:
         read = data.read_as(card.preprocess.channels, card.preprocess.bits)
         targets = read.splits["val"].targets
-        scores, outputs = split_scores(
+        scores, outputs, _ = split_scores(
             Predictor.of(model, card, device),
             read.splits["val"],
             opened.outputs_file(data.name, "val"),

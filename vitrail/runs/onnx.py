@@ -76,6 +76,10 @@ class OnnxModel:
         self._output = "logits" if self._own else self._session.get_outputs()[0].name
 
     @property
+    def engine(self) -> str:
+        return "onnx"
+
+    @property
     def size(self) -> str:
         """The size of the model, as text."""
         return f"{self.path.stat().st_size / 2**20:.1f} MiB"

@@ -1,4 +1,4 @@
-"""Predictor: answers for images, on PyTorch or ONNX Runtime.
+"""Predictor: answers for images, by the engine that suits the machine, or from an ONNX file.
 
 >>> for answer in vitrail.Predictor("runs/demo")(["cat.jpg", "dog.jpg"]):
 ...     print(answer.labels[0], answer.probabilities[0])
@@ -27,6 +27,7 @@ from PIL import Image
 from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_image
 from vitrail.data.pixels import fit
 from vitrail.errors import UserError
+from vitrail.runs import EngineName
 from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
@@ -67,10 +68,19 @@ class Prediction:
 
 
 class TorchModel:
-    """A PyTorch model and its card."""
+    """A PyTorch model and its card, computed by an engine."""
 
-    def __init__(self, model: Model, card: Card, device: str):
+    def __init__(self, model: Model, card: Card, device: str, engine: EngineName):
+        from vitrail.runs.engine import Engine
+
         self.model, self.card, self._device = model, card, device
+        self._outputs = Engine(model, card.task, device, engine)
+        self._features = Engine(model, None, device, engine, "features")
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that computes the outputs."""
+        return self._outputs.name
 
     @property
     def size(self) -> str:
@@ -85,18 +95,18 @@ class TorchModel:
 
     def outputs(self, pixels: Array) -> Array:
         """The outputs, (B, K) float32, of pixels (B, C, H, W) of the model's size."""
-        return self._compute(self.model, pixels)
+        return self._compute(self._outputs, pixels)
 
     def features(self, pixels: Array) -> Array:
         """The feature vectors, (B, D) float32."""
-        return self._compute(self.model.embed, pixels)
+        return self._compute(self._features, pixels)
 
     def tensor_outputs(self, pixels: Tensor) -> Tensor:
         """`outputs` of a tensor, on its device."""
         import torch
 
         with torch.no_grad():
-            return self.model(self.card.preprocess.normalise(pixels)).float()
+            return self._outputs(self.card.preprocess.normalise(pixels))
 
     def fingerprint(self) -> str:
         """A hash that changes whenever the outputs may."""
@@ -120,34 +130,47 @@ class TorchModel:
 
         with torch.inference_mode():
             images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self._device))
-            return compute(images).float().cpu().numpy()
+            return compute(images).cpu().numpy()
 
 
 class Predictor:
     """A trained model for inference: a run, weights of any supported format, a hub name, or an ONNX file."""
 
-    def __init__(self, source: str | Path | Run, device: str | None = None, model: str | None = None):
-        """`model` names the architecture if the weights do not determine it. By default, the fastest device is used."""
+    def __init__(
+        self,
+        source: str | Path | Run,
+        device: str | None = None,
+        model: str | None = None,
+        engine: EngineName = "auto",
+    ):
+        """`model` names the architecture if the weights do not determine it. By default, the fastest device is used.
+
+        `engine` is the program that computes the outputs: by default PyTorch, and the fastest one for long jobs.
+        """
         path = source.path if isinstance(source, Run) else source
         self._model: TorchModel | OnnxModel
         if is_onnx(path):
             _no_name(path, model)
+            if engine != "auto":
+                raise UserError(f"{path} is an ONNX file, which ONNX Runtime computes. Leave 'engine' out.")
             self._model = OnnxModel(path, device or "cpu")
             return
         from vitrail.device import choose_device
+        from vitrail.runs.engine import check_engine
         from vitrail.weights import open_run
 
         device = choose_device(device)
+        check_engine(engine, device)  # before the weights are read
         expected = source_card(path, model).config if model is not None else None
         opened, card = open_run(path, device, model=expected)
         opened.requires_grad_(False)
-        self._model = TorchModel(opened, card, device)
+        self._model = TorchModel(opened, card, device, engine)
 
     @classmethod
-    def of(cls, model: Model, card: Card, device: str = "cpu") -> Predictor:
-        """A predictor of a PyTorch model in memory."""
+    def of(cls, model: Model, card: Card, device: str = "cpu", engine: EngineName = "torch") -> Predictor:
+        """A predictor of a PyTorch model in memory, by default computed as it is."""
         predictor = cls.__new__(cls)
-        predictor._model = TorchModel(model, card, device)
+        predictor._model = TorchModel(model, card, device, engine)
         return predictor
 
     @property
@@ -158,6 +181,11 @@ class Predictor:
     def size(self) -> str:
         """The size of the model, as text."""
         return self._model.size
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that computes the outputs, at present: `auto` may change it during a long job."""
+        return self._model.engine
 
     @cached_property
     def fingerprint(self) -> str:

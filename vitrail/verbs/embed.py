@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError
+from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
     from vitrail.evaluate.embed import Embedding
@@ -19,6 +20,7 @@ def embed(
     batch_size: int = 32,
     workers: int = 2,
     device: str | None = None,
+    engine: EngineName = "auto",
 ) -> Iterator[Embedding]:
     """Compute the feature vectors of images, the input of the model's head.
 
@@ -31,10 +33,12 @@ def embed(
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
+        engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
     """
     from vitrail.device import choose_device
     from vitrail.evaluate.embed import embeddings
     from vitrail.evaluate.predict import listed
+    from vitrail.runs.engine import check_engine
     from vitrail.runs.predictor import Predictor
     from vitrail.weights import open_run
 
@@ -42,7 +46,8 @@ def embed(
         raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
     files = listed(images)
     device = choose_device(device)
-    predictor = Predictor.of(*open_run(run, device, headless=True), device)
+    check_engine(engine, device)  # before the weights are read
+    predictor = Predictor.of(*open_run(run, device, headless=True), device, engine)
     return embeddings(predictor, files, batch_size, workers)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UserError
+from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
     from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
@@ -36,6 +37,7 @@ def evaluate(
     batch_size: int = 256,
     workers: int = 2,
     device: str | None = None,
+    engine: EngineName = "auto",
     data_dir: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
@@ -59,6 +61,7 @@ def evaluate(
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
+        engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
         data_dir (FOLDER): folder of the built-in data sets
         image_column (NAME): table column with the image paths (default: as trained, or detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: as trained, or detected)
@@ -72,14 +75,13 @@ def evaluate(
     card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
-        return evaluate_on(run, opened, split, batch_size=batch_size, workers=workers, device=device, out=out)
+        return evaluate_on(run, opened, split, **how)
     # Not by the seed: the same images are always held out, so results are comparable and cached features stay valid.
     opened = run_data(home, data, where, card, {})
-    return probe_on(
-        run, opened, method, split, batch_size=batch_size, workers=workers, device=device, out=out, **chosen
-    )
+    return probe_on(run, opened, method, split, **how, **chosen)
 
 
 def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from vitrail.errors import UserError
+from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
     from vitrail.runs.predictor import Prediction
@@ -21,6 +22,7 @@ def predict(
     batch_size: int = 32,
     workers: int = 2,
     device: str | None = None,
+    engine: EngineName = "auto",
 ) -> Iterator[Prediction]:
     """Predict the classes, labels or values of images.
 
@@ -34,6 +36,7 @@ def predict(
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
+        engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
     """
     from vitrail.evaluate.predict import listed
     from vitrail.runs.predictor import Predictor
@@ -43,7 +46,7 @@ def predict(
             f"'top', 'batch_size' and 'workers' must be at least 1, but they are {top}, {batch_size} and {workers}."
         )
     files = listed(images)
-    return Predictor(run, device)(files, top, batch_size=batch_size, workers=workers)
+    return Predictor(run, device, engine=engine)(files, top, batch_size=batch_size, workers=workers)
 
 
 def show(predictions: Iterator[Prediction], *, format: Literal["table", "csv", "json"] = "table") -> int:
