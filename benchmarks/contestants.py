@@ -300,7 +300,7 @@ def inference(row: Row, library: str, compiled: bool) -> Callable[[Variant], Ste
     pixels = pixels_of(shape, row.batch)
     model: Any = build(library, shape).eval().requires_grad_(False)
     if library == VITRAIL:
-        predictor = predictor_of(model, shape)
+        predictor = predictor_of(model, shape, pixels)
         return lambda _: lambda: predictor.outputs(pixels)
     run: Any = torch.compile(model) if compiled else model
     mean, std = torch.full((3, 1, 1), 0.5), torch.full((3, 1, 1), 0.5)
@@ -320,15 +320,22 @@ def pixels_of(shape: Shape, batch: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, (batch, 3, *shape.img_size), np.uint8)
 
 
-def predictor_of(model: Any, shape: Shape) -> Any:
+def predictor_of(model: Any, shape: Shape, pixels: Any) -> Any:
+    """A predictor with the engine that a long job chooses on this machine."""
+    import torch
+
     from vitrail import Predictor
     from vitrail.data.preprocess import Preprocess
+    from vitrail.runs.fastest import choose
     from vitrail.tasks import Multiclass
     from vitrail.weights import Card
 
     task = Multiclass(tuple(map(str, range(shape.classes))))
     card = Card(model="vit", config=model.config, task=task, preprocess=Preprocess(shape.img_size, 3))
-    return Predictor.of(model, card)
+    with torch.inference_mode():
+        images = card.preprocess.normalise(torch.from_numpy(pixels))
+        engine, _ = choose(model, f"outputs of {model.config!r}", images, task)
+    return Predictor.of(model, card, engine=engine)
 
 
 def limit(row: Row, _library: str, _compiled: bool) -> Callable[[Variant], Step]:

@@ -2,6 +2,5 @@
 
 from typing import Literal
 
-EngineName = Literal[
-    "auto", "torch", "packed", "bf16", "openvino"
-]  # here, where the command line finds it without torch
+# Here, where the command line finds it without importing torch.
+EngineName = Literal["auto", "torch", "packed", "bf16", "openvino"]

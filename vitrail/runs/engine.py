@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from vitrail.device import has_bf16
 from vitrail.errors import UserError, nearest
 from vitrail.models import Model
 from vitrail.models.packed import pack
@@ -125,11 +126,6 @@ def has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
-def has_bf16() -> bool:
-    """Whether the CPU multiplies bf16 matrices in hardware; elsewhere bf16 is emulated, and slower than float32."""
-    return has_onednn() and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
 def _packed(module: nn.Module, images: Tensor) -> Compute:  # noqa: ARG001
     return pack(module)
 
@@ -165,6 +161,6 @@ def _openvino(module: nn.Module, images: Tensor) -> Compute:
 
 PROGRAMS: dict[EngineName, Program] = {
     "packed": Program("packed PyTorch", _packed, 1e-3, has_onednn),
-    "bf16": Program("PyTorch in bf16", _bf16, 3e-2, has_bf16),
+    "bf16": Program("PyTorch in bf16", _bf16, 3e-2, lambda: has_onednn() and has_bf16()),
     "openvino": Program("OpenVINO", _openvino, 1e-3, lambda: is_installed("openvino"), "openvino"),
 }
