@@ -23,6 +23,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, options
 from vitrail.errors import UserError, nearest
+from vitrail.progress import log_to_console
 from vitrail.verbs import VERBS
 from vitrail.version import VERSION
 
@@ -297,6 +298,7 @@ def run(words: Sequence[str]) -> int:
         print(help_text(verb))
         return 0
     given = parse(verb, rest)
+    log_to_console()
     module = import_module(f"vitrail.verbs.{verb}")
     shown = {p.name for p in inspect.signature(module.show).parameters.values() if p.kind is p.KEYWORD_ONLY}
     only_shown = shown - {*inspect.signature(_verb(verb)).parameters}

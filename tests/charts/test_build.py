@@ -30,7 +30,8 @@ def test_curves_point_to_the_best_epoch_and_stand_gaps():
 
 def test_curves_point_to_the_epoch_that_was_kept():
     chart = build.curves(rows(val_top1=[0.5, 0.9, 0.88]), TOP1, kept=3)[1]
-    assert chart.note == "kept 88.0% in epoch 3, best validation score 90.0% in epoch 2"
+    assert chart.note == "kept epoch 3: 88.0%; best 90.0%"
+    assert "within one standard error" in chart.help
     assert [line.dot for line in chart.lines] == [(3, 0.88)]
     assert build.curves(rows(val_top1=[0.5, 0.9, 0.9]), TOP1, kept=3)[1].lines[0].dot == (3, 0.9)
 

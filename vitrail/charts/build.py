@@ -39,7 +39,9 @@ def curves(rows: Rows, main: Measure, kept: int | None = None) -> list[Lines]:
     best = int(np.nanargmin(scores) if main.lower_is_better else np.nanargmax(scores))
     row = best if kept is None else next(i for i, row in enumerate(rows) if row["epoch"] == kept)
     epoch, score, highest = int(rows[row]["epoch"]), float(scores[row]), float(scores[best])
-    note = f"best validation score {main.text(highest)} in epoch {rows[best]['epoch']:g}"
+    other = f"kept epoch {epoch}: {main.text(score)}; best {main.text(highest)}"
+    note = f"best validation score {main.text(highest)} in epoch {epoch}" if score == highest else other
+    why = "" if score == highest else " It is the last within one standard error of the best."
     parts: tuple[tuple[str, str, Tone], ...] = (("train", "training", "warm"), ("val", "validation", "cool"))
     losses = [_line(rows, f"{part}_loss", name, tone) for part, name, tone in parts]
     metric = [
@@ -59,8 +61,8 @@ def curves(rows: Rows, main: Measure, kept: int | None = None) -> list[Lines]:
         Lines(
             name="curves",
             title=main.heading or main.title,
-            note=note if score == highest else f"kept {main.text(score)} in epoch {epoch}, {note}",
-            help="The model of the marked epoch is kept: the last within one standard error of the best.",
+            note=note,
+            help=f"The model of the marked epoch is kept.{why}",
             x="epoch",
             lines=tuple(metric),
             percent=main.percent,

@@ -63,6 +63,12 @@ class RunFacts:
         return None if epoch is None or epoch > len(self.rows) else int(epoch)
 
     @property
+    def calibrated(self) -> str:
+        """The cross-fitted calibration error as text; empty if there is none."""
+        error = self.card.metrics.get("crossfitted_ece") if self.card is not None else None
+        return "" if error is None else f"{error:.1%}"
+
+    @property
     def stopped(self) -> bool:
         """Whether training is unfinished."""
         return not self.run.finished

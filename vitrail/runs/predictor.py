@@ -152,7 +152,7 @@ class Predictor:
         if is_onnx(path):
             _no_name(path, model)
             if engine != "auto":
-                raise UserError(f"{path} is an ONNX file, which ONNX Runtime computes. Leave 'engine' out.")
+                raise UserError(f"{path} is an ONNX file, which only ONNX Runtime computes. Remove --engine.")
             self._model = OnnxModel(path, device or "cpu")
             return
         from vitrail.device import choose_device

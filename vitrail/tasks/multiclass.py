@@ -28,7 +28,7 @@ from vitrail.tasks.calibration import (
     top_probability,
 )
 from vitrail.tasks.class_scores import ClassScore, MulticlassScores
-from vitrail.tasks.scores import LOSS, Array, Columnar, Floats, Meter, Numbers, Targets
+from vitrail.tasks.scores import Array, Columnar, Floats, Meter, Numbers, Targets
 from vitrail.tasks.task import Answer, Confused, Line, Task
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Multiclass(Task):
         Measure(
             "ece", "calibration error", "mean gap between confidence and accuracy", percent=True, lower_is_better=True
         ),
-        LOSS,
+        Measure("loss", "loss", "mean cross-entropy of the calibrated probabilities", lower_is_better=True),
     )
     columns: ClassVar[tuple[Measure, ...]] = (
         Measure("precision", "precision", percent=True),
@@ -118,17 +118,19 @@ class Multiclass(Task):
 
     # Training ---------------------------------------------------------------------------------------------
 
-    def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, str]:
+    def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, dict[str, float], str]:
         """With the temperature of the lowest cross-entropy. A subclass with other outputs is not calibrated."""
         if outputs.shape[1] != len(self.classes):
-            return self, ""
+            return self, {}, ""
         task, right = replace(self, temperature=fit_temperature(outputs, targets)), self.right(outputs, targets)
         before = reliability_bins(top_probability(outputs.astype(np.float64)), right)
-        return task, (
+        crossed = crossed_error(outputs, targets, right)
+        line = (
             f"Temperature {task.temperature:.2f}, fitted to {len(targets):,} validation images: calibration error "
-            f"{crossed_error(outputs, targets, right):.1%} (cross-fitted) instead of {calibration_error(before):.1%}; "
-            f"without it the model is {lean(calibration_gap(before))}."
+            f"{crossed:.1%} (cross-fitted) instead of {calibration_error(before):.1%}; without it the model is "
+            f"{lean(calibration_gap(before))}."
         )
+        return task, {"crossfitted_ece": crossed}, line
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
         from vitrail.tasks.objective import CrossEntropy, class_tensor

@@ -225,9 +225,12 @@ class Task(ABC):
         """The task with the constants estimated from validation scores."""
         return self
 
-    def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, str]:
-        """The task with calibrated probabilities, from a finished model's validation outputs; and a line on it."""
-        return self, ""
+    def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, dict[str, float], str]:
+        """The task with calibrated probabilities, from a finished model's validation outputs.
+
+        Also what was measured, for the model card, and a line on it.
+        """
+        return self, {}, ""
 
     # Training ---------------------------------------------------------------------------------------------
 

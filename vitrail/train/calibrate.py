@@ -8,6 +8,7 @@ from vitrail.data import Data
 from vitrail.evaluate.features import split_scores
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
+from vitrail.tasks.scores import rounded
 from vitrail.weights.card import write_card
 
 
@@ -16,15 +17,16 @@ def calibrate(run: Run, data: Data, *, device: str, workers: int) -> str:
 
     Training validates with uncalibrated probabilities. The outputs stay in the run, where `evaluate` finds them.
     """
-    predictor = Predictor(run, device)
+    predictor = Predictor(run, device, engine="torch")  # as in training
     card = predictor.card
     split = data.read_as(card.preprocess.channels, card.preprocess.bits).splits["val"]
     file = run.outputs_file(data.name, "val")
-    _, outputs = split_scores(predictor, split, file, device=device, workers=workers)
+    _, outputs, _ = split_scores(predictor, split, file, device=device, workers=workers)
     if outputs is None:  # too large for memory
         return ""
-    task, line = card.task.calibrated(outputs, split.targets)
+    task, measured, line = card.task.calibrated(outputs, split.targets)
     if task is not card.task:
-        metrics = task.measure(outputs, split.targets).summary() | {"epoch": card.metrics["epoch"]}
+        scores = task.measure(outputs, split.targets)
+        metrics = scores.summary() | rounded(measured) | {"epoch": card.metrics["epoch"]}
         write_card(run.weights_file.with_suffix(".json"), replace(card, task=task, metrics=metrics))
     return line

@@ -72,11 +72,12 @@ def _train_fold(run: Path, config: TrainConfig) -> Scores:
     if not fold.exists:
         Run.create(config)
     measured = complete(fold.path, config, data, model, notes)
+    shown = {measure.name for measure in data.task.measures}
     return {
         f"{split}_{name}": value
         for split, metrics in measured.items()
         for name, value in metrics.summary().items()
-        if name != "images"
+        if name in shown
     }
 
 

@@ -99,7 +99,12 @@ class Journal:
                     events.add_scalar(name, value, int(row["epoch"]))
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
         loss = scores.pop("loss")
-        shown = "  ".join(f"{name} {task.text(name, value, 2)}" for name, value in scores.items())
+        titles = {measure.name: measure.title for measure in task.measures}
+        shown = "  ".join(
+            f"{titles.get(name, name)} {task.text(name, value, 2)}"
+            for name, value in scores.items()
+            if task.telling(name)
+        )
         agree = f"  agree {row['train_agree']:.1%}" if "train_agree" in row else ""
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(

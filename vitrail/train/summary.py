@@ -20,7 +20,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     c, o = config.input, config.optim
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
     length = f"{o.epochs:g} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs:g} epochs"
-    arch = config.arch
+    arch, precision = config.arch, "fp32" if config.run.amp == "off" else config.run.amp
     has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
     chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
     lines = [
@@ -32,7 +32,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
         f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
         f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",
         *([f"weights   {config.weights}: {describe_learning(model, config)}"] if config.weights else []),
-        f"device    {config.run.device}, precision {config.run.amp}, seed {config.run.seed}",
+        f"device    {config.run.device}, precision {precision}, seed {config.run.seed}",
     ]
     return "\n".join(lines)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -90,7 +89,10 @@ def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False)
     Args:
         json: print JSON
     """
-    print(dumps(metrics.to_json(), indent=2) if json else metrics.table())
+    if json and metrics.folder is not None:
+        print((metrics.folder / "metrics.json").read_text(encoding="utf-8"), end="")
+    else:
+        print(metrics.table())
     return 0
 
 
