@@ -256,7 +256,7 @@ def training(row: Row, library: str, compiled: bool) -> Callable[[Variant], Step
     import torch
 
     if library == VITRAIL:
-        from vitrail.train.memory import keep_freed_memory
+        from vitrail.device import keep_freed_memory
 
         keep_freed_memory()
     torch.manual_seed(0)

@@ -72,8 +72,8 @@ CELLS = [
 def measure(cell: Cell) -> dict[str, Any]:
     """Time and memory of a cell; to be called in a new process."""
     import_library(VITRAIL)
+    from vitrail.device import keep_freed_memory
     from vitrail.models import macs
-    from vitrail.train.memory import keep_freed_memory
 
     if cell.what == "training":
         keep_freed_memory()

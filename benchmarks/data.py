@@ -33,7 +33,7 @@ from vitrail.data.augment import augment
 from vitrail.data.cache import once
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
-from vitrail.train.memory import keep_freed_memory
+from vitrail.device import keep_freed_memory
 
 BATCH, CLASSES, SIZE = 128, 10, 224
 SCALE = 0.08  # smallest fraction of the area that a random crop keeps, as on ImageNet

@@ -16,8 +16,8 @@ import time
 import torch
 
 from vitrail.config import TransferConfig
+from vitrail.device import keep_freed_memory
 from vitrail.models import create
-from vitrail.train.memory import keep_freed_memory
 from vitrail.train.transfer import set_learning, set_mode
 
 METHODS = {

