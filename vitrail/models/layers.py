@@ -159,7 +159,7 @@ def encode_for_head(blocks: nn.ModuleList, x: Tensor, first: int | None) -> Tens
     *body, last = blocks
     for block in body:
         x = block(x)
-    return last(x, first=None if x.is_meta else first)  # type: ignore[no-any-return]
+    return last(x, first=None if x.is_meta else first)
 
 
 class AttentionPool(nn.Module):
