@@ -205,7 +205,7 @@ def test_a_run_goes_on_after_it_was_moved(straight, copied, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     "asked",
-    [{}, {"epochs": SETTINGS["epochs"], "model": "ViT-nano/4", "img_size": 8, "lr": 0.002}, {"model": "vit"}],
+    [{}, {"epochs": SETTINGS["epochs"], "model": "ViT-nano/4", "img_size": 8, "lr": 0.004}, {"model": "vit"}],
     ids=str,
 )
 def test_the_same_settings_may_be_given_again(copied, asked):
@@ -217,7 +217,7 @@ def test_the_same_settings_may_be_given_again(copied, asked):
     [
         ({"model": "vit_b16"}, "model vit_b16 instead of vit_nano4"),
         ({"model": "swin"}, "model swin instead of vit_nano4"),
-        ({"lr": 0.5}, "lr 0.5 instead of 0.002"),
+        ({"lr": 0.5}, "lr 0.5 instead of 0.004"),
         ({"img_size": 16}, "img_size"),
         ({"epochs": 9, "seed": 3}, "epochs 9 instead of 3, seed 3 instead of 0"),
         ({"data": "fashion-mnist"}, "data fashion-mnist instead of digits"),
