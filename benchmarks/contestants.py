@@ -320,8 +320,8 @@ def pixels_of(shape: Shape, batch: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, (batch, 3, *shape.img_size), np.uint8)
 
 
-def predictor_of(model: Any, shape: Shape, pixels: Any) -> Any:
-    """A predictor with the engine that a long job chooses on this machine."""
+def predictor_of(model: Any, shape: Shape, pixels: Any = None) -> Any:
+    """A predictor on PyTorch, or with `pixels` on the engine that a long job chooses for them on this machine."""
     import torch
 
     from vitrail import Predictor
@@ -332,6 +332,8 @@ def predictor_of(model: Any, shape: Shape, pixels: Any) -> Any:
 
     task = Multiclass(tuple(map(str, range(shape.classes))))
     card = Card(model="vit", config=model.config, task=task, preprocess=Preprocess(shape.img_size, 3))
+    if pixels is None:
+        return Predictor.of(model, card)
     with torch.inference_mode():
         images = card.preprocess.normalise(torch.from_numpy(pixels))
         engine, _ = choose(model, f"outputs of {model.config!r}", images, task)

@@ -94,7 +94,8 @@ def step_of(what: What, model: Any, batch: int) -> Step:
     shape = Shape(**{field.name: getattr(config, field.name) for field in fields(Shape)})
     if what == "training":
         return training_steps(VITRAIL, model.train(), shape, batch)(Variant(VITRAIL, default_precision()))
-    return partial(predictor_of(model.eval().requires_grad_(False), shape).outputs, pixels_of(shape, batch))
+    predictor = predictor_of(model.eval().requires_grad_(False), shape)
+    return partial(predictor.outputs, pixels_of(shape, batch))
 
 
 def run() -> None:
