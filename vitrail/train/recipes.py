@@ -31,8 +31,8 @@ from vitrail.train.recipe_rules import (
 def small(inputs: RecipeInputs) -> TrainConfig:
     """From scratch on small data: the default up to 100,000 images.
 
-    `vitrail train fashion-mnist --time-budget 3m`: 90.23 % on the 10,000 test images, on two CPU cores; 92.39 % with
-    --epochs 9.7. docs/recipes.md says how it was chosen.
+    `vitrail train fashion-mnist --time-budget 3m`: 90.23 % on the 10,000 test images, on two CPU cores; 92.03 % with
+    10m. docs/recipes.md says how it was chosen.
     """
     epochs = inputs.epochs or min(max(round(600_000 / inputs.images), 10), 60)
     often = epochs >= _OFTEN  # long enough to overfit without regularisation
