@@ -1,0 +1,231 @@
+"""Typed, frozen configuration: the only definition of each option's name, type, default and help text.
+
+The command line, the Python API and the `config.yaml` of a run are all derived from the dataclasses below. A field
+without a default must be set by the recipe, so every `TrainConfig` is complete: nothing in it is derived later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+CONFIG_FILE = "config.yaml"  # in a run folder
+
+Size = tuple[int, int]
+Names = tuple[str, ...]
+Floats = tuple[float, ...]
+Ints = tuple[int, ...]
+Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first N blocks
+
+
+class Duration(float):
+    """A time in seconds, written as 90s, 10m or 1h30m."""
+
+    def __str__(self) -> str:
+        hours, seconds = divmod(round(self), 3600)
+        minutes, seconds = divmod(seconds, 60)
+        parts = [(hours, "h"), (minutes, "m"), (seconds, "s")]
+        return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
+
+
+Verb = Literal["", "train", "pretrain"]
+
+
+def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "") -> Any:
+    """A field with its help text, an alias of its flag, and the only verb that has it, if there is one."""
+    return field(default=default, metadata={"help": help, "alias": alias, "only": only})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """How the data set is read, split and weighted."""
+
+    val_fraction: float = option("share of images held out for validation, if the data has no val split", 0.2)
+    folds: int = option("number of cross-validation folds (0 = off)", 0, only="train")
+    fold: int = option("train only this fold, from 1 (0 = all folds in turn)", 0, only="train")
+    data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
+    image_column: str | None = option("column of a table or hf: data set with the images (default: detected)", None)
+    label_column: Names | None = option(
+        "column with the labels, or several: x,y (default: detected)", None, only="train"
+    )
+    task: str | None = option("multiclass, multilabel or regression (default: detected)", None, only="train")
+    streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
+    class_weights: bool = option("weight each class in the loss by its inverse frequency", False, only="train")
+    balanced_sampling: bool = option("sample all classes equally often", False, only="train")
+    workers: int = option("threads that read images", 2, alias="-j")
+    cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputConfig:
+    """The input of the model."""
+
+    img_size: Size = option("image height and width: 224 or 192x256", alias="--imgsz")
+    channels: int = option("image channels: 1, 3, 4 (with alpha) or the number of bands (default: as the data)")
+    bits: int = option("bits per pixel value: 8, 16, or 32 for floats (default: as the data)", 8)
+    normalize: Literal["half", "imagenet", "dataset", "weights"] = option(
+        "mean and std: 0.5, ImageNet's, measured, as --weights (default: weights, else half; above 8 bits dataset)",
+        "half",
+    )
+    mean: Floats = option("mean per channel, or one for all, instead of --normalize", (0.5,))
+    std: Floats = option("standard deviation per channel, or one for all, instead of --normalize", (0.5,))
+    crop: float = option("share of the image kept by the centre crop at evaluation", 1.0)
+    interpolation: Literal["bicubic", "bilinear", "lanczos"] = option(
+        "resampling filter for images (default: bicubic, or that of --weights)", "bicubic"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchConfig:
+    """Changes to the architecture of the named model."""
+
+    # A field is None if the model's family does not have the option.
+    pool: Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"] | None = option(
+        "pooling: cls = class token, cls_dist = with a distillation token, cls_gap = class token and average, "
+        "gap = average after the final norm, gap_norm = before it, mae = gap_norm with a class token, map = attention"
+    )
+    pos: Literal["learned", "patches", "learned2d", "relative", "sincos2d", "none"] | None = option(
+        "position embeddings; patches = learned, but none for the class token"
+    )
+    head: Literal["linear", "tanh"] | None = option(
+        "one linear layer, or with a hidden tanh layer as in pre-training", only="train"
+    )
+    stem: Literal["patch", "conv"] | None = option("patch projection, or overlapping convolutions")
+    registers: int | None = option("number of register tokens")
+    layer_scale: float | None = option("initial value of LayerScale (0 = off)")
+    drop: float = option("dropout rate")
+    drop_path: float = option("stochastic-depth rate of the last block; grows linearly from 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferConfig:
+    """How pre-trained weights are fine-tuned (with --weights)."""
+
+    freeze: Freeze | None = option(
+        "freeze the embeddings and the first N blocks, or all but the head", None, only="train"
+    )
+    lora_rank: int = option("train only the head and LoRA adapters of this rank (0 = off)", 0, only="train")
+    lora_alpha: float = option(
+        "LoRA scale alpha; adapters are scaled by alpha / rank (default: twice the rank)", 0.0, only="train"
+    )
+    pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
+        "resampling of position embeddings at another image size; linear as in the paper", "bicubic"
+    )
+    partial: bool = option("load the weights that fit, initialise the rest, and list both", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig:
+    """How a model learns from a teacher (with --teacher)."""
+
+    teacher: str | None = option(
+        "teacher for distillation: run, weights file, timm:NAME, hf:REPO or .onnx file", None, only="train"
+    )
+    teacher_model: str | None = option(
+        "model name of the teacher, if its weights do not determine it", None, only="train"
+    )
+    distill: Literal["hard", "soft"] = option(
+        "distil the teacher's decisions or its probabilities", "hard", only="train"
+    )
+    distill_alpha: float = option("weight of the distillation loss; the labels' loss gets the rest", 0.5, only="train")
+    distill_tau: float = option("temperature of soft distillation", 1.0, only="train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """What a self-supervised method masks, crops and predicts; recipes set the options of their method."""
+
+    # A field is None if the method does not have the option.
+    mask_ratio: float | None = option("share of patches to mask (masked, mae, simmim)", None, only="pretrain")
+    mask_size: int | None = option("side of masked squares, in pixels (simmim)", None, only="pretrain")
+    target: Literal["colour", "mini", "pixels"] | None = option(
+        "predict mean colours, 4x4 mini-patches of colours, or pixels (masked)", None, only="pretrain"
+    )
+    decoder_width: int | None = option("width of the decoder (mae)", None, only="pretrain")
+    decoder_depth: int | None = option("blocks of the decoder (mae)", None, only="pretrain")
+    global_crops: int | None = option("large crops of each image (dino, lejepa)", None, only="pretrain")
+    local_crops: int | None = option("small crops of each image (dino, lejepa)", None, only="pretrain")
+    global_scale: Floats | None = option("area shares of large crops: smallest, largest", None, only="pretrain")
+    local_scale: Floats | None = option("area shares of small crops: smallest, largest", None, only="pretrain")
+    local_size: int | None = option("pixels per side of small crops", None, only="pretrain")
+    head_width: int | None = option("hidden units of the head or projector (dino, lejepa)", None, only="pretrain")
+    prototypes: int | None = option("outputs of the head (dino)", None, only="pretrain")
+    teacher_momentum: float | None = option("initial momentum of the teacher, grows to 1 (dino)", None, only="pretrain")
+    teacher_temp: float | None = option("temperature of the teacher (dino)", None, only="pretrain")
+    projection: int | None = option("outputs of the projector (lejepa)", None, only="pretrain")
+    sigreg: float | None = option("weight of SIGReg in the loss (lejepa)", None, only="pretrain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimiser, loss and learning-rate schedule; recipes may set other defaults."""
+
+    epochs: float = option("passes over the training images; may be fractional")
+    time_budget: Duration | None = option("train for this long instead of --epochs: 10m or 1h30m", None)
+    batch_size: int = option("images per forward pass", alias="-b")
+    grad_accum_steps: int = option("forward passes per optimiser step", 1)
+    opt: Literal["adamw", "sgd", "muon", "lamb"] = option("optimiser; muon uses AdamW for all but weight matrices")
+    loss: Literal["ce", "bce"] = option("cross-entropy, or binary cross-entropy per class", "ce", only="train")
+    lr: float = option("peak learning rate; not scaled by the batch size")
+    weight_decay: float = option("weight decay; not of norms, biases, tokens and position embeddings", alias="--wd")
+    sched: Literal["cosine", "linear", "constant"] = option("learning-rate schedule; constant ends with --cooldown")
+    warmup_epochs: float = option("epochs of linear warm-up")
+    min_lr: float = option("final learning rate, as a share of the peak", 0.0)
+    cooldown: float = option("share of training in which the constant schedule decays", 0.2)
+    clip_grad: float = option("maximum gradient norm (0 = no clipping)", 1.0)
+    layer_decay: float = option("layer-wise learning-rate decay, per stage from the head down", 1.0)
+    body_lr: float = option("learning-rate factor of all but the head, with --weights", 0.1)
+    model_ema: float = option("decay of the weights' moving average, which is evaluated and saved (0 = off)", 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """Augmentation of training images; recipes may set other defaults."""
+
+    crop_scale: float = option("minimum area share of random resized crops (1 = off)", 1.0)
+    shift: int = option("maximum random shift, in pixels", 0)
+    hflip: float = option("probability of a horizontal flip", 0.0)
+    randaug: int = option("RandAugment operations per image", 0)
+    magnitude: float = option("RandAugment magnitude, 0 to 10", 9.0)
+    three_augment: float = option("probability of 3-Augment: greyscale, solarize or blur", 0.0)
+    color_jitter: float = option("strength of brightness, contrast and saturation jitter", 0.0)
+    reprob: float = option("probability of random erasing", 0.0)
+    mixup: float = option("mixup alpha (0 = off)", 0.0, only="train")
+    cutmix: float = option("CutMix alpha (0 = off)", 0.0, only="train")
+    mix_prob: float = option("probability of mixup or CutMix per batch", 1.0, only="train")
+    smoothing: float = option("label smoothing", 0.0, only="train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where and how a run is carried out."""
+
+    name: str = option("name of the run folder (default: <data>-<model>, and the method of pretrain)")
+    out: str = option("parent folder of runs", "runs", alias="--output")
+    seed: int = option("random seed", 0)
+    device: str = option("cpu, cuda, cuda:1 or mps (default: the fastest available)")
+    amp: Literal["off", "bf16", "fp16"] = option("automatic mixed precision (default: the best for the device)")
+    compile: bool = option("compile the model with torch.compile", False)
+    grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
+    save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)
+    probe: str | None = option("labelled data set to measure k-NN accuracy on while training", None, only="pretrain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that determines a training run."""
+
+    data: str = option("folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set")
+    recipe: str = option("recipe of unset options, see `vitrail recipes` (default: small; finetune with --weights)")
+    model: str = option("model or family, see `vitrail models`")
+    weights: str | None = option("pre-trained weights: run, weights file, timm:NAME or hf:REPO", None)
+    source: SourceConfig = field(default_factory=SourceConfig)
+    input: InputConfig
+    arch: ArchConfig
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    distillation: DistillConfig = field(default_factory=DistillConfig)
+    pretraining: PretrainConfig = field(default_factory=PretrainConfig)
+    optim: OptimConfig
+    augment: AugmentConfig
+    run: RunConfig
