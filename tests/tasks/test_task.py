@@ -36,7 +36,7 @@ CASES = pytest.mark.parametrize(("task", "outputs", "targets"), examples().value
 
 
 def test_every_registered_task_is_tested():
-    assert {task.name for task, *_ in examples().values()} == set(TASKS)
+    assert {task.name for task, *_ in examples().values()} == {name for name, task in TASKS.items() if task.labelled}
 
 
 @CASES

@@ -231,12 +231,12 @@ class Hybrid(Model):
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         return self.drop(x + self.pos_embed)
 
-    def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def encode(self, tokens: Tensor, keep: Tensor | None = None, norm: bool | None = None) -> Tensor:
         """The transformer encoder and its final LayerNorm; with `keep`, over the tokens with these indices only."""
         tokens = tokens if keep is None else kept(tokens, keep)
         for block in self.blocks:
             tokens = block(tokens)
-        return self.norm(tokens)
+        return tokens if norm is False else self.norm(tokens)
 
     def stages(self) -> list[nn.Module]:
         """The ResNet with the token embedding, each block, the final norm with pooling, the head."""

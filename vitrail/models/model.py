@@ -96,6 +96,7 @@ class Model(nn.Module):
     """
 
     config: ModelConfig
+    patchwise: ClassVar[bool] = False  # one token per image patch, so that `encode` can leave out masked patches
 
     # To implement -------------------------------------------------------------------------------------------
 
@@ -129,6 +130,24 @@ class Model(nn.Module):
     def heads(self, images: Tensor) -> tuple[Tensor, ...]:
         """The logits of each head, (B, K): one head, or two with DeiT's distillation token."""
         return (self(images),)
+
+    # Tokens -------------------------------------------------------------------------------------------------
+
+    def tokens(self, images: Tensor) -> Tensor:  # noqa: ARG002
+        """The encoder's input, position embeddings added: (B, N, D)."""
+        raise UserError(f"A {type(self).__name__} has no token sequence.")
+
+    def encode(
+        self,
+        tokens: Tensor,  # noqa: ARG002
+        keep: Tensor | None = None,  # noqa: ARG002
+        norm: bool | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        """The encoder's output, (B, N, D), or that of the tokens with indices `keep`, (n,) or (B, n).
+
+        `norm` forces or leaves out the final LayerNorm; by default it is applied unless it belongs to the pooling.
+        """
+        raise UserError(f"A {type(self).__name__} has no token sequence.")
 
     # Structure ----------------------------------------------------------------------------------------------
 

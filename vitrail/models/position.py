@@ -21,8 +21,12 @@ Grid = tuple[int, int]
 Interpolation = Literal["bicubic", "bilinear", "linear"]  # "linear" is the paper's
 
 
-def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tensor:
-    """Fixed 2-D sine-cosine position embeddings, as in MoCo v3, MAE and big_vision: (h·w, D)."""
+def sincos2d(grid: Grid, width: int, device: torch.device | None = None, endpoint: bool = True) -> Tensor:
+    """Fixed 2-D sine-cosine position embeddings: (h·w, D).
+
+    Frequencies fall from 1 to 1/10,000, as in big_vision; without `endpoint` they stop one step before, as in MoCo v3
+    and MAE.
+    """
     h, w = grid
     y, x = torch.meshgrid(
         torch.arange(h, device=device, dtype=torch.float32),
@@ -30,7 +34,7 @@ def sincos2d(grid: Grid, width: int, device: torch.device | None = None) -> Tens
         indexing="ij",
     )
     quarter = width // 4
-    steps = torch.arange(quarter, device=device, dtype=torch.float32) / max(quarter - 1, 1)
+    steps = torch.arange(quarter, device=device, dtype=torch.float32) / max(quarter - endpoint, 1)
     frequency = 1.0 / 10_000**steps
     y, x = y.reshape(-1, 1) * frequency, x.reshape(-1, 1) * frequency
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)

@@ -299,7 +299,7 @@ class PVT(Model):
 
     def _stage(self, i: int) -> tuple[nn.Module, nn.Parameter, nn.ModuleList]:
         blocks = cast(nn.ModuleList, self.get_submodule(f"block{i + 1}"))
-        return self.get_submodule(f"patch_embed{i + 1}"), self.get_parameter(f"pos_embed{i + 1}"), blocks
+        return self.get_submodule(f"patch_embed{i + 1}"), getattr(self, f"pos_embed{i + 1}"), blocks
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():

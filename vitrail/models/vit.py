@@ -149,6 +149,7 @@ class ConvStem(nn.Module):
 
 class ViT(Model):
     config: ViTConfig
+    patchwise = True
 
     def __init__(self, config: ViTConfig):
         super().__init__()
@@ -249,11 +250,11 @@ class ViT(Model):
             prefix.append(self.reg_token.expand(batch, -1, -1))
         return self.drop(torch.cat([*prefix, x], dim=1))
 
-    def encode(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def encode(self, tokens: Tensor, keep: Tensor | None = None, norm: bool | None = None) -> Tensor:
         """Equations 2 to 4: the transformer encoder and its final LayerNorm, (B, N, D).
 
         With `keep`, token indices of shape (n,) or (B, n), only these tokens are encoded: (B, n, D). The class token's
-        index is 0. For `pool="gap_norm"` and `"mae"`, the LayerNorm is applied in `embed`.
+        index is 0. By default, the LayerNorm is left out for `pool="gap_norm"` and `"mae"`, which apply it in `embed`.
         """
         if keep is not None:
             tokens = kept(tokens, keep)
@@ -264,7 +265,8 @@ class ViT(Model):
             )
         for block in self.blocks:
             tokens = block(tokens, keep)
-        return tokens if self.config.pool in ("gap_norm", "mae") else self._stages[1](tokens, False)
+        norm = self.config.pool not in ("gap_norm", "mae") if norm is None else norm
+        return self._stages[1](tokens, False) if norm else tokens
 
     def _pooled(self, images: Tensor) -> Tensor:
         """The head's input: (B, F), or (B, 2, F) for two tokens."""

@@ -6,15 +6,18 @@ data whose targets it can read.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from vitrail.errors import UserError, nearest
 from vitrail.tasks.multiclass import Multiclass
 from vitrail.tasks.multilabel import Multilabel
 from vitrail.tasks.regression import Regression
 from vitrail.tasks.task import Task
 
-__all__ = ["TASKS", "Multiclass", "Multilabel", "Regression", "Task", "register", "task_type"]
+__all__ = ["METHODS", "TASKS", "Multiclass", "Multilabel", "Regression", "Task", "other_tasks", "register", "task_type"]
 
-TASKS: dict[str, type[Task]] = {}
+TASKS: dict[str, type[Task]] = {}  # those imported so far
+METHODS = ("masked", "mae", "simmim", "dino", "lejepa")  # of self-supervised pre-training, imported on first use
 
 
 def register(task: type[Task]) -> type[Task]:
@@ -31,7 +34,15 @@ for _task in (Multiclass, Multilabel, Regression):
 
 def task_type(name: object) -> type[Task]:
     """The task class of a name; an unknown name raises UserError."""
+    if isinstance(name, str) and name in METHODS:
+        import_module(f"vitrail.tasks.{name}")  # registers it; needs torch
     if not isinstance(name, str) or name not in TASKS:
-        hint = nearest(str(name), TASKS) or " Call vitrail.tasks.register first for a task of your own."
-        raise UserError(f"'task' must be one of {', '.join(TASKS)}, but it is {name!r}.{hint}")
+        known = [task for task, kind in TASKS.items() if kind.labelled]
+        hint = nearest(str(name), known) or " Call vitrail.tasks.register first for a task of your own."
+        raise UserError(f"'task' must be one of {', '.join(known)}, but it is {name!r}.{hint}")
     return TASKS[name]
+
+
+def other_tasks(task: type[Task]) -> str:
+    """The other tasks that read labels: "multilabel or regression"."""
+    return " or ".join(name for name, other in TASKS.items() if other.labelled and other is not task)

@@ -25,9 +25,20 @@ Loss = Literal["ce", "bce"]
 class Batch(NamedTuple):
     """The input of one training forward pass."""
 
-    images: Tensor  # (B, C, H, W), augmented and normalised
+    images: (
+        Tensor  # (B, C, H, W), augmented and normalised; with views, (V·B, C, H, W), one view of all after the other
+    )
     targets: Tensor  # (B, K)
     numbers: Tensor  # (B,), indices in the training split
+    local: Tensor | None = None  # small views, (L·B, C, h, w), of multi-crop methods
+
+
+class Reconstruction(NamedTuple):
+    """Images as a model got them and as it predicts them: (B, C, H, W), normalised."""
+
+    original: Tensor
+    masked: Tensor  # masked pixels are NaN
+    predicted: Tensor  # visible pixels as they are
 
 
 class Objective(nn.Module):
@@ -61,6 +72,23 @@ class Objective(nn.Module):
         """
         return {"loss": F.mse_loss(outputs, taught)}
 
+    def examine(self, model: Model, images: Tensor) -> Tensor:
+        """What validation measures, a row per image: the outputs of the kept model."""
+        outputs: Tensor = model(images)
+        return outputs
+
+    def reconstruct(self, model: Model, images: Tensor) -> Reconstruction | None:
+        """What a model makes of masked images; None for objectives that mask nothing."""
+        return None
+
+    def added(self) -> dict[str, nn.Module]:
+        """Modules that learn with the model and are not part of it, by name, such as a decoder."""
+        return {}
+
+    def followers(self) -> dict[str, nn.Module]:
+        """Moving averages of added modules, by the names of these, such as the head of a momentum teacher."""
+        return {}
+
     def after_step(self, step: int) -> None:
         """Updates the moving average; called after every optimiser step."""
         if self.ema is not None:
@@ -72,7 +100,7 @@ class Objective(nn.Module):
 
     def parts(self) -> dict[str, Any]:
         """The objects whose state belongs in a checkpoint, by name."""
-        return {"model": self.model, "kept": self._averaged}
+        return {"model": self.model, "kept": self._averaged, **self.added()}
 
     @property
     def _averaged(self) -> Model:

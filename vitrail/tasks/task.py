@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError, nearest, shortlist
@@ -101,10 +102,12 @@ class Task(ABC):
     many: ClassVar[str]
     measures: ClassVar[tuple[Measure, ...]]  # overall, in the order to show; the first chooses the epoch to keep
     columns: ClassVar[tuple[Measure, ...]]  # per class, label or value
+    logged: ClassVar[tuple[Measure, ...]] = ()  # training values besides the loss, to show
     ranked: ClassVar[str]  # the column that ranks classes, labels or values
     counted: ClassVar[bool] = True  # whether scores of classes or labels have a `support`
     single: ClassVar[bool] = False  # one class per image: targets are class indices, (N,)
     optional: ClassVar[bool] = False  # an image may have no label: empty cells are valid
+    labelled: ClassVar[bool] = True  # False for self-supervision: labels are not read, targets are (N, 0) float32
     interchange: ClassVar[bool] = False  # whether other libraries' formats can express it
     answer: ClassVar[type[Answer]] = Answer  # what `answers` returns; without arguments, no answer
     meant: ClassVar[str] = "probabilities"  # what `meaning` returns; the output's name in an exported file
@@ -248,6 +251,9 @@ class Task(ABC):
                 raise UserError(f"--{flag} needs classes or labels, but {source} has {self.many}. Remove --{flag}.")
         return config
 
+    def check_model(self, model: Model, config: TrainConfig) -> None:  # noqa: B027  # most accept any model
+        """Raises UserError for a model or settings that the task cannot train."""
+
     def output_order(self, teacher: Task) -> list[int]:
         """The index of a teacher's output for each output of this task; both have the same classes."""
         if self.outputs == len(self.classes) and set(teacher.classes) == set(self.classes):
@@ -375,6 +381,14 @@ class Task(ABC):
     @abstractmethod
     def headline(self, data: str, score: str, images: str) -> tuple[str, str]:
         """The text before and after the main score in a report's first sentence, following the model's name."""
+
+    def curves(self, rows: build.Rows, config: TrainConfig, kept: int | None) -> Sequence[Chart]:
+        """The charts of training, from the rows of metrics.csv; `kept` is the epoch of the model."""
+        return build.curves(rows, self.measures[0], kept)
+
+    def health(self, scores: Any, means: Mapping[str, float], config: TrainConfig) -> tuple[bool, str]:
+        """Whether features differ between images, and a sentence on it, from an epoch's scores and training values."""
+        return True, ""
 
     worst_title: ClassVar[str] = "Wrong predictions, highest loss first."
     best_title: ClassVar[str] = "Right predictions, lowest loss first."
