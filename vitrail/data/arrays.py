@@ -10,18 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import Array, ArraySplit, Found, GlobalRows, MappedSplit, Numbers, Targets
+from vitrail.data.dataset import Array, ArraySplit, Found, GlobalRows, MappedSplit, Numbers, Targets, reads_labels
 from vitrail.data.folder import SPLITS
 from vitrail.data.pixels import Pixels, bits_of
 from vitrail.errors import UserError
 from vitrail.progress import log
-from vitrail.tasks import TASKS, Multiclass, Task, task_type
+from vitrail.tasks import Multiclass, Task, other_tasks, task_type
 from vitrail.tasks.infer import infer_from_arrays
+
+# The images in an archive, and their labels.
+_IN_ARCHIVE = {"x_train": "y_train", "x_val": "y_val", "x_test": "y_test", "images": "labels", "x": "y"}
 
 
 def open_npz(path: Path, task: type[Task] | None = None) -> Found:
     """An archive with x_train and y_train (and _val, _test), images and labels, or X and y; optionally classes."""
-    arrays = _read_npz(path)
+    found, arrays = _read_npz(path, images_only=not reads_labels(task))
+    rule = "the arrays x_train and y_train (and _val, _test), or images and labels, or X and y"
+    if not reads_labels(task):
+        arrays |= {_IN_ARCHIVE[x]: _no_labels(images) for x, images in arrays.items()}
+        rule, task = "the array x_train (and x_val, x_test), or images, or X", None
     parts = {}
     for split in ("train", "val", "test"):
         x, y = f"x_{split}", f"y_{split}"
@@ -33,24 +40,22 @@ def open_npz(path: Path, task: type[Task] | None = None) -> Found:
         if not parts and x in arrays and y in arrays:
             parts["train"] = arrays[x], arrays[y]
     if not parts:
-        raise UserError(
-            f"{path} must contain the arrays x_train and y_train (and _val, _test), or images and labels, or X "
-            f"and y, but it contains {', '.join(arrays) or 'none'}."
-        )
+        raise UserError(f"{path} must contain {rule}, but it contains {', '.join(found) or 'none'}.")
     names = None
     if "classes" in arrays:
         names = _class_names(arrays["classes"], path)
     return from_arrays(path.stem, parts, names, str(path), task)
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
-    """All arrays of the file by lower-case name."""
+def _read_npz(path: Path, images_only: bool) -> tuple[list[str], dict[str, Array]]:
+    """The names of all arrays, in lower case, and by name the arrays, or only those of images."""
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise UserError(f"{path} is a single array, not an .npz archive. Save it with np.savez.")
-            return {name.lower(): file[name] for name in file.files}
+            read = [name for name in file.files if not images_only or name.lower() in _IN_ARCHIVE]
+            return [name.lower() for name in file.files], {name.lower(): file[name] for name in read}
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
         if "allow_pickle" in str(error):
             raise UserError(
@@ -67,7 +72,7 @@ _PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"))
 def open_npy(path: Path, task: type[Task] | None = None) -> Found:
     """A file of images with its file of labels; a validation split is held out, even if the folder has others."""
     labels = _labels_path(path)
-    if labels is None or not labels.exists():
+    if reads_labels(task) and (labels is None or not labels.exists()):
         rule = "with 'y' for 'x' or 'labels' for 'images' in the name, as in x_train.npy and y_train.npy"
         reason = f"There is no {labels}." if labels else "Its name contains neither word: rename it."
         raise UserError(f"The labels of {path} must be in the same folder, {rule}. {reason}")
@@ -79,14 +84,17 @@ def open_npy(path: Path, task: type[Task] | None = None) -> Found:
 
 def open_npy_folder(folder: Path, task: type[Task] | None = None) -> Found:
     """A folder of such pairs, one per split: x_train.npy and y_train.npy, x_val.npy and y_val.npy."""
-    pairs: dict[str, tuple[Path, Path]] = {}
+    pairs: dict[str, tuple[Path, Path | None]] = {}
     for path in npy_images(folder):
         split = next((SPLITS[word] for word in _words(path) if word in SPLITS), "train")
         if split in pairs:
-            raise UserError(f"{folder} has two files of {split} images: {pairs[split][0].name} and {path.name}.")
+            raise UserError(
+                f"{folder} has two files of {split} images: {pairs[split][0].name} and {path.name}. Keep one of them; "
+                "if each is a single image, move them to a subfolder."
+            )
         labels = _labels_path(path)
         assert labels is not None  # `npy_images` lists no others
-        if not labels.exists():
+        if reads_labels(task) and not labels.exists():
             raise UserError(f"{path} has no labels: {labels.name} must be in the same folder.")
         pairs[split] = path, labels
     return _from_npy(folder.resolve().name, pairs, folder, task)
@@ -111,8 +119,11 @@ def _labels_path(path: Path) -> Path | None:
     return None
 
 
-def _from_npy(name: str, pairs: Mapping[str, tuple[Path, Path]], where: Path, task: type[Task] | None) -> Found:
-    parts = {split: (_read_npy(x), _read_npy(y)) for split, (x, y) in pairs.items()}
+def _from_npy(name: str, pairs: Mapping[str, tuple[Path, Path | None]], where: Path, task: type[Task] | None) -> Found:
+    images = {split: _read_npy(x) for split, (x, _) in pairs.items()}
+    if not reads_labels(task):
+        return from_arrays(name, {split: (x, _no_labels(x)) for split, x in images.items()}, None, str(where))
+    parts = {split: (images[split], _read_npy(y)) for split, (_, y) in pairs.items() if y is not None}
     names_file = where / "classes.npy" if where.is_dir() else where.with_name("classes.npy")
     names = _class_names(_read_npy(names_file), names_file) if names_file.exists() else None
     return from_arrays(name, parts, names, str(where), task)
@@ -130,6 +141,11 @@ def _read_npy(path: Path) -> Array:
             ) from error
         raise UserError(f"{path} is not a complete .npy file: {error}.") from error
     return array
+
+
+def _no_labels(images: Array) -> Array:
+    """The label "" for every image."""
+    return np.zeros(images.shape[:1], np.str_)
 
 
 def _class_names(array: Array, where: Path) -> tuple[str, ...]:
@@ -175,8 +191,7 @@ def from_arrays(
     else:
         read, targets = kind.from_array(labels, names, where)
         if task is None:
-            others = " or ".join(other for other in TASKS if other != read.name)
-            log.info("task: %s, inferred from the labels; override it with --task %s.", read, others)
+            log.info("task: %s, inferred from the labels; override it with --task %s.", read, other_tasks(kind))
     h, w = next(iter(pixels.values())).shape[1:3]
     if any(isinstance(x, np.memmap) for x in pixels.values()):  # select rows instead of copying pixels
         mapped = GlobalRows([((x, f"{name}/{split}"), len(x)) for split, x in pixels.items()])

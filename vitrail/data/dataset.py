@@ -37,7 +37,7 @@ class Split:
             """The targets of all images, in the form of the data's task.
 
             Multi-class: class indices, (N,) int64. Multi-label: 0 or 1 per label, (N, K) float32. Regression: values,
-            (N, K) float32.
+            (N, K) float32. Without labels: (N, 0) float32.
             """
 
     def __len__(self) -> int:
@@ -229,6 +229,34 @@ def _pixels_version(split: ArraySplit | MappedSplit) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, eq=False)
+class Subset(Split):
+    """A split of some images of another."""
+
+    whole: Split
+    numbers: Numbers
+
+    @property
+    def targets(self) -> Targets:
+        return self.whole.targets[self.numbers]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def image(self, i: int) -> Pixels:
+        return self.whole.image(int(self.numbers[i]))
+
+    def name(self, i: int) -> str:
+        return self.whole.name(int(self.numbers[i]))
+
+
+def choose(images: int, most: int, seed: int = 0) -> Numbers:
+    """Indices of all images, or of a random sample of `most`, in order."""
+    if images <= most:
+        return np.arange(images)
+    return np.sort(np.random.default_rng(seed).choice(images, most, replace=False))
+
+
 @dataclass(frozen=True)
 class Data:
     """A data set, opened, verified and split."""
@@ -250,7 +278,8 @@ class Data:
         """Changes when the classes, the labels or the number of images change."""
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for name, split in self.splits.items():
-            digest.update(name.encode() + split.targets.tobytes())
+            # Targets of images without labels have no bytes.
+            digest.update(name.encode() + (split.targets.tobytes() or str(len(split)).encode()))
         return digest.hexdigest()
 
     def read_as(self, channels: int, bits: int) -> Data:
@@ -308,3 +337,18 @@ class Found:
     @property
     def classes(self) -> tuple[str, ...]:
         return self.task.classes
+
+    def without_labels(self, task: Task) -> Found:
+        """The same images for a task that reads no labels."""
+        parts: dict[str, tuple[Array, Targets]] = {
+            split: (items, np.zeros((len(items), 0), np.float32)) for split, (items, _) in self.parts.items()
+        }
+        return replace(self, task=task, parts=parts)
+
+
+def reads_labels(task: type[Task] | None) -> bool:
+    """Whether labels are read; a task that is not given is inferred from them.
+
+    For a task that reads none, openers give all images the label "", and `open_source` drops it.
+    """
+    return task is None or task.labelled

@@ -1,4 +1,4 @@
-"""Folders of images: one folder per class, optionally in one folder per split."""
+"""Folders of images: one folder per class, optionally in one folder per split; without labels, any tree of images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from vitrail.data.dataset import Array, FileSplit, Found, Targets
+from vitrail.data.dataset import Array, FileSplit, Found, Targets, reads_labels
 from vitrail.data.images import EXTENSIONS, ImageFacts
 from vitrail.data.verify import verify_files
 from vitrail.errors import UserError, shortlist
@@ -31,8 +31,14 @@ SPLITS = {  # all accepted names
 }
 
 
-def open_folder(root: Path) -> Found:
-    files = {split: _class_files(folder) for split, folder in split_folders(root).items()}
+def open_folder(root: Path, task: type[Task] | None = None) -> Found:
+    """The images of class folders, or, for a task that reads no labels, all images below the folder."""
+    folders = split_folders(root)
+    if reads_labels(task):
+        files = {split: _class_files(folder) for split, folder in folders.items()}
+    else:
+        files = {split: {"": _all_files(folder)} for split, folder in folders.items()}
+        _mention_ignored(root, folders)
     return from_files(root.resolve().name, files, root)
 
 
@@ -47,7 +53,7 @@ def from_files(
         targets = np.repeat(np.arange(len(classes), dtype=np.int64), [len(paths) for paths in listed])
         parts[split] = np.array([path for paths in listed for path in paths], dtype=object), targets
     found = from_paths(name, Multiclass(classes), parts, verify)
-    if "train" in parts:
+    if "train" in parts and len(classes) > 1:
         lost = np.setdiff1d(parts["train"][1], found.parts["train"][1])
         if len(lost):
             raise UserError(
@@ -117,7 +123,7 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class: all below its folder."""
-    loose = sum(is_image(child.name) for child in folder.iterdir() if child.is_file())
+    loose = _loose(folder)
     classes = subfolders(folder)
     if not classes:
         if loose:
@@ -136,6 +142,31 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
                 "Add some, or remove the folder."
             )
     return files
+
+
+def _all_files(folder: Path) -> list[Path]:
+    """All image files below a folder."""
+    files = sorted(images_below(folder, _stop), key=Path.as_posix)
+    if not files:
+        raise UserError(
+            f"{folder} has no images ({', '.join(sorted(EXTENSIONS))}). Add some, or give the folder that has them."
+        )
+    return files
+
+
+def _mention_ignored(root: Path, folders: Mapping[str, Path]) -> None:
+    """Warns of images that are in none of the split folders."""
+    if root in folders.values():
+        return
+    others = [child for child in subfolders(root) if child not in folders.values()]
+    if ignored := _loose(root) + sum(1 for child in others for _ in images_below(child, _stop)):
+        names = " or ".join(folder.name for folder in folders.values())
+        log.warning("Ignored %d images in %s that are not in %s.", ignored, root, names)
+
+
+def _loose(folder: Path) -> int:
+    """The number of images in a folder that are in none of its subfolders."""
+    return sum(is_image(child.name) for child in folder.iterdir() if child.is_file())
 
 
 def subfolders(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitrail.data.arrays import class_numbers
-from vitrail.data.dataset import Array, Found, GlobalRows
+from vitrail.data.dataset import Array, Found, GlobalRows, reads_labels
 from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.packed import PackedPart, from_stores
@@ -24,7 +24,7 @@ from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log, track
-from vitrail.tasks import Multiclass
+from vitrail.tasks import Multiclass, Task
 
 PREFIX = "hf:"
 FILES = (".parquet", ".arrow")
@@ -33,6 +33,8 @@ _LABEL_NAMES = ("label", "labels", "class", "target", "category", "y")
 _PEEK = 64  # images of a stream from which size and channels are taken
 
 T = TypeVar("T")
+Features = Mapping[str, Any]  # the columns of a data set and their types
+Columns = tuple[str, str | None, tuple[str, ...] | None]  # of images, of labels if they are read; class names
 
 
 def is_saved(folder: Path) -> bool:
@@ -67,7 +69,9 @@ def holds_images(path: Path) -> bool:
     )
 
 
-def open_hub(source: str, image_column: str | None, label_column: str | None, streaming: bool) -> Found:
+def open_hub(
+    source: str, image_column: str | None, label_column: str | None, streaming: bool, task: type[Task] | None
+) -> Found:
     """A data set of the hub, `hf:name` or `hf:name:config`. Uses the cache and offline mode of `datasets`."""
     datasets = _import_datasets(source)
     name, _, config = source.removeprefix(PREFIX).partition(":")
@@ -75,10 +79,12 @@ def open_hub(source: str, image_column: str | None, label_column: str | None, st
         raise UserError(f"'{source}' has no data set name. Write hf:NAME or hf:NAME:CONFIG, such as hf:ylecun/mnist.")
     title = "-".join(filter(None, [name.rstrip("/").rpartition("/")[2], config]))
     load = partial(datasets.load_dataset_builder, name, config or None)
-    return _open(source, title, load, image_column, label_column, streaming)
+    return _open(source, title, load, partial(_columns, source, image_column, label_column, task), streaming)
 
 
-def open_files(path: Path, image_column: str | None, label_column: str | None, streaming: bool) -> Found:
+def open_files(
+    path: Path, image_column: str | None, label_column: str | None, streaming: bool, task: type[Task] | None
+) -> Found:
     """A Parquet or Arrow file, or a folder of them, with embedded images."""
     datasets = _import_datasets(path)
     if path.is_dir():
@@ -86,16 +92,17 @@ def open_files(path: Path, image_column: str | None, label_column: str | None, s
     else:
         load = partial(datasets.load_dataset_builder, path.suffix[1:], data_files={"train": str(path)})
     title = path.resolve().name if path.is_dir() else path.stem
-    return _open(str(path), title, load, image_column, label_column, streaming)
+    return _open(str(path), title, load, partial(_columns, str(path), image_column, label_column, task), streaming)
 
 
-def open_saved(folder: Path, image_column: str | None, label_column: str | None) -> Found:
+def open_saved(folder: Path, image_column: str | None, label_column: str | None, task: type[Task] | None) -> Found:
     """A folder written by `save_to_disk`, with one split or several; its files are memory-mapped."""
     datasets = _import_datasets(folder)
     loaded = _call(str(folder), datasets.load_from_disk, str(folder))
     loaded = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     splits = {split: loaded[name] for split, name in _name_splits(loaded, str(folder)).items()}
-    return _rows(str(folder), folder.resolve().name, splits, image_column, label_column)
+    choose = partial(_columns, str(folder), image_column, label_column, task)
+    return _rows(str(folder), folder.resolve().name, splits, choose)
 
 
 def _import_datasets(source: object) -> Any:
@@ -121,20 +128,15 @@ def _call(source: str, function: Callable[..., T], *args: Any, **settings: Any) 
 
 
 def _open(
-    source: str,
-    title: str,
-    load: Callable[..., Any],
-    image_column: str | None,
-    label_column: str | None,
-    streaming: bool,
+    source: str, title: str, load: Callable[..., Any], choose: Callable[[Features | None], Columns], streaming: bool
 ) -> Found:
     builder = _call(source, load)
     if streaming:
-        return _stream(source, title, builder, load, image_column, label_column)
+        return _stream(source, title, builder, load, choose)
     _call(source, builder.download_and_prepare)
     loaded = _call(source, builder.as_dataset)
     splits = {split: loaded[name] for split, name in _name_splits(loaded, source).items()}
-    return _rows(source, title, splits, image_column, label_column)
+    return _rows(source, title, splits, choose)
 
 
 def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
@@ -160,9 +162,9 @@ def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
 
 
 def _columns(
-    features: Mapping[str, Any] | None, source: str, image: str | None, label: str | None
-) -> tuple[str, str, tuple[str, ...] | None]:
-    """The image column, the label column, and the class names if the labels have them."""
+    source: str, image: str | None, label: str | None, task: type[Task] | None, features: Features | None
+) -> Columns:
+    """The image column, the label column if labels are read, and the class names if the labels have them."""
     from datasets import ClassLabel, Image, Value
 
     if features is None:
@@ -180,6 +182,9 @@ def _columns(
         raise UserError(
             f"{source}: which of the columns {', '.join(features)} contains the images? Set --image-column."
         )
+    if not reads_labels(task):
+        log.info("%s: images are in the column '%s'.", source, image)
+        return image, None, None
     label = label or _only(named) or _usual(named) or (None if named else _usual(plain) or _only(plain))
     if label is None:
         raise UserError(
@@ -263,14 +268,15 @@ class _Rows:
         return str(self.rows._fingerprint)
 
 
-def _rows(
-    source: str, title: str, splits: Mapping[str, Any], image_column: str | None, label_column: str | None
-) -> Found:
+def _rows(source: str, title: str, splits: Mapping[str, Any], choose: Callable[[Features | None], Columns]) -> Found:
     from datasets import Image
 
-    image, label, names = _columns(next(iter(splits.values())).features, source, image_column, label_column)
-    columns = {split: rows.select_columns([label]).with_format("arrow")[:][label] for split, rows in splits.items()}
-    classes, targets = _labelled({split: column.to_pylist() for split, column in columns.items()}, names, source)
+    image, label, names = choose(next(iter(splits.values())).features)
+    labels = {
+        split: rows.select_columns([label]).with_format("arrow")[:][label].to_pylist() if label else [""] * len(rows)
+        for split, rows in splits.items()
+    }
+    classes, targets = _labelled(labels, names, source)
     parts = {}
     for split, numbers in targets.items():
         rows = splits[split].select_columns([image]).with_format(None)
@@ -309,8 +315,7 @@ def _stream(
     title: str,
     builder: Any,
     load: Callable[..., Any],
-    image_column: str | None,
-    label_column: str | None,
+    choose: Callable[[Features | None], Columns],
 ) -> Found:
     from datasets import Image
     from datasets.packaged_modules.parquet.parquet import ParquetConfig
@@ -318,13 +323,17 @@ def _stream(
     loaded = _call(source, builder.as_streaming_dataset)
     theirs = _name_splits(loaded, source)
     splits = {split: loaded[name] for split, name in theirs.items()}
-    image, label, names = _columns(next(iter(splits.values())).features, source, image_column, label_column)
-    if isinstance(builder.config, ParquetConfig):  # Parquet allows reading a single column
-        column = _call(source, _call(source, load, columns=[label]).as_streaming_dataset)
-        labels = {split: column[name] for split, name in theirs.items()}
+    image, label, names = choose(next(iter(splits.values())).features)
+    parquet = isinstance(builder.config, ParquetConfig)
+    if label is None:
+        files = {split: builder.config.data_files[name] if parquet else None for split, name in theirs.items()}
+        read = {split: _call(source, _no_labels, splits[split], image, files[split], split) for split in splits}
     else:
         labels = {split: rows.select_columns([label]) for split, rows in splits.items()}
-    read = {split: _call(source, _read_labels, rows, label, f"labels of {split}") for split, rows in labels.items()}
+        if parquet:  # it allows reading a single column
+            column = _call(source, _call(source, load, columns=[label]).as_streaming_dataset)
+            labels = {split: column[name] for split, name in theirs.items()}
+        read = {split: _call(source, _read_labels, rows, label, split) for split, rows in labels.items()}
     classes, targets = _labelled({split: list(chain(*shards)) for split, shards in read.items()}, names, source)
     if targets.keys() == {"train"}:
         log.info("%s has no validation split: the held-out images are read in a second pass over the stream.", source)
@@ -353,10 +362,26 @@ def _stream(
     )
 
 
-def _read_labels(rows: Any, label: str, title: str) -> list[list[Any]]:
+def _read_labels(rows: Any, label: str, split: str) -> list[list[Any]]:
     """The labels, by shard."""
     shards = (rows.shard(num_shards=rows.num_shards, index=i) for i in range(rows.num_shards))
     return [
         [value for batch in shard.iter(batch_size=1000) for value in batch[label]]
-        for shard in track(shards, title, total=rows.num_shards, unit="shard")
+        for shard in track(shards, f"labels of {split}", total=rows.num_shards, unit="shard")
     ]
+
+
+def _no_labels(rows: Any, image: str, files: Sequence[str] | None, split: str) -> list[list[Any]]:
+    """The label "" for every image, by shard. Images are counted by the footers of Parquet files, or read once."""
+    from datasets.utils.file_utils import xopen
+    from pyarrow.parquet import read_metadata  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    def count(shard: int) -> int:
+        if files is not None:  # one per shard
+            with xopen(files[shard], "rb") as file:
+                return int(read_metadata(file).num_rows)
+        part = rows.select_columns([image]).with_format("arrow").shard(num_shards=rows.num_shards, index=shard)
+        return sum(len(batch) for batch in part.iter(batch_size=1000))
+
+    shards = track(range(rows.num_shards), f"images of {split}", total=rows.num_shards, unit="shard")
+    return [[""] * count(shard) for shard in shards]

@@ -26,7 +26,7 @@ from typing import BinaryIO
 import numpy as np
 
 from vitrail.data.arrays import class_numbers
-from vitrail.data.dataset import Array, Found, Numbers, files_version
+from vitrail.data.dataset import Array, Found, Numbers, files_version, reads_labels
 from vitrail.data.download import cache_folder
 from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect_image
@@ -34,6 +34,7 @@ from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.verify import verify
 from vitrail.errors import UserError
 from vitrail.progress import track
+from vitrail.tasks import Task
 from vitrail.version import VERSION
 
 _LABELS = (".cls", ".json", ".txt")
@@ -47,24 +48,26 @@ def is_shards(source: str | Path) -> bool:
     return bool(_tars_in(path)) if path.is_dir() else path.name.endswith((".tar", *_COMPRESSED))
 
 
-def open_shards(source: str | Path, label_field: str | None = None) -> Found:
+def open_shards(source: str | Path, label_field: str | None = None, task: type[Task] | None = None) -> Found:
     """The images of tar shards; splits are taken from the names or folders of the shards.
 
     In a `.json` file the label is the field `label_field`, by default "label".
     """
     paths = _expand(source)
+    field = label_field or "label" if reads_labels(task) else ""
     splits: dict[str, list[_Index]] = {}
-    for path, index in zip(paths, _indices(paths, label_field or "label"), strict=True):
+    for path, index in zip(paths, _indices(paths, field), strict=True):
         splits.setdefault(_split(path), []).append(index)
     stores = {split: _Shards(indices) for split, indices in splits.items()}
     labels = np.concatenate([store.labels for store in stores.values()])
     if not len(labels):
-        raise UserError(f"{source} contains no samples. A shard is a tar file of images and labels: 17.jpg, 17.cls.")
+        rule = "images and labels: 17.jpg, 17.cls" if field else "images: 17.jpg, 18.jpg"
+        raise UserError(f"{source} contains no samples. A shard is a tar file of {rule}.")
     known = labels != ""
     found = labels[known]
     if all(re.fullmatch(r"-?\d+", label) for label in found.tolist()):
         found = found.astype(np.int64)
-    classes, [numbers] = class_numbers([found], _class_names(paths[0]), str(source))
+    classes, [numbers] = class_numbers([found], _class_names(paths[0]) if field else None, str(source))
     targets = np.zeros(len(labels), np.int64)
     targets[known] = numbers
     ends = np.cumsum([len(store.labels) for store in stores.values()])[:-1]
@@ -208,7 +211,10 @@ def _read(index: _Index, i: int) -> bytes:
 
 
 def _indices(paths: Sequence[Path], field: str) -> list[_Index]:
-    """The index of every shard, from the cache or by reading its headers and verifying its images."""
+    """The index of every shard, from the cache or by reading its headers and verifying its images.
+
+    `field` is that of the labels in `.json` files; "" to read no labels.
+    """
     found = {path: index for path in paths if (index := _load_index(path, field))}
     new = [path for path in paths if path not in found]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -248,7 +254,7 @@ def _scan(path: Path, field: str) -> _Index:
                 key, end = f"{folder}/{stem}", f"{dot}{end}".lower()
                 if end in EXTENSIONS:
                     images.setdefault(key, (member.name, member.offset_data, member.size))
-                elif end in _LABELS:
+                elif field and end in _LABELS:
                     labels.setdefault(key, {})[end] = member.offset_data, member.size
     except tarfile.TarError as error:
         raise UserError(f"{path} is not a complete tar file: {error}. Download it again.") from error
@@ -256,7 +262,7 @@ def _scan(path: Path, field: str) -> _Index:
     with path.open("rb") as shard:
         for key in dict.fromkeys([*images, *labels]):
             name, *place = images.get(key, (key.lstrip("/"), 0, 0))
-            text, fault = _label(shard, labels.get(key, {}), field)
+            text, fault = _label(shard, labels.get(key, {}), field) if field else ("", "")
             names.append(name.encode("utf-8", "surrogateescape"))
             places.append(place)
             texts.append(text)

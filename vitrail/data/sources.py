@@ -43,9 +43,9 @@ def open_data(
 
     Without a validation split, a stratified `val_fraction` is held out, by `seed`. With `folds`, train and val are
     pooled, and fold number `fold` (from 1) is held out. `image_column` and `label_column` apply to tables and Hugging
-    Face data sets. The `task` is inferred from the data unless given. With `model`, the task of a trained model,
-    targets have its classes in its order: the data may then lack some of them, needs no train split, and nothing is
-    held out; data without splits becomes one split, "all".
+    Face data sets. The `task` is inferred from the data unless given; a task that reads no labels needs none. With
+    `model`, the task of a trained model, targets have its classes in its order: the data may then lack some of them,
+    needs no train split, and nothing is held out; data without splits becomes one split, "all".
     """
     if not 0 < val_fraction < 1:
         raise UserError(f"'val_fraction' must be between 0 and 1, but it is {val_fraction}.")
@@ -176,14 +176,32 @@ def open_source(
     verify: bool = True,
 ) -> Found:
     """The content of a source as stored; without `verify`, files listed in a table are assumed to be readable."""
+    if task is None or task.labelled:
+        return _open_source(source, data_dir, image_column, label_column, task, streaming, model, verify)
+    if label_column is not None:
+        raise UserError(f"--label-column does not apply to {task.title}, which reads no labels: remove it.")
+    found = _open_source(source, data_dir, image_column, None, task, streaming, model, verify)
+    return found.without_labels(task())
+
+
+def _open_source(
+    source: str | Path,
+    data_dir: str | None,
+    image_column: str | None,
+    label_column: str | Sequence[str] | None,
+    task: type[Task] | None,
+    streaming: bool,
+    model: Task | None,
+    verify: bool,
+) -> Found:
     path = Path(source).expanduser()
     suffix = path.suffix.lower() if path.is_file() else ""
     built_in = isinstance(source, str) and source in BUILT_IN
     kind = folder_kind(path) if path.is_dir() and not built_in else None
     if isinstance(source, str) and source.startswith(PREFIX):
-        return open_hub(source, image_column, _single(label_column), streaming)
+        return open_hub(source, image_column, _single(label_column), streaming, task)
     if kind == "files" or (suffix in (".parquet", ".arrow") and holds_images(path)):
-        return open_files(path, image_column, _single(label_column), streaming)
+        return open_files(path, image_column, _single(label_column), streaming, task)
     if streaming:
         raise UserError(
             f"Only Hugging Face data sets (hf:NAME) and Parquet or Arrow files with embedded images can be streamed, "
@@ -192,9 +210,9 @@ def open_source(
     if suffix in SUFFIXES:
         return open_table(path, image_column, label_column, task, model, verify)
     if kind == "saved":
-        return open_saved(path, image_column, _single(label_column))
+        return open_saved(path, image_column, _single(label_column), task)
     if image_column is None and not built_in and is_shards(source):
-        return open_shards(source, _single(label_column))
+        return open_shards(source, _single(label_column), task)
     if image_column is not None or label_column is not None:
         raise UserError(
             f"--image-column and --label-column apply to tables ({', '.join(SUFFIXES)}) and Hugging Face data sets, "
@@ -205,7 +223,7 @@ def open_source(
             log.info("Using the built-in data set '%s'. Write ./%s for the folder of that name.", source, source)
         return BUILT_IN[source](data_dir)
     if path.is_dir():
-        return open_npy_folder(path, task) if kind == "arrays" else open_folder(path)
+        return open_npy_folder(path, task) if kind == "arrays" else open_folder(path, task)
     if suffix == ".npz":
         return open_npz(path, task)
     if suffix == ".npy":

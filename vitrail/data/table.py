@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.config import coerce_names
-from vitrail.data.dataset import Found
+from vitrail.data.dataset import Found, reads_labels
 from vitrail.data.folder import SPLITS, from_files, from_paths, is_image
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
-from vitrail.tasks import TASKS, Task, task_type
+from vitrail.tasks import Task, other_tasks, task_type
 from vitrail.tasks.infer import are_binary, infer_from_text
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -34,7 +34,8 @@ def open_table(
 ) -> Found:
     """The images listed in a table, split by its column `split` if it has one.
 
-    Columns and task are inferred from names and values unless given. `model` is the task of a trained model.
+    Columns and task are inferred from names and values unless given; a task that reads no labels needs no label column.
+    `model` is the task of a trained model.
     """
     names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
     if not rows:
@@ -46,7 +47,7 @@ def open_table(
     given = () if label_column is None else coerce_names("label_column", label_column)
     if not given and model is not None and not model.single and columns.keys() >= set(model.classes):
         given = model.classes
-    image, labels, split = _choose(path, columns, rows, image_column, given)
+    image, labels, split = _choose(path, columns, rows, image_column, given, reads_labels(task))
     texts = {label: [cells[columns[label]] for cells in rows.values()] for label in labels}
     kind = task or task_type(infer_from_text(texts))
     if kind.single and len(labels) > 1:
@@ -54,7 +55,7 @@ def open_table(
             f"{path}: a {kind.title} task needs one label column, but there are {len(labels)}: {', '.join(labels)}."
         )
     listed = ", ".join(f"'{label}'" for label in labels)
-    log.info("%s: images are in the column '%s', labels in %s.", path, image, listed)
+    log.info("%s: images are in the column '%s'%s.", path, image, f", labels in {listed}" if labels else "")
 
     known: dict[Path, tuple[list[str], str, int]] = {}
     for number, cells in rows.items():
@@ -76,17 +77,19 @@ def open_table(
             raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
     if len(known) < len(rows):
         log.warning("%s: skipping %d duplicate rows.", path, len(rows) - len(known))
-    found = _by_class(path, known, verify) if kind.single else _by_row(path, known, labels, kind, model, verify)
+    if kind.single or not labels:
+        found = _by_class(path, known, verify)
+    else:
+        found = _by_row(path, known, labels, kind, model, verify)
     if task is None:
-        others = " or ".join(other for other in TASKS if other != kind.name)
-        log.info("task: %s, inferred from %s; override it with --task %s.", found.task, listed, others)
+        log.info("task: %s, inferred from %s; override it with --task %s.", found.task, listed, other_tasks(kind))
     return found
 
 
 def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]], verify: bool) -> Found:
     files: dict[str, dict[str, list[Path]]] = {}
-    for file, ((label,), part, _) in known.items():
-        files.setdefault(part, {}).setdefault(label, []).append(file)
+    for file, (labels, part, _) in known.items():
+        files.setdefault(part, {}).setdefault("".join(labels), []).append(file)  # one label, or none
     return from_files(path.stem, files, path, verify)
 
 
@@ -107,9 +110,9 @@ def _by_row(
 
 
 def _choose(
-    path: Path, columns: Mapping[str, int], rows: Rows, image: str | None, labels: tuple[str, ...]
+    path: Path, columns: Mapping[str, int], rows: Rows, image: str | None, labels: tuple[str, ...], labelled: bool
 ) -> tuple[str, tuple[str, ...], str | None]:
-    """The image column, the label columns and, if there is one, the split column."""
+    """The image column, the label columns, none unless `labelled`, and, if there is one, the split column."""
     for given in (image, *labels):
         if given is not None and given not in columns:
             raise UserError(f"{path} has no column '{given}'.{nearest(given, columns)} It has {', '.join(columns)}.")
@@ -125,7 +128,7 @@ def _choose(
         if image is None:
             raise UserError(f"{path}: which of the columns {', '.join(columns)} has the paths? Set --image-column.")
         free.remove(image)
-    if not labels:
+    if labelled and not labels:
         named = _named(free, _LABEL_NAMES)
         if named in ("y", "Y") and _named(free, ["x"]):  # coordinates: y alone is not the label
             named = None
