@@ -57,9 +57,11 @@ def images(config: ViTConfig) -> Tensor:
 
 def identical(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
     """Whether two state dicts are bit-identical."""
-    return old.keys() == new.keys() and all(
-        torch.equal(old[name].contiguous().view(torch.int32), new[name].contiguous().view(torch.int32)) for name in old
-    )
+    return old.keys() == new.keys() and all(torch.equal(_bits(old[name]), _bits(new[name])) for name in old)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.int32)
 
 
 # timm

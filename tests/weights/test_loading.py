@@ -223,7 +223,7 @@ def test_weights_of_another_model_beside_the_card_are_refused(path):
 
 def test_a_run_without_weights_yet_says_how_to_go_on(tmp_path):
     (tmp_path / "config.yaml").touch()
-    with pytest.raises(UserError, match=r"first epoch is not finished\. Continue it with `vitrail train --resume"):
+    with pytest.raises(UserError, match=r"first epoch is not finished\. Continue it with --resume"):
         load(tmp_path)
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitrail.models import ModelConfig
 
 WEIGHTS_FILE = "model.safetensors"
+DECODER_FILE = "decoder.safetensors"  # of a self-supervised run: what learnt beside the model
 
 
 def versions() -> dict[str, str]:
@@ -83,6 +84,17 @@ class Card:
     def numbered(self) -> bool:
         """Whether classes are named by their indices only."""
         return self.classes == tuple(map(str, range(len(self.classes))))
+
+    def need_head(self, source: object, otherwise: str) -> None:
+        """Raises UserError for a model without a head; `otherwise` says what to do if it is not a pre-trained one."""
+        if not self.task.labelled:
+            raise UserError(
+                f"{source} was pre-trained by {self.task.title} and has no head. Fine-tune it with `vitrail train "
+                f"LABELLED --weights {source}`, or measure its features with `vitrail evaluate {source} LABELLED "
+                "--method knn`."
+            )
+        if not self.classes:
+            raise UserError(f"{source} has no classification head{otherwise}")
 
     def measured(self, scores: Scores, epoch: int) -> Card:
         """The card with validation scores and the constants determined by them."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.config import CONFIG_FILE, Size, coerce
 from vitrail.device import choose_device
-from vitrail.errors import UserError, shortlist
+from vitrail.errors import UserError
 from vitrail.files import atomic_write
 from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, name_of, resized_state
 from vitrail.models.position import Interpolation
@@ -30,7 +30,7 @@ from vitrail.weights import hub, recognise
 from vitrail.weights.card import WEIGHTS_FILE, Card, read_card, write_card
 from vitrail.weights.formats import vit
 from vitrail.weights.sharded import INDEXES, is_index, open_sharded
-from vitrail.weights.tensors import SUFFIXES, as_float, from_state_dict, open_tensors
+from vitrail.weights.tensors import SUFFIXES, Tensors, as_float, from_state_dict, open_tensors
 
 _IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # in order of preference
 
@@ -70,8 +70,9 @@ def open_run(
     opened = _open(source, expected=model)
     choose_device(device)
     card = _wanted(opened, classes, img_size, channels)
-    if not card.classes and not headless:
-        raise UserError(f"{opened.where} has no classification head. Add a new one with classes=N, or --classes N.")
+    if not headless:
+        where = opened.where if isinstance(source, Mapping) else source
+        card.need_head(where, ". Add a new one with classes=N, or --classes N.")
     whole = _on_meta(card.config)
     state, notes = _adapt(opened, card, whole, resample, partial)
     if partial and (missing := whole.state_dict().keys() - state.keys()):
@@ -136,7 +137,7 @@ def locate(source: str | Path) -> Path:
             if not path.exists() and (path.parent / CONFIG_FILE).exists():
                 raise UserError(
                     f"The run {path.parent} has no {WEIGHTS_FILE} yet: its first epoch is not finished. "
-                    f"Continue it with `vitrail train --resume {path.parent}`."
+                    "Continue it with --resume."
                 )
         if not path.exists():
             raise UserError(f"{source} is neither a run folder nor a weights file: {path} does not exist.")
@@ -155,6 +156,17 @@ def home(source: str | Path) -> Path:
 def absolute(source: str) -> str:
     """A source that can be found from any folder."""
     return source if hub.is_hub(source) else str(Path(source).expanduser().resolve())
+
+
+def open_source(source: Source, first: str = "") -> tuple[str, Path | None, Tensors]:
+    """The name of a source, its file (None for a state dict), and its tensors.
+
+    `first` is the key to prefer in a checkpoint with several models.
+    """
+    if isinstance(source, Mapping):
+        return "The state dict", None, from_state_dict(source, "The state dict", first)
+    path = locate(source)
+    return str(path), path, open_sharded(path) if is_index(path) else open_tensors(path, first)
 
 
 def start_from(
@@ -203,11 +215,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
 
     An architecture other than `expected` raises UserError; `like` resolves the number of heads if nothing else does.
     """
-    if isinstance(source, Mapping):
-        where, path, tensors = "The state dict", None, from_state_dict(source, "The state dict")
-    else:
-        path = locate(source)
-        where, tensors = str(path), open_sharded(path) if is_index(path) else open_tensors(path)
+    where, path, tensors = open_source(source)
     if path is not None and not is_index(path) and path.with_suffix(".json").exists():
         card = _own_card(path.with_suffix(".json"))
         if isinstance(expected, str) and canonical(expected)[0] != card.model:
@@ -289,16 +297,19 @@ def _adapt(
     state = opened.weights.read(old)
     notes = list(opened.notes)
 
-    unneeded = recognise.pretraining_only(state)
+    unneeded, words = recognise.pretraining_only(state)
     fresh = not card.task.matches(wanted.task)  # then the old head is not needed
-    if fresh:
+    if fresh and wanted.classes:
         new_ones, old_ones = wanted.task.many, card.task.many
-        things = new_ones if new_ones == old_ones else f"{new_ones} instead of {old_ones}"
-        notes.append(f"new head for {len(wanted.classes)} {things}" if wanted.classes else "left out the head")
-    elif not wanted.classes:
-        unneeded += [name for name in state if _HIDDEN.fullmatch(name)]
-    if unneeded:
-        notes.append(f"left out {shortlist(unneeded, 4)}")
+        things = new_ones if new_ones == old_ones or not card.classes else f"{new_ones} instead of {old_ones}"
+        notes.append(f"new head for {len(wanted.classes)} {things}")
+    elif fresh and card.classes:
+        notes.append("left out the head")
+    elif not wanted.classes and (hidden := [name for name in state if _HIDDEN.fullmatch(name)]):
+        unneeded += hidden
+        notes.append("left out the hidden layer before the head")
+    if words and wanted.task.labelled:  # else `added` says what becomes of it
+        notes.append(f"left out {words}, which only pre-training needs")
     behind = [_HEADS] if wanted.classes else [_HEADS, _HIDDEN]
     leave = (*unneeded, *(name for name in state if fresh and any(part.fullmatch(name) for part in behind)))
     state = {name: value for name, value in state.items() if name not in leave}

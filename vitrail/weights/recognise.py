@@ -51,8 +51,13 @@ MODULES: dict[str, ModuleType] = {
 
 _FORMATS = "timm, Hugging Face, JAX, torchvision, the families' authors or vitrail"
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
-# Tensors that only pre-training needs: mask tokens, MAE's decoder, the projection heads of DINO and iBOT.
-_PRETRAINING = re.compile(r"(mask_token|decoder[._]|head\.(mlp|last_layer)|(dino|ibot)_head|student\.)")
+# Tensors that only pre-training needs, in words: decoders of MAE and SimMIM, projection heads of DINO and iBOT.
+_PRETRAINING = {
+    "the decoder": re.compile(r"decoder[._]"),
+    "the mask token": re.compile(r"mask_token"),
+    "the projection head": re.compile(r"head\.(mlp|last_layer)|(dino|ibot)_head"),
+    "the student": re.compile(r"student\."),
+}
 NOT_IN_TENSORS = ("heads", "groups", "shrink")  # configuration fields that tensor shapes do not show
 
 
@@ -206,6 +211,8 @@ def preprocessing(weights: Weights, config: ModelConfig, sidecar: Sidecar) -> tu
     return Preprocess(config.img_size, config.channels, crop, mean, std, interpolation=interpolation), note
 
 
-def pretraining_only(names: Mapping[str, Tensor]) -> list[str]:
-    """The names of tensors that only pre-training needs."""
-    return [name for name in names if _PRETRAINING.match(name)]
+def pretraining_only(names: Mapping[str, Tensor]) -> tuple[list[str], str]:
+    """The names of tensors that only pre-training needs, and what they are in words; empty if there are none."""
+    found = {what: [name for name in names if marker.match(name)] for what, marker in _PRETRAINING.items()}
+    words = [what for what, members in found.items() if members]
+    return [name for members in found.values() for name in members], " and ".join(words)

@@ -25,7 +25,7 @@ PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *PICKLED, ".npz")
 
 # Keys of the model in checkpoints of training programs, in order of preference: averaged weights first.
-_WRAPPERS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model")
+_WRAPPERS = ("state_dict_ema", "model_ema", "teacher", "state_dict", "model", "student")
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Weights hardly compress, so an archive that expands more than this is a zip bomb.
 _MAX_RATIO = 4
@@ -53,8 +53,8 @@ class Tensors(Mapping[str, Tensor]):
         return len(self.shapes)
 
 
-def open_tensors(path: Path) -> Tensors:
-    """The tensors of a weights file of any supported kind."""
+def open_tensors(path: Path, first: str = "") -> Tensors:
+    """The tensors of a weights file of any supported kind; `first` is the key to prefer in a checkpoint."""
     try:
         if not path.is_file():
             raise UserError(f"{path} is not a file.")
@@ -63,12 +63,12 @@ def open_tensors(path: Path) -> Tensors:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     if path.suffix == ".safetensors":
         return _open_safetensors(path)
-    return _open_npz(path) if path.suffix == ".npz" else _open_pickled(path)
+    return _open_npz(path) if path.suffix == ".npz" else _open_pickled(path, first)
 
 
-def from_state_dict(content: Mapping[str, Any], where: str) -> Tensors:
-    """The tensors of a state dict, or of a checkpoint that contains one."""
-    content, wrapped = _unwrap(content)
+def from_state_dict(content: Mapping[str, Any], where: str, first: str = "") -> Tensors:
+    """The tensors of a state dict, or of a checkpoint that contains one; `first` is the key to prefer."""
+    content, wrapped = _unwrap(content, first)
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
         raise UserError(f"{where} contains no named tensors. Give a state dict, or a checkpoint that contains one.")
@@ -98,12 +98,13 @@ def corrupt_file(path: Path, reason: object) -> UserError:
     return UserError(f"{path} is corrupt or truncated: {line}. Copy or train it again.")
 
 
-def _unwrap(content: Mapping[str, Any], levels: int = 4) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+def _unwrap(content: Mapping[str, Any], first: str = "", levels: int = 4) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The state dict inside a checkpoint, however nested, and the known keys of the outermost level."""
-    inner = tuple(name for name in _WRAPPERS if isinstance(content.get(name), Mapping) and content[name])
+    known = dict.fromkeys((first, *_WRAPPERS))
+    inner = tuple(name for name in known if isinstance(content.get(name), Mapping) and content[name])
     if not levels or not inner or any(isinstance(value, Tensor) for value in content.values()):
         return content, ()
-    return _unwrap(content[inner[0]], levels - 1)[0], inner
+    return _unwrap(content[inner[0]], first, levels - 1)[0], inner
 
 
 def _open_safetensors(path: Path) -> Tensors:
@@ -128,7 +129,7 @@ def _open_safetensors(path: Path) -> Tensors:
     return Tensors(shapes, read)
 
 
-def _open_pickled(path: Path) -> Tensors:
+def _open_pickled(path: Path, first: str) -> Tensors:
     zipped = zipfile.is_zipfile(path)
     if zipped:
         _check_zip(path)
@@ -145,7 +146,7 @@ def _open_pickled(path: Path) -> Tensors:
         raise corrupt_file(path, error) from error
     if not isinstance(content, Mapping):
         raise UserError(f"{path} contains a {type(content).__name__}, but weights must be named tensors.")
-    return from_state_dict(content, str(path))
+    return from_state_dict(content, str(path), first)
 
 
 def _open_npz(path: Path) -> Tensors:

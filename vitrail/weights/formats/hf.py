@@ -70,11 +70,17 @@ _FILE, _MODULE = "encoder.layer.{}.", "layers.{}."
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors under our names."""
     depth = count_blocks(tensors, r"(?:encoder\.layer|layers)\.(\d+)\.")
-    table = inverse(_TOP) | inverse(_TWO_HEADS)
-    for block in (_VIT, _DINOV2, *_MLP.values(), _MODULES):
-        for where in (_FILE, _MODULE):
-            table |= inverse(key_table(depth, {}, block, where))
+    table = inverse(_TOP) | inverse(_TWO_HEADS) | layer_table(depth, _FILE, _MODULE)
     return fuse(rename(tensors, table))
+
+
+def layer_table(depth: int, *prefixes: str) -> dict[str, str]:
+    """Their names of transformer layers, in files and in modules, to ours; `prefixes` contain {} for the number."""
+    table: dict[str, str] = {}
+    for block in (_VIT, _DINOV2, *_MLP.values(), _MODULES):
+        for where in prefixes:
+            table |= inverse(key_table(depth, {}, block, where))
+    return table
 
 
 def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:

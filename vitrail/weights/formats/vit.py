@@ -99,6 +99,7 @@ def defaults(format: Format, state: Mapping[str, Tensor], wrapped: tuple[str, ..
     """The usual preprocessing of such weights; `wrapped` are the keys of the checkpoint that contained them."""
     # Releases of Facebook Research: DeiT and MAE come as {"model": …}, DINO and DINOv2 without a head.
     facebook = format == "timm" and (wrapped[:1] in (("model",), ("teacher",)) or "head.weight" not in state)
+    facebook = facebook or "decoder.decoder_embed.weight" in state  # ViT-MAE of Hugging Face
     imagenet = facebook or format == "torchvision" or config.layer_scale > 0 or config.pool == "cls_dist"
     bilinear = format == "torchvision" or (format == "hf" and not config.layer_scale)
     usual = replace(IMAGENET, crop=0.875) if imagenet else HALF
