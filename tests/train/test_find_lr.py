@@ -100,7 +100,7 @@ def test_stopped_it_leaves_nothing(small, tmp_path, monkeypatch):
     def stop(*_arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "augment", stop)
+    monkeypatch.setattr(loop, "make_batch", stop)
     with pytest.raises(KeyboardInterrupt):
         vitrail.train("digits", **small, find_lr=True, out=tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,8 @@ from vitrail.train.recipes import RECIPES
 from vitrail.train.resolve import resolve
 from vitrail.weights import Card, save
 
+SUPERVISED = [name for name, recipe in RECIPES.items() if not recipe.methods]
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
@@ -178,7 +180,7 @@ def test_trained_weights_become_larger_for_the_papers_finetuning_and_keep_their_
     asked = {"weights": str(tmp_path / "photos.safetensors")}
     assert resolve("made-up", data_of(), {**asked, "recipe": "paper-finetune"}).input.img_size == (384, 384)
     assert resolve("made-up", data_of(), {**asked, "recipe": "deit3"}).input.img_size == (112, 112)
-    for recipe in RECIPES:
+    for recipe in SUPERVISED:
         arch = resolve("made-up", data_of(), {**asked, "recipe": recipe}).arch
         assert replace(arch, drop=0.0, drop_path=0.0) == resolve("made-up", data_of(), asked).arch
 
@@ -202,7 +204,20 @@ def test_little_data_gets_small_batches_and_a_short_warm_up(recipe):
     assert (settings["hflip"], settings["crop"]) == (0.0, 1.0)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", sorted(RECIPES.keys() - SUPERVISED))
+def test_every_recipe_of_pretraining_trains(recipe, tiny, tmp_path):
+    """Some steps on digits, with small heads and decoders."""
+    (method, *_) = RECIPES[recipe].methods
+    settings = {name: value for name, value in tiny.items() if name in ("model", "img_size", "epochs", "device")}
+    less = {"mae": {"decoder_width": 64, "decoder_depth": 1}, "dino": {"prototypes": 64, "head_width": 64}}
+    run = vitrail.pretrain(
+        "digits", method=method, recipe=recipe, out=tmp_path, val_fraction=0.8, **settings, **less.get(method, {})
+    )
+    assert Run(run).config.recipe == recipe
+    assert Run(run).has_model
+
+
+@pytest.mark.parametrize("recipe", SUPERVISED)
 def test_every_recipe_trains(recipe, tiny, tmp_path):
     """Some steps on digits, with all that the recipe brings but its number of epochs."""
     settings = {name: value for name, value in tiny.items() if name not in ("opt", "batch_size")}

@@ -8,12 +8,12 @@ import pytest
 from made_up import data_of, model_file
 
 from vitrail import models
-from vitrail.config import ArchConfig, DistillConfig, Duration, TransferConfig, flat, options
+from vitrail.config import ArchConfig, DistillConfig, Duration, PretrainConfig, TransferConfig, flat, options
 from vitrail.data import open_data
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
-from vitrail.tasks import Multiclass
+from vitrail.tasks import METHODS, Multiclass, task_type
 from vitrail.train.prepare import model_config
 from vitrail.train.recipes import RECIPES
 from vitrail.train.resolve import resolve
@@ -62,11 +62,25 @@ def test_the_patch_fits_the_size_that_was_asked_for_rather_than_that_of_the_imag
     assert model.length <= 1024
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+SUPERVISED = [name for name, recipe in RECIPES.items() if not recipe.methods]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("images", [2, 1000, 10_000_000])
+def test_methods_have_just_their_options(method, images):
+    data = replace(data_of(images=images), task=task_type(method)())
+    for name in (name for name, recipe in RECIPES.items() if method in recipe.methods):
+        config = resolve("made-up", data, {"recipe": name})
+        given = {option for option in options(PretrainConfig) if getattr(config.pretraining, option) is not None}
+        assert given == task_type(method).small(model_config(config, 0)).keys()
+
+
+@pytest.mark.parametrize("recipe", SUPERVISED)
 @pytest.mark.parametrize("images", [1, 10, 1000, 100_000, 10_000_000])
 def test_nothing_is_left_unresolved(recipe, images):
     config = resolve("made-up", data_of(images=images), {"recipe": recipe})
-    assert {name for name, value in flat(config).items() if value is None} == {
+    assert {name for name, value in flat(config).items() if value is None} == options(PretrainConfig).keys() | {
+        "probe",
         "weights",
         "data_dir",
         "image_column",
@@ -156,11 +170,13 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", SUPERVISED)
 def test_what_the_user_asks_for_wins(recipe):
     asked = {"recipe": recipe, **ASKED}
     settings = flat(resolve("made-up", data_of(), asked))
-    without = {"weights": None} | flat(TransferConfig()) | flat(DistillConfig())
+    without = {"weights": None, "probe": None}
+    for group in (TransferConfig, DistillConfig, PretrainConfig):
+        without |= flat(group())
     assert settings == {**asked, "data": "made-up", **without}
     assert {*asked, "data", *without} == set(settings)  # or a setting is missing above
 
@@ -321,7 +337,7 @@ def test_runs_without_a_name_are_numbered(tmp_path):
 def test_a_recipe_says_what_it_is():
     for name, recipe in RECIPES.items():
         assert recipe.line.endswith("."), name
-        if name != "small":
+        if not name.endswith("small"):
             assert "https://arxiv.org/abs/" in recipe.make.__doc__, name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vitrail.data.preprocess import Preprocess
-from vitrail.tasks import Multiclass, Regression, Task
+from vitrail.tasks import Multiclass, Regression, Task, task_type
 from vitrail.train.summary import kept_epoch
 from vitrail.weights.card import Architecture, Card
 
@@ -28,6 +28,7 @@ from vitrail.weights.card import Architecture, Card
             3,
             "epoch 3 of 4: R² 0.9, within one standard error of the best (0.91, epoch 2)",
         ),
+        (task_type("mae")(), [0.9, 0.5, 0.7], 3, "epoch 3, the last"),
     ],
 )
 def test_the_kept_epoch_and_the_reason(task: Task, scores: list[float], kept: int, text: str):

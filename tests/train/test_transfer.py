@@ -15,8 +15,8 @@ from vitrail.models import build
 from vitrail.models.ema import Ema
 from vitrail.models.lora import adapters, merged
 from vitrail.models.vit import ViTConfig
-from vitrail.train.memory import recompute_activations
 from vitrail.train.optim import build_optimizers
+from vitrail.train.recompute import recompute_activations
 from vitrail.train.transfer import set_learning, set_mode
 
 WIDTH, DEPTH = 16, 3

@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from vitrail.progress import log
+from vitrail.runs.run import Run
 
 
 class Interruption:
@@ -29,7 +30,7 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if kind is KeyboardInterrupt:
-            log.info(f"Stopped. To resume: vitrail train --resume {self._run}")
+            log.info(f"Stopped. To resume: {Run(self._run).resume_command}")
 
     def _request(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:

@@ -15,7 +15,6 @@ from typing import Any
 from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from vitrail.charts.build import curves
 from vitrail.charts.draw import save_charts
 from vitrail.config import Duration
 from vitrail.errors import UserError
@@ -89,7 +88,7 @@ class Journal:
         write_text(self._run.metrics_file, text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            save_charts(curves(rows, task.measures[0], progress.kept or None), self._run.path)
+            save_charts(task.curves(rows, self._run.config, progress.kept or None), self._run.path)
             self._drew = time.monotonic()
         with SummaryWriter(
             str(self._run.events_folder), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
@@ -105,10 +104,14 @@ class Journal:
             for name, value in scores.items()
             if task.telling(name)
         )
+        learnt = [(measure, row.get(f"train_{measure.name}")) for measure in task.logged]
+        logged = "".join(
+            f"  {measure.title} {measure.text(value, 2)}" for measure, value in learnt if value is not None
+        )
         agree = f"  agree {row['train_agree']:.1%}" if "train_agree" in row else ""
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(
-            f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}{agree}  "
+            f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}{logged}{agree}  "
             f"val loss {loss:.3f}  {shown}  "
             f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}{teacher}"
         )

@@ -18,30 +18,32 @@ from torch.optim import Optimizer
 
 from vitrail.config import TrainConfig
 from vitrail.data import Data
-from vitrail.data.augment import augment
 from vitrail.data.dataset import Targets
 from vitrail.data.loader import TrainBatches
 from vitrail.evaluate.stream import run_model
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.runs.run import Run
-from vitrail.tasks.objective import Batch, Objective
+from vitrail.tasks.objective import Objective
 from vitrail.tasks.scores import NotFinite
+from vitrail.train.batch import make_batch
 from vitrail.train.checkpoint import load_checkpoint, restore_checkpoint, save_checkpoint
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
 from vitrail.train.interruption import Interruption
 from vitrail.train.journal import Journal
-from vitrail.train.memory import recompute_activations
 from vitrail.train.objectives import build_objective
 from vitrail.train.optim import build_optimizers, set_lr
 from vitrail.train.prepare import make_card, open_splits
 from vitrail.train.progress import Progress
+from vitrail.train.recompute import recompute_activations
 from vitrail.train.schedule import Schedule
 from vitrail.train.seeds import derive
 from vitrail.train.transfer import set_mode
+from vitrail.train.watch import Watch
 from vitrail.train.world import World
 from vitrail.weights import Card, save
+from vitrail.weights.added import save_added
 
 
 def steps(
@@ -62,6 +64,7 @@ def steps(
     device, seed, optim, model = config.run.device, config.run.seed, config.optim, objective.model
     accumulate, normalise, precision = optim.grad_accum_steps, loader.preprocess.normalise, autocast(config)
     per_epoch, forward = len(loader) // accumulate, world.wrap(objective)
+    learnt = [p for module in (model, *objective.added().values()) for p in module.parameters()]
     while True:
         epoch, first = divmod(progress.step, per_epoch)
         numbers = [world.share(batch) for batch in loader.numbers(epoch, first * accumulate)]
@@ -77,16 +80,15 @@ def steps(
             for _ in range(accumulate):
                 with progress.waiting():
                     (pixels, labels), which = next(batches)
-                images, targets = augment(
-                    pixels.to(device), labels.to(device), config.augment, normalise, classes, generator
-                )
+                pixels, labels = pixels.to(device), labels.to(device)
+                batch = make_batch(pixels, labels, which, config, normalise, classes, generator)
                 with precision():
-                    result = forward(Batch(images, targets, which))
+                    result = forward(batch)
                 scaler.scale(result["loss"] / accumulate).backward()
                 values = {name: values.get(name, 0.0) + value.item() / accumulate for name, value in result.items()}
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
-            norm = clip_grad_norm_(model.parameters(), optim.clip_grad or math.inf).item()
+            norm = clip_grad_norm_(learnt, optim.clip_grad or math.inf).item()
             values = world.mean(values)
             if not math.isfinite(values["loss"]) or not (math.isfinite(norm) or scaler.is_enabled()):
                 raise Diverged(step, progress.lr, values["loss"], norm)
@@ -132,6 +134,7 @@ def train(
             save_checkpoint(run, {"data": version} | {name: part.state_dict() for name, part in parts.items()})
 
     # Loop
+    watch = Watch(Run(run), config, card, val)
     how: dict[str, Any] = {"workers": config.source.workers, "device": config.run.device, "title": "validating"}
     walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, schedule.lr, progress, world)
     while True:
@@ -140,14 +143,15 @@ def train(
             kept = objective.kept()
             meter = card.task.meter()
             try:
-                run_model(kept, val, card.preprocess, [meter], **how)
+                run_model(kept, val, card.preprocess, [meter], compute=partial(objective.examine, kept), **how)
             except NotFinite:
                 raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
             scores = world.merge(meter).scores()
-            progress.close_epoch(scores)
+            progress.close_epoch(scores, watch(objective, kept, scores, progress, over))
             if world.first():
                 if progress.kept == len(progress.rows):
                     save(Run(run).weights_file, kept, card.measured(scores, progress.kept))
+                    save_added(Run(run).decoder_file, objective.added())
                 journal.epoch(progress, schedule, card.task, over)
             checkpoint()
         if over:
@@ -168,12 +172,15 @@ def set_up(
     model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress
 ) -> tuple[Objective, list[Optimizer], torch.amp.GradScaler]:
     """What `steps` needs besides data, to train a model on images with these targets."""
+    torch.manual_seed(derive(config.run.seed, 0, 2))  # initial weights of what the objective adds, such as a decoder
     objective = build_objective(model.to(config.run.device), card, config, targets, progress)
+    objective.to(config.run.device)
     if config.run.grad_checkpointing:
         recompute_activations(model)  # after the moving average was copied from the model
     if config.run.compile:
         objective.compile()
-    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None)
+    added = objective.added().values()
+    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None, added=added)
     return objective, optimizers, torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
 
 

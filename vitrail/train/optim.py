@@ -17,13 +17,15 @@ from vitrail.train.lamb import Lamb
 from vitrail.train.muon import Muon
 
 
-def build_optimizers(model: Model, config: OptimConfig, pretrained: bool) -> list[Optimizer]:
+def build_optimizers(
+    model: Model, config: OptimConfig, pretrained: bool, added: Iterable[nn.Module] = ()
+) -> list[Optimizer]:
     """One optimiser, or two with Muon: Muon for the encoder's matrices, AdamW for everything else.
 
     They hold the trainable parameters only. If no matrix is trainable, Muon is left out. Muon's updates are scaled to
-    the size of AdamW's, so both share a learning rate.
+    the size of AdamW's, so both share a learning rate. `added` modules, such as a decoder, learn at the full rate.
     """
-    matrices, others = parameter_groups(model, config, pretrained)
+    matrices, others = parameter_groups(model, config, pretrained, added)
     if config.opt == "sgd":
         return [SGD(matrices + others, lr=config.lr, momentum=0.9)]
     if config.opt == "adamw" or (config.opt == "muon" and not matrices):
@@ -39,7 +41,7 @@ def _adamw(groups: list[dict[str, Any]], lr: float) -> AdamW:
 
 
 def parameter_groups(
-    model: Model, config: OptimConfig, pretrained: bool
+    model: Model, config: OptimConfig, pretrained: bool, added: Iterable[nn.Module] = ()
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Parameter groups, by learning rate and weight decay: the encoder's matrices, and all other parameters.
 
@@ -50,18 +52,24 @@ def parameter_groups(
     stages = model.stages()
     depth = {p: i for i, stage in enumerate(stages) for p in stage.parameters()}
     last = len(stages) - 1
-    added = set(adapters(model))
+    new = set(adapters(model))
     matrices: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     others: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
         body = config.body_lr if pretrained and depth[p] < last else 1.0
-        scale = 1.0 if p in added else config.layer_decay ** (last - depth[p]) * body
+        scale = 1.0 if p in new else config.layer_decay ** (last - depth[p]) * body
         decays = p.ndim >= 2 and name.endswith("weight")
         inside = 0 < depth[p] < last and p.ndim == 2
         kind = matrices if decays and inside else others
         kind[scale, config.weight_decay if decays else 0.0].append(p)
+    for module in added:
+        for name, p in module.named_parameters():
+            if p.requires_grad:
+                decays = p.ndim >= 2 and "weight" in name
+                kind = matrices if decays and p.ndim == 2 and "blocks." in name else others
+                kind[1.0, config.weight_decay if decays else 0.0].append(p)
     return _groups(matrices), _groups(others)
 
 

@@ -16,9 +16,12 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.device import hardware
 from vitrail.errors import UserError
 from vitrail.models import Model, ModelConfig, build, canonical
+from vitrail.train.batch import read_size
 from vitrail.train.teacher import meet
 from vitrail.train.transfer import set_learning
+from vitrail.train.watch import open_probe
 from vitrail.weights import Card, open_card, start_from
+from vitrail.weights.added import left_out
 from vitrail.weights.card import versions
 
 
@@ -46,12 +49,15 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
     if config.weights is not None:
         how = config.transfer
         notes = start_from(config.weights, model, data.task, resample=how.pos_resample, partial=how.partial)
+        notes += left_out(config.weights) if data.task.labelled else []
         set_learning(model, how)
     if config.optim.loss == "bce" and config.weights is None:
         for head in model.classifiers():
             assert head.bias is not None
             # Start the bias at the log prior, -log K, which the first steps would otherwise have to learn.
             torch.nn.init.constant_(head.bias, -math.log(len(data.classes)))
+    data.task.check_model(model, config)
+    open_probe(config)
     if config.distillation.teacher is not None:
         meet(config.distillation, data.task, preprocessing(config))
     batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
@@ -79,10 +85,11 @@ def open_splits(config: TrainConfig, data: Data) -> tuple[Split, TrainBatches]:
     preprocess, source, crop_scale = preprocessing(config), config.source, config.augment.crop_scale
     splits = data.read_as(preprocess.channels, preprocess.bits).splits
     val = once(splits["val"], preprocess, False, source.cache_gb, source.workers)
-    train = once(splits["train"], preprocess, crop_scale < 1, source.cache_gb, source.workers)
+    seen = read_size(config, data, preprocess)
+    train = once(splits["train"], seen, crop_scale < 1, source.cache_gb, source.workers)
     batches = TrainBatches(
         train,
-        preprocess,
+        seen,
         config.optim.batch_size,
         config.run.seed,
         crop_scale,

@@ -76,11 +76,12 @@ class Progress:
         """The mean of a value over this epoch's steps."""
         return self.sums.get(name, 0.0) / max(self.count, 1)
 
-    def close_epoch(self, scores: Scores) -> None:
+    def close_epoch(self, scores: Scores, more: Mapping[str, float] | None = None) -> None:
         """Appends the row of a finished epoch, decides whether to keep its weights, and resets the epoch's counters.
 
         Kept is the last epoch within one standard error of the best: the validation images cannot tell these epochs
-        apart, and the last of them has the lowest learning rate. The best one is in part the luckiest.
+        apart, and the last of them has the lowest learning rate. The best one is in part the luckiest. `more` are
+        values of the epoch besides its scores.
         """
         self.tick()
         trained = self.trained or math.inf
@@ -90,7 +91,7 @@ class Progress:
                 "step": self.step,
                 "lr": self.lr,
                 **{f"train_{name}": self.mean(name) for name in self.sums},
-                **{f"val_{name}": value for name, value in scores.row().items()},
+                **{f"val_{name}": value for name, value in {**scores.row(), **(more or {})}.items()},
                 "seconds": round(self.seconds, 2),
                 "wait": round(self.waited / trained, 4),  # share of the steps' time
                 **({} if self.taught is None else {"teach": round(self.taught / trained, 4)}),

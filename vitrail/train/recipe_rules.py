@@ -43,6 +43,8 @@ class RecipeInputs:
     only_new: bool = False  # only a new head or adapters are trained
     batch_size: int | None = None
     grad_accum_steps: int | None = None
+    method: str | None = None  # of self-supervised pre-training
+    unlabelled: bool = False  # the weights were pre-trained without labels
 
 
 def published(
@@ -130,7 +132,8 @@ def arch_config(config: ModelConfig) -> ArchConfig:
 
 def run_config(inputs: RecipeInputs) -> RunConfig:
     """The name, device and precision of the run."""
-    return RunConfig(name=f"{inputs.name}-{inputs.model}", device=inputs.device, amp=choose_precision(inputs.device))
+    name = "-".join(filter(None, [inputs.name, inputs.model, inputs.method]))
+    return RunConfig(name=name, device=inputs.device, amp=choose_precision(inputs.device))
 
 
 def hflip(config: ModelConfig) -> float:

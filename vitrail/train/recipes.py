@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vitrail.config import AugmentConfig, OptimConfig, TrainConfig
+from vitrail.tasks import METHODS
+from vitrail.train.pretrain_recipes import dino, mae, pretrain_small
 from vitrail.train.recipe_rules import (
     RecipeInputs,
     arch_config,
@@ -71,7 +73,8 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
     The fine-tuning of BEiT (https://arxiv.org/abs/2106.08254) and MAE (https://arxiv.org/abs/2111.06377): AdamW,
     weight decay 0.05, cosine schedule, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 per layer, for
     self-supervised weights, and use mixup; the milder 0.85 here, with a tenth of the head's learning rate for the
-    backbone, suits supervised weights and data too small for mixup. If only the head or LoRA adapters are trained, the
+    backbone, suits supervised weights and data too small for mixup. Weights of `vitrail pretrain` get a decay of 0.75
+    and the full learning rate. If only the head or LoRA adapters are trained, the
     learning rate is three times as high, as no pre-trained weights can be damaged. At least 200 steps: with 20 images,
     50 were too few (docs/transfer.md).
     """
@@ -93,7 +96,8 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
             weight_decay=0.05,
             sched="cosine",
             warmup_epochs=round(0.1 * epochs, 2),
-            layer_decay=0.85,
+            layer_decay=0.75 if inputs.unlabelled else 0.85,
+            body_lr=1.0 if inputs.unlabelled else 0.1,
         ),
         augment=light_augment(inputs.config),
         run=run_config(inputs),
@@ -316,6 +320,7 @@ class Recipe:
     model: str | None = None  # default for photographs; None chooses one to fit the images
     photo: int = 128  # image size for photographs; the default trains in minutes
     resize: int | None = None  # image size for weights trained on photographs; None keeps theirs
+    methods: tuple[str, ...] = ()  # of self-supervised pre-training that it is for; none for supervised training
 
     @property
     def line(self) -> str:
@@ -332,6 +337,9 @@ RECIPES = {
     "beyer": Recipe(beyer, "vit_s16", 224),
     "deit": Recipe(deit, "vit_b16", 224),
     "deit3": Recipe(deit3, "vit_b16", 192),
+    "pretrain-small": Recipe(pretrain_small, methods=METHODS),
+    "mae": Recipe(mae, "vit_b16", 224, methods=("mae",)),
+    "dino": Recipe(dino, "vit_s16", 224, methods=("dino",)),
 }
 
 MOST_SMALL = 100_000  # images up to which a data set counts as small

@@ -15,10 +15,12 @@ from typing import Any
 from vitrail.config import (
     ArchConfig,
     DistillConfig,
+    PretrainConfig,
     RunConfig,
     Size,
     TrainConfig,
     TransferConfig,
+    Verb,
     coerce,
     options,
     override,
@@ -30,18 +32,21 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
 from vitrail.tasks import task_type
-from vitrail.train.prepare import prepare, preprocessing
+from vitrail.train.pace import images_per_second
+from vitrail.train.prepare import preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
 from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
-from vitrail.train.schedule import images_per_second
 from vitrail.weights import absolute, open_card
 
 LORA_SCALE = 2.0  # alpha / rank
 
 
-def typed(asked: Mapping[str, object]) -> dict[str, Any]:
-    """The user's settings, converted to the types of the configuration; paths become absolute."""
+def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
+    """The user's settings for a verb, converted to the types of the configuration; paths become absolute."""
     settings = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    for name in settings if verb else ():
+        if (only := options()[name].only) not in ("", verb):
+            raise UserError(f"'{name}' is an option of `vitrail {only}`, not of `vitrail {verb}`.")
     if settings.get("task") is not None:
         task_type(settings["task"])  # raises for an unknown name
     for name in ("weights", "teacher"):
@@ -57,7 +62,7 @@ def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
         return config
     if "epochs" in asked:
         raise UserError("--epochs and --time-budget both set the length of the run. Remove one of them.")
-    rate = images_per_second(prepare(config, data)[0], config.optim.batch_size, config.run.device)
+    rate = images_per_second(config, data)
     epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
     return resolve(source, data, asked | {"epochs": epochs})
 
@@ -66,9 +71,10 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     """The complete configuration: the recipe's choices for this data, overridden by the user's settings."""
     given: dict[str, Any] = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
     weights, images = given.get("weights"), len(data.splits["train"])
-    name = given.get("recipe", "finetune" if weights else "small" if images <= MOST_SMALL else "beyer")
-    if name not in RECIPES:
-        raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)} There are {', '.join(RECIPES)}.")
+    method = None if data.task.labelled else data.task.name
+    usual = "finetune" if weights else "small" if images <= MOST_SMALL else "beyer"
+    name = given.get("recipe", usual if method is None else "pretrain-small")
+    _check_recipe(name, method)
     model, architecture = _choose_model(data, given, RECIPES[name])
     inputs = RecipeInputs(
         source=source,
@@ -82,8 +88,11 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         only_new=given.get("freeze") == "all" or bool(given.get("lora_rank")),
         batch_size=given.get("batch_size"),
         grad_accum_steps=given.get("grad_accum_steps"),
+        method=method,
+        unlabelled=weights is not None and not open_card(weights, given.get("model")).task.labelled,
     )
     config = data.task.adapt(RECIPES[name].make(inputs))
+    _check_method(config, given, method)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task.name})
     if weights and "interpolation" not in given:
         config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
@@ -94,6 +103,25 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     if "name" not in given:
         config = override(config, {"name": free_name(config.run)})
     return check(config)
+
+
+def _check_recipe(name: str, method: str | None) -> None:
+    """Raises UserError for an unknown recipe, and for one that is not for this method."""
+    if name not in RECIPES:
+        raise UserError(f"There is no recipe '{name}'.{nearest(name, RECIPES)} There are {', '.join(RECIPES)}.")
+    methods = RECIPES[name].methods
+    if methods and method is None:
+        raise UserError(f"The recipe '{name}' is for pre-training without labels. Use `vitrail pretrain`.")
+    if method is not None and method not in methods:
+        fitting = [other for other, recipe in RECIPES.items() if method in recipe.methods]
+        raise UserError(f"The recipe '{name}' is not for the method {method}. Use --recipe {' or '.join(fitting)}.")
+
+
+def _check_method(config: TrainConfig, given: Mapping[str, Any], method: str | None) -> None:
+    """Raises UserError for an option that the method does not have: the recipe left it unset."""
+    for name in options(PretrainConfig):
+        if name in given and getattr(config.pretraining, name) is None:
+            raise UserError(f"The method {method} has no option '{name}'. Remove --{name.replace('_', '-')}.")
 
 
 def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitrail.config import TrainConfig, coerce, flat, override
+from vitrail.config import TrainConfig, Verb, coerce, flat, override
 from vitrail.data import full_name
 from vitrail.device import choose_device
 from vitrail.errors import UserError
@@ -17,9 +17,14 @@ from vitrail.train.resolve import check
 _FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
 
 
-def reopen(run: Path, source: str | None, asked: Mapping[str, object]) -> tuple[Path, TrainConfig]:
+def reopen(
+    run: Path, source: str | None, asked: Mapping[str, object], verb: Verb = "train"
+) -> tuple[Path, TrainConfig]:
     """The folder and configuration of a run to resume; the user's settings must agree with it."""
-    config = Run.open(run).config
+    opened = Run.open(run)
+    config = opened.config
+    if opened.verb != verb:
+        raise UserError(f"{run} was started by `vitrail {opened.verb}`. Use `{opened.resume_command}`.")
     saved = flat(config)
     changed = []
     for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
-
-import torch
-import torch.nn.functional as F
 
 from vitrail.config import OptimConfig, TrainConfig
 from vitrail.data import Data
-from vitrail.models import Model
 from vitrail.train.optim import lr_at
 from vitrail.train.progress import Progress
 
@@ -71,21 +66,3 @@ class Schedule:
         assert self.optim.time_budget is not None
         last = self.validation * _FORWARD * progress.elapsed / max(progress.step, 1)
         return max(self.optim.time_budget - last, self.optim.time_budget / 2)
-
-
-def images_per_second(model: Model, batch_size: int, device: str) -> float:
-    """Approximate training speed: forward and backward passes on random images for about two seconds."""
-    config = model.config
-    images = torch.rand(batch_size, config.channels, *config.img_size, device=device)
-    labels = torch.zeros(batch_size, dtype=torch.long, device=device)
-    model.to(device)
-    count, begun = -2, time.monotonic()  # two for warm-up
-    while count < 3 or time.monotonic() - begun < 2:
-        if count == 0:
-            begun = time.monotonic()
-        torch.autograd.backward(F.cross_entropy(model(images).float(), labels))
-        model.zero_grad(set_to_none=True)
-        if torch.device(device).type == "cuda":
-            torch.cuda.synchronize(device)
-        count += 1
-    return count * batch_size / (time.monotonic() - begun)

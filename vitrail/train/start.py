@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import TrainConfig
+from vitrail.config import TrainConfig, Verb
 from vitrail.data import Data, full_name, open_data
 from vitrail.device import keep_freed_memory
 from vitrail.errors import UserError, shortlist
@@ -26,24 +26,52 @@ from vitrail.train.resume import reopen
 from vitrail.train.summary import describe, kept_epoch, uneven
 from vitrail.train.world import World
 
+HELD_OUT = 0.05  # share of images held out for validation in pre-training, which has no labels to overfit
+DEFAULT_METHOD = "mae"
+
 
 def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
     """Starts or resumes a run and returns its folder; `vitrail.train` is this with keywords."""
-    log_to_console()
-    keep_freed_memory()
-    asked = typed(asked)
+    asked = _prepared(asked, "train")
     if find_lr and (resume is not None or overwrite or asked.get("folds")):
         raise UserError("--find-lr is a short run in a folder of its own. Remove --resume, --overwrite and --folds.")
+    if find_lr and source is not None:
+        data = open_data(source, **split_settings(asked))
+        config = plan(full_name(source), data, asked)
+        return find_rate(config, data, prepare(config, data)[0])
+    return _run(source, resume, overwrite, asked, "train")
+
+
+def start_pretraining(
+    source: str | None, resume: str | None, overwrite: bool, method: str | None, asked: dict[str, Any]
+) -> Path:
+    """Starts or resumes a self-supervised run and returns its folder; `vitrail.pretrain` is this with keywords."""
+    asked = _prepared(asked, "pretrain")
+    if asked.get("probe") is not None:
+        asked["probe"] = full_name(asked["probe"])
+    if resume is None:
+        asked = {"val_fraction": HELD_OUT, **asked, "task": method or DEFAULT_METHOD}
+    elif method is not None:
+        asked["task"] = method
+    return _run(source, resume, overwrite, asked, "pretrain")
+
+
+def _prepared(asked: dict[str, Any], verb: Verb) -> dict[str, Any]:
+    """The user's settings, once logging and memory are set up."""
+    log_to_console()
+    keep_freed_memory()
+    return typed(asked, verb)
+
+
+def _run(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any], verb: Verb) -> Path:
     if resume is not None:
-        run, config = reopen(Path(resume), source, asked)
+        run, config = reopen(Path(resume), source, asked, verb)
         data = Run(run).data()
         model, notes = prepare(config, data)
     elif source is not None:
         data = open_data(source, **split_settings(asked))
         config = plan(full_name(source), data, asked)
         model, notes = prepare(config, data)  # before the folder is created, so that errors leave none behind
-        if find_lr:
-            return find_rate(config, data, model)
         run = Run.create(config, overwrite).path
     else:
         raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
@@ -65,8 +93,12 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
 def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:
     """Calibrates and evaluates the saved model, and logs what to do next; returns the scores by split.
 
-    A fold is also evaluated on the test split, where folds can be compared on the same images.
+    A fold is also evaluated on the test split, where folds can be compared on the same images. A self-supervised model
+    has no predictions to evaluate.
     """
+    if not data.task.labelled:
+        log.info(f"The run is in {run}. Next: vitrail train LABELLED --weights {run}")
+        return {}
     splits = ["val", "test"] if config.source.fold and "test" in data.splits else ["val"]
     how: dict[str, Any] = {"device": config.run.device, "workers": config.source.workers}
     log.info(f"Kept {kept_epoch(Run(run).card, Run(run).history)}.")

@@ -47,8 +47,13 @@ def uneven(config: TrainConfig, data: Data) -> str | None:
 
 
 def kept_epoch(card: Card, rows: Sequence[Row]) -> str:
-    """Which epoch's model a run kept, and why: "epoch 30 of 30: top-1 97.8%, within one standard error of …"."""
+    """Which epoch's model a run kept, and why: "epoch 30 of 30: top-1 97.8%, within one standard error of …".
+
+    No score without labels tells which epoch is the best, so self-supervision keeps the last.
+    """
     main, kept = card.task.measures[0], int(card.metrics["epoch"])
+    if not card.task.labelled:
+        return f"epoch {kept}, the last"
     scores = {int(row["epoch"]): row[f"val_{main.name}"] for row in rows}
     best = main.best(list(scores.values()))
     first = next(epoch for epoch, score in scores.items() if score == best)

@@ -9,7 +9,7 @@ import torch
 from peers import randomise
 
 from vitrail import models
-from vitrail.train.memory import recompute_activations
+from vitrail.train.recompute import recompute_activations
 
 NANO = {name: config for name, config in models.CONFIGS.items() if name.endswith("_nano") or name == "deit_nano8"}
 
