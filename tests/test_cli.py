@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,7 +60,8 @@ def test_flags_are_the_parameters_of_the_verb_and_of_what_prints_its_result(verb
     module = import_module(f"vitrail.verbs.{verb}")
     parameters = [*signature(getattr(module, verb)).parameters.values()]
     named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
-    settings = options() if len(named) < len(parameters) else {}
+    own = {name: o for name, o in options().items() if o.only in ("", verb) or verb == "recipes"}
+    settings = own if len(named) < len(parameters) else {}
     printing = {p.name: p for p in signature(module.show).parameters.values() if p.kind is p.KEYWORD_ONLY}
     found = {argument.name: argument for argument in cli.arguments(verb)}
     assert found.keys() == named.keys() | settings.keys() | printing.keys()
@@ -112,14 +114,16 @@ def test_what_can_be_typed(words, given):
     assert cli.parse(verb, rest) == given
 
 
-def test_every_setting_is_a_flag_of_train(vitrail_says, monkeypatch):
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_every_setting_is_a_flag_of_the_verbs_that_have_it(verb, vitrail_says, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    code, out, _ = vitrail_says("train", "--help")
+    code, out, _ = vitrail_says(verb, "--help")
     assert code == 0
     for name, option in options().items():
         if name != "data":
-            assert f"--{name.replace('_', '-')}" in out
-            assert option.alias in out
+            flag = f"--{name.replace('_', '-')}"
+            assert (re.search(rf"{flag}\b(?!-)", out) is not None) == (option.only in ("", verb)), flag
+            assert option.alias in out or option.only not in ("", verb)
 
 
 def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):

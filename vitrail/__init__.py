@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.export import export
     from vitrail.verbs.models import models
     from vitrail.verbs.predict import predict
+    from vitrail.verbs.pretrain import pretrain
     from vitrail.verbs.recipes import recipes
     from vitrail.verbs.report import report
     from vitrail.verbs.train import train
@@ -48,6 +49,7 @@ __all__ = [
     "load",
     "models",
     "predict",
+    "pretrain",
     "recipes",
     "report",
     "train",

@@ -97,10 +97,16 @@ def arguments(verb: str) -> list[Argument]:
         documented = _documented(function)
         for parameter in inspect.signature(function).parameters.values():
             if parameter.kind is parameter.VAR_KEYWORD:
-                found = {name: _setting(option) for name, option in options().items() if name not in found} | found
+                settings = {name: option for name, option in options().items() if _applies(option, verb)}
+                found = {name: _setting(option) for name, option in settings.items() if name not in found} | found
             elif parameter.name not in found and parameter.name in documented:  # not the result to show
                 found[parameter.name] = _argument(parameter, function, *documented[parameter.name])
     return list(found.values())
+
+
+def _applies(option: Option, verb: str) -> bool:
+    """Whether a verb has an option of runs; `recipes` has all of them."""
+    return option.only in ("", verb) or verb == "recipes"
 
 
 def _documented(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:

@@ -250,3 +250,24 @@ def test_the_table_for_people_shows_all_of_few_classes_and_the_worst_of_many(eva
     header = next(i for i, row in enumerate(rows) if row.startswith("class"))
     assert "2 classes of 10" in rows[header - 1]
     assert rows[header + 1].startswith(worst.name)
+
+
+@pytest.mark.parametrize("method", ["knn", "linear", "fewshot"])
+def test_a_pretrained_model_is_measured_by_probes_on_labelled_data(pretrained, tmp_path, vitrail_says, method):
+    metrics = evaluate(pretrained, "digits", method=method, out=tmp_path)  # the images that it has read without labels
+    assert metrics.images == 359
+    code, _, error = vitrail_says("evaluate", pretrained, "--method", method)
+    assert code == 2
+    assert "was pre-trained without labels, so its own data has none to measure with. Give labelled data" in error
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["predict", "x.png"], ["export"]])
+def test_a_pretrained_model_makes_no_predictions_and_the_error_says_what_to_do(pretrained, vitrail_says, words):
+    verb, *images = words
+    code, _, error = vitrail_says(verb, pretrained, *images)
+    if verb == "predict":  # paths are checked first
+        assert "x.png does not exist" in error
+        code, _, error = vitrail_says(verb, pretrained, pretrained / "curves.png")
+    assert code == 2
+    assert f"{pretrained} was pre-trained by MAE and has no head. Fine-tune it with `vitrail train LABELLED" in error
+    assert f"vitrail evaluate {pretrained} LABELLED --method knn`." in error

@@ -213,3 +213,18 @@ def test_the_model_is_the_one_that_predicts(trained, files):
     assert [picture.answer.labels[0] for picture in subject.pictures] == expected
     assert subject.card == card
     assert torch.equal(subject.model.head.weight, model.head.weight)
+
+
+def test_a_pretrained_model_is_explained_with_its_own_images_and_with_others(pretrained, files, tmp_path):
+    own = vitrail.explain(pretrained, out=tmp_path / "own")
+    drawn = [path.stem.split("-")[0] for path in own.files]
+    assert drawn == ["rollout", *["heads"] * 3, "distance", "positions", "filters", "map", "neighbours"]
+    assert own.notes == (
+        "Class relevance cannot be drawn: the model has no head.",
+        "There are no predictions: the model has no head.",
+    )
+    assert own.arrays["neighbours"]["numbers"].shape == (6, 7)
+    given = vitrail.explain(pretrained, files, out=tmp_path / "given")
+    assert [path.stem.split("-")[0] for path in given.files] == drawn[:1] + drawn[2:-2]
+    with pytest.raises(UserError, match="has no head, so there are no classes to explain"):
+        vitrail.explain(pretrained, files, target="3")

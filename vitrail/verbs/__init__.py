@@ -11,6 +11,7 @@ VERBS = (
     "models",
     "check",
     "train",
+    "pretrain",
     "evaluate",
     "predict",
     "embed",

@@ -78,6 +78,11 @@ def evaluate(
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
         return evaluate_on(run, opened, split, **how)
+    if data is None and not card.task.labelled:
+        raise UserError(
+            f"{run} was pre-trained without labels, so its own data has none to measure with. Give labelled data: "
+            f"vitrail evaluate {run} LABELLED --method {method}"
+        )
     # Not by the seed: the same images are always held out, so results are comparable and cached features stay valid.
     opened = run_data(home, data, where, card, {})
     return probe_on(run, opened, method, split, **how, **chosen)

@@ -37,11 +37,7 @@ def export(
     from vitrail.weights import home, locate, open_card, open_run
 
     need_packages()
-    if not open_card(run).classes:
-        raise UserError(
-            f"{run} has no classification head, so there is nothing to export. "
-            f"Train one: vitrail train DATA --weights {run}"
-        )
+    open_card(run).need_head(run, f", so there is nothing to export. Train one: vitrail train DATA --weights {run}")
     path = home(run) / locate(run).with_suffix(".onnx").name if out is None else Path(out)
     if path.suffix != ".onnx":
         raise UserError(f"--out must be an .onnx file, but it is {path}. Name it {path.name}.onnx.")

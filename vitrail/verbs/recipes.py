@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from vitrail.config import TrainConfig, to_plain, to_yaml
+from vitrail.verbs.pretrain import Method
 
 if TYPE_CHECKING:
     from vitrail.data import Data
@@ -17,29 +18,36 @@ def recipes(recipe: None = None, data: None = None) -> dict[str, str]: ...
 
 
 @overload
-def recipes(recipe: str, data: str | Path | None = None, **settings: object) -> TrainConfig: ...
+def recipes(
+    recipe: str, data: str | Path | None = None, *, method: Method | None = None, **settings: object
+) -> TrainConfig: ...
 
 
 def recipes(
-    recipe: str | None = None, data: str | Path | None = None, **settings: object
+    recipe: str | None = None, data: str | Path | None = None, *, method: Method | None = None, **settings: object
 ) -> dict[str, str] | TrainConfig:
     """List the training recipes, or print every value that one resolves to, as a run's config.yaml.
 
     Args:
         recipe (NAME): recipe to resolve (default: list them all)
         data: data set to resolve it for (default: a stand-in of ImageNet-1k's size)
+        method: self-supervised method of a pre-training recipe (default: mae, or the recipe's own)
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from vitrail.data import full_name, open_data
     from vitrail.runs.run import split_settings
     from vitrail.train.recipes import RECIPES
     from vitrail.train.resolve import plan, typed
+    from vitrail.train.start import DEFAULT_METHOD
 
     if recipe is None:
         return {name: known.line for name, known in RECIPES.items()}
     given = typed({**settings, "recipe": recipe})
+    methods = RECIPES[recipe].methods if recipe in RECIPES else ()
+    if method is not None or methods:
+        given["task"] = method or (DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0])
     if data is None:
-        return plan("imagenet", _imagenet(), given)
+        return plan("imagenet", _imagenet(given.get("task")), given)
     return plan(full_name(str(data)), open_data(str(data), **split_settings(given)), given)
 
 
@@ -59,16 +67,19 @@ def show(result: dict[str, str] | TrainConfig, *, data: str | None = None, json:
     return 0
 
 
-def _imagenet() -> Data:
-    """A data set of ImageNet-1k's size and classes that takes no memory."""
+def _imagenet(method: str | None) -> Data:
+    """A data set of ImageNet-1k's size and classes, without labels for a self-supervised method; takes no memory."""
     import numpy as np
 
     from vitrail.data import ArraySplit, Data
-    from vitrail.tasks import Multiclass
+    from vitrail.tasks import METHODS, Multiclass, task_type
+
+    labelled = method not in METHODS
 
     def photos(count: int) -> ArraySplit:
         pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (count, 375, 500, 3))
-        return ArraySplit(pixels, np.zeros(count, np.int64), "imagenet")
+        targets = np.zeros(count, np.int64) if labelled else np.zeros((count, 0), np.float32)
+        return ArraySplit(pixels, targets, "imagenet")
 
-    classes = tuple(str(number) for number in range(1000))
-    return Data("imagenet", Multiclass(classes), {"train": photos(1_281_167), "val": photos(50_000)}, (375, 500), 3, ())
+    task = Multiclass(tuple(str(number) for number in range(1000))) if labelled else task_type(method)()
+    return Data("imagenet", task, {"train": photos(1_281_167), "val": photos(50_000)}, (375, 500), 3, ())

@@ -1,0 +1,178 @@
+"""`vitrail pretrain`: runs of every method, resume, probes, and what takes such a run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from peers import identical
+from PIL import Image
+from safetensors.torch import load_file
+
+import vitrail
+from vitrail.data import open_data
+from vitrail.errors import UserError
+from vitrail.runs.run import Run
+from vitrail.tasks import METHODS
+
+QUICK = {"epochs": 2, "batch_size": 64, "workers": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Some of the digits, with labels."""
+    file = tmp_path_factory.mktemp("data") / "some.npz"
+    train, val = (open_data("digits").splits[name] for name in ("train", "val"))
+    arrays = {"x_train": train.pixels[:640], "y_train": train.targets[:640]}
+    np.savez(file, **arrays, x_val=val.pixels[:200], y_val=val.targets[:200])
+    return file
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, digits):
+    """A run of every method on digits, without their labels."""
+    out = tmp_path_factory.mktemp("runs")
+    return {
+        method: vitrail.pretrain(digits, method=method, out=out, name=method, probe=digits, **QUICK)
+        for method in METHODS
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_leaves_a_headless_model(runs, method):
+    run = Run(runs[method])
+    assert run.card.task.name == method
+    assert run.card.classes == ()
+    assert run.finished
+    model = vitrail.load(run.path)
+    assert model.config.classes == 0
+    rows = run.history
+    assert len(rows) == 2
+    assert {"train_loss", "val_loss", "val_rank", "val_spread", "val_knn"} <= rows[0].keys()
+    assert rows[-1]["val_knn"] > 0.3  # chance is 0.1
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"] or method in ("dino", "lejepa")
+    assert run.curves_file.exists()
+    assert run.reconstruction_file.exists() == (method not in ("dino", "lejepa"))
+    assert run.decoder_file.exists()
+
+
+KILL = """
+import os, signal, sys
+from vitrail.train.journal import Journal
+step = Journal.step
+def killing(self, progress, schedule):
+    step(self, progress, schedule)
+    if progress.step == schedule.per_epoch + 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.step = killing
+from vitrail.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("method", ["mae", "dino", "lejepa"])  # a decoder; a teacher and its centre; BatchNorm
+def test_killed_runs_resume_to_the_bit(method, runs, digits, tmp_path):
+    """A run killed in its second epoch ends with the weights of an undisturbed one."""
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
+    words = ["pretrain", str(digits), "--method", method, *settings, "--out", str(tmp_path), "--name", "killed"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILL, *words, "--probe", str(digits)], capture_output=True, text=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(Run(tmp_path / "killed").history) == 1
+    vitrail.pretrain(resume=tmp_path / "killed")
+    for name in ("model.safetensors", "decoder.safetensors"):
+        assert identical(load_file(runs[method] / name), load_file(tmp_path / "killed" / name))
+    timed = {"seconds", "wait"}
+    rows = [
+        [{k: row[k] for k in row.keys() - timed} for row in Run(run).history]
+        for run in (runs[method], tmp_path / "killed")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_a_run_is_fine_tuned_probed_embedded_and_explained(runs, digits, tmp_path):
+    run = runs["mae"]
+    tuned = vitrail.train(digits, weights=run, epochs=1, workers=1, out=tmp_path, name="tuned", device="cpu")
+    log = (tuned / "train.log").read_text()
+    assert "new head for 10 classes" in log
+    assert vitrail.evaluate(run, digits, method="knn").top1 > 0.3
+    assert vitrail.evaluate(run, digits, method="linear").top1 > 0.3
+    picture = tmp_path / "one.png"
+    Image.fromarray(np.full((8, 8), 99, np.uint8)).save(picture)
+    (embedding,) = vitrail.embed(run, [picture])
+    assert embedding.features.shape == (vitrail.load(run).config.features,)
+    assert vitrail.explain(run, [picture], out=tmp_path / "figures").files
+
+
+def test_the_fine_tuned_model_starts_from_the_pretrained_encoder(runs, digits, tmp_path):
+    tuned = vitrail.train(
+        digits, weights=runs["simmim"], epochs=0.05, lr=1e-9, workers=1, out=tmp_path, name="tuned", device="cpu"
+    )
+    before, after = vitrail.load(runs["simmim"]).state_dict(), vitrail.load(tuned).state_dict()
+    assert max((before[name] - after[name]).abs().max().item() for name in before) < 1e-5
+
+
+def test_predictions_need_a_head(runs, digits, tmp_path):
+    picture = tmp_path / "one.png"
+    Image.fromarray(np.full((8, 8), 99, np.uint8)).save(picture)
+    with pytest.raises(UserError, match=r"no classification head|has no head"):
+        list(vitrail.predict(runs["mae"], [picture]))
+    with pytest.raises(UserError, match=r"no classification head|has no head"):
+        vitrail.evaluate(runs["mae"], digits)
+
+
+def test_any_tree_of_images_is_enough(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a.png", "deep/b.png", "deep/er/c.png", *(f"more/{i}.png" for i in range(30))):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (20, 24, 3), np.uint8)).save(tmp_path / "photos" / name)
+    run = vitrail.pretrain(tmp_path / "photos", epochs=1, workers=1, out=tmp_path, device="cpu")
+    assert Run(run).has_model
+
+
+def test_labels_are_not_looked_at(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (80, 8, 8), np.uint8)
+    for name, labels in (("one", np.arange(80) % 2), ("other", rng.integers(0, 9, 80))):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "data.npz", x=x, y=labels)
+    first, second = (
+        vitrail.pretrain(
+            tmp_path / name / "data.npz", epochs=1, workers=1, out=tmp_path, name=f"run-{name}", device="cpu"
+        )
+        for name in ("one", "other")
+    )
+    assert identical(load_file(first / "model.safetensors"), load_file(second / "model.safetensors"))
+
+
+def test_options_of_labels_and_of_other_methods_are_refused(tmp_path):
+    how = {"out": tmp_path, "device": "cpu"}
+    with pytest.raises(UserError, match="'smoothing' is an option of `vitrail train`, not of `vitrail pretrain`"):
+        vitrail.pretrain("digits", smoothing=0.1, **how)
+    with pytest.raises(UserError, match="'mask_ratio' is an option of `vitrail pretrain`, not of `vitrail train`"):
+        vitrail.train("digits", mask_ratio=0.5, **how)
+    with pytest.raises(UserError, match="The method dino has no option 'mask_ratio'"):
+        vitrail.pretrain("digits", method="dino", mask_ratio=0.5, **how)
+    with pytest.raises(UserError, match="The recipe 'small' is not for the method mae"):
+        vitrail.pretrain("digits", method="mae", recipe="small", **how)
+    with pytest.raises(UserError, match="Use `vitrail pretrain`"):
+        vitrail.train("digits", recipe="mae", **how)
+    with pytest.raises(UserError, match="masks the tokens of patches, but a Swin has none"):
+        vitrail.pretrain("digits", method="mae", model="swin_nano", img_size=32, **how)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_probe_needs_labels(tmp_path):
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
+    with pytest.raises(UserError, match="--probe needs labelled data"):
+        vitrail.pretrain("digits", probe=tmp_path, out=tmp_path / "runs", device="cpu")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_resume_with_their_own_verb(runs):
+    with pytest.raises(UserError, match="was started by `vitrail pretrain`"):
+        vitrail.train(resume=runs["mae"])
