@@ -51,6 +51,22 @@ def test_runs_are_put_together_by_epoch_and_by_time():
     assert build.together({"a": []}, TOP1) == []
 
 
+def test_a_watched_value_is_compared_with_its_level():
+    chart = build.watched(rows(val_mae=[3.0, 1.0]), "val", ERROR, ("chance", 2.5))
+    assert (chart.title, chart.note) == ("MAE", "1 in the last epoch")
+    value, level = chart.lines
+    assert (value.name, value.tone, value.dashed) == ("validation", "cool", False)
+    assert (level.name, level.y.tolist(), level.dashed) == ("chance", [2.5, 2.5], True)
+    assert len(build.watched(rows(train_mae=[3.0]), "train", ERROR, None).lines) == 1
+
+
+def test_a_measure_that_no_run_has_is_not_drawn():
+    runs = {"a": rows(val_mae=[1.0]), "b": rows(val_top1=[0.5]), "c": []}
+    chart = build.overlaid(runs, TOP1)
+    assert [line.name for line in chart.lines] == ["b"]
+    assert build.overlaid({"a": runs["a"]}, TOP1) is None
+
+
 def test_confusion_says_how_many_are_right():
     chart = build.confusion(np.array([[3, 1], [0, 4]]), ["a", "b"])
     assert chart.note == "top-1 accuracy 87.5%, 8 images"

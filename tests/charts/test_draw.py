@@ -131,6 +131,17 @@ def test_curves_show_both_losses_both_accuracies_and_the_rate(epochs: int, tmp_p
     assert height > 400
 
 
+def test_many_charts_are_drawn_in_two_rows_and_references_are_dashed(tmp_path: Path):
+    watched = [build.watched(history(3), "val", TOP1, ("chance", 0.1)) for _ in range(5)]
+    figure = draw(*watched)
+    assert len(figure.axes) == 5
+    value, level = figure.axes[0].lines
+    assert (value.get_linestyle(), level.get_linestyle()) == ("-", "--")
+    width, height = saved_size(figure, tmp_path / "figure.png")
+    assert 1000 < width < 2000
+    assert height > 800
+
+
 def test_the_best_epoch_is_marked():
     top1 = draw(*build.curves(history(5), TOP1)).axes[1]
     assert top1.lines[-1].get_xdata() == [3]

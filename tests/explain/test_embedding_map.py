@@ -8,10 +8,9 @@ import pytest
 from PIL import Image
 
 from vitrail.charts.style import save
-from vitrail.data.dataset import ArraySplit
+from vitrail.data.dataset import ArraySplit, choose
 from vitrail.explain.embedding_map import embedding_figure, embedding_map
-from vitrail.explain.subject import choose
-from vitrail.tasks import Multiclass, Multilabel, Regression, Task
+from vitrail.tasks import Multiclass, Multilabel, Regression, Task, task_type
 
 
 def heaps(count: int, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -119,6 +118,15 @@ def test_labels_colour_by_the_first_and_numbers_by_value(tmp_path):
     figure = drawn(tmp_path, Regression(("age",)), np.linspace(0, 1, 30)[:, None])
     assert "by age" in figure.texts[1].get_text()
     assert not figure.legends
+
+
+def test_images_without_labels_have_one_colour(tmp_path):
+    figure = drawn(tmp_path, task_type("mae")(), np.zeros((30, 0), np.float32))
+    assert "coloured" not in figure.texts[1].get_text()
+    assert not figure.legends
+    (points,) = figure.axes[0].collections
+    assert len(points.get_offsets()) == 30
+    assert len(points.get_facecolor()) == 1
 
 
 def test_pictures_lie_in_cells_of_their_own_near_their_places():

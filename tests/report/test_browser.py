@@ -137,7 +137,7 @@ def test_every_kind_of_chart_is_drawn(visit, tmp_path):
     ]
     nothing = {name: [] for name in ("names", "runs", "notes", "measured", "facts", "differing")}
     text = {"title": "charts", "subject": "charts", "headline": Headline("charts", "", "")}
-    html = render("comparison.html", **nothing, **text, paired=False, curves=charts, scores=None)
+    html = render("comparison.html", **nothing, **text, paired=False, labelled=True, curves=charts, scores=None)
     (tmp_path / "charts.html").write_text(html, encoding="utf-8")
     page = visit(tmp_path / "charts.html").page
     plots = page.locator(".plot")
@@ -220,6 +220,16 @@ def test_nothing_sticks_out(visit, run, width):
     assert looked.page.evaluate("document.documentElement.scrollWidth") == width
     looked.page.set_viewport_size({"width": 420, "height": 900})  # charts follow the window
     until(looked, "document.querySelector('.plot svg').clientWidth < 420")
+    assert looked.page.evaluate("document.documentElement.scrollWidth") == 420
+
+
+def test_the_page_of_a_pretrained_model_is_drawn_and_fits_a_phone(visit, pretrained, tmp_path):
+    file = vitrail.report(pretrained, out=tmp_path)
+    looked = visit(file, viewport={"width": 420, "height": 900}, color_scheme="dark")
+    plots = looked.page.locator(".plot")
+    assert plots.count() == 6
+    for i in range(plots.count()):
+        assert plots.nth(i).locator("svg path").count() > 3
     assert looked.page.evaluate("document.documentElement.scrollWidth") == 420
 
 

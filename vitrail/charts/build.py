@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,8 @@ from vitrail.charts.measure import Measure, count, lean, number, percent
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv, one per epoch
 
 _COLUMNS = 6  # maximum scatter plots, one per value
+_PARTS: dict[str, tuple[str, Tone]] = {"train": ("training", "warm"), "val": ("validation", "cool")}  # of columns
+_LOSS = Measure("loss", "loss", heading="Loss", lower_is_better=True)
 
 
 # Training -------------------------------------------------------------------------------------------------
@@ -42,22 +45,13 @@ def curves(rows: Rows, main: Measure, kept: int | None = None) -> list[Lines]:
     other = f"kept epoch {epoch}: {main.text(score)}; best {main.text(highest)}"
     note = f"best validation score {main.text(highest)} in epoch {epoch}" if score == highest else other
     why = "" if score == highest else " It is the last within one standard error of the best."
-    parts: tuple[tuple[str, str, Tone], ...] = (("train", "training", "warm"), ("val", "validation", "cool"))
-    losses = [_line(rows, f"{part}_loss", name, tone) for part, name, tone in parts]
     metric = [
         _line(rows, f"{part}_{main.name}", name, tone, dot=(epoch, score) if part == "val" else None)
-        for part, name, tone in parts
+        for part, (name, tone) in _PARTS.items()
         if f"{part}_{main.name}" in rows[0]
     ]
     return [
-        Lines(
-            name="curves",
-            title="Loss",
-            note=f"final validation loss {rows[-1]['val_loss']:.3f}",
-            x="epoch",
-            lines=tuple(losses),
-            low=0,
-        ),
+        losses(rows),
         Lines(
             name="curves",
             title=main.heading or main.title,
@@ -67,36 +61,75 @@ def curves(rows: Rows, main: Measure, kept: int | None = None) -> list[Lines]:
             lines=tuple(metric),
             percent=main.percent,
         ),
-        Lines(
-            name="curves",
-            title="Learning rate",
-            note=f"peak {number(max(row['lr'] for row in rows))}",
-            x="epoch",
-            lines=(_line(rows, "lr", "learning rate", "plain"),),
-            low=0,
-        ),
+        rates(rows),
     ]
+
+
+def losses(rows: Rows) -> Lines:
+    """The training and the validation loss over the epochs of a run."""
+    return Lines(
+        name="curves",
+        title="Loss",
+        note=f"final validation loss {rows[-1]['val_loss']:.3f}",
+        x="epoch",
+        lines=tuple(_line(rows, f"{part}_loss", name, tone) for part, (name, tone) in _PARTS.items()),
+        low=0,
+    )
+
+
+def rates(rows: Rows) -> Lines:
+    """The learning rate over the epochs of a run."""
+    return Lines(
+        name="curves",
+        title="Learning rate",
+        note=f"peak {number(max(row['lr'] for row in rows))}",
+        x="epoch",
+        lines=(_line(rows, "lr", "learning rate", "plain"),),
+        low=0,
+    )
+
+
+def watched(rows: Rows, part: str, measure: Measure, level: tuple[str, float] | None) -> Lines:
+    """One measure of a part, train or val, over the epochs of a run; `level` is a reference, by name."""
+    line = _line(rows, f"{part}_{measure.name}", *_PARTS[part])
+    dashed = [] if level is None else [Line(level[0], line.x, np.full_like(line.x, level[1]), "plain", dashed=True)]
+    return Lines(
+        name="curves",
+        title=measure.heading or measure.title,
+        note=f"{measure.text(float(line.y[-1]))} in the last epoch",
+        help=f"{measure.meaning[:1].upper()}{measure.meaning[1:]}.",
+        x="epoch",
+        lines=(line, *dashed),
+        percent=measure.percent,
+        low=None if measure.percent else 0,
+    )
 
 
 def together(runs: Mapping[str, Rows], main: Measure) -> list[Lines]:
     """The main validation measure and loss of several runs, by epoch and by time."""
-    if not any(runs.values()):
-        return []
+    charts = (overlaid(runs, main), overlaid(runs, main, "minutes"), overlaid(runs, _LOSS))
+    return [chart for chart in charts if chart is not None]
 
-    def lines(column: str, x: str = "epoch", scale: float = 1) -> tuple[Line, ...]:
-        each = enumerate(runs.items())
-        return tuple(_line(rows, column, name, run, x=x, scale=scale) for run, (name, rows) in each if rows)
 
-    title, score, many = main.heading or main.title, f"val_{main.name}", count(len(runs), "run")
-    by_epoch = lines(score)
-    by_time = lines(score, "seconds", 60)
-    losses = lines("val_loss")
-    note = f"validation of {many}"
-    return [
-        Lines(name="runs", title=title, note=f"{note} by epoch", x="epoch", lines=by_epoch, percent=main.percent),
-        Lines(name="runs", title=title, note=f"{note} by time", x="minutes", lines=by_time, percent=main.percent),
-        Lines(name="runs", title="Loss", note=f"{note} by epoch", x="epoch", lines=losses, low=0),
-    ]
+def overlaid(runs: Mapping[str, Rows], measure: Measure, by: Literal["epoch", "minutes"] = "epoch") -> Lines | None:
+    """A validation measure of several runs; None if no run has it."""
+    column, x, scale = f"val_{measure.name}", *(("epoch", 1) if by == "epoch" else ("seconds", 60))
+    lines = tuple(
+        _line(rows, column, name, run, x=x, scale=scale)
+        for run, (name, rows) in enumerate(runs.items())
+        if rows and column in rows[0]
+    )
+    if not lines:
+        return None
+    return Lines(
+        name="runs",
+        title=measure.heading or measure.title,
+        note=f"validation of {count(len(runs), 'run')} by {'epoch' if by == 'epoch' else 'time'}",
+        x=by,
+        lines=lines,
+        percent=measure.percent,
+        low=0 if measure.name == _LOSS.name else None,
+    )
 
 
 def lr_range(lrs: ArrayLike, losses: ArrayLike, smoothed: ArrayLike, suggestion: float) -> Lines:

@@ -19,17 +19,25 @@ from vitrail.files import atomic_write
 
 COUNTED = 20  # maximum classes of a confusion matrix with counts in its cells
 NAMED = 100  # maximum names on an axis
+_ACROSS = 4  # charts in a row
 _DASHED = (0, (4, 3))
 
 
 @styled
 def draw(*charts: Chart) -> Figure:
-    """Draws one chart, or several of one kind side by side."""
-    alone = len(charts) == 1
-    sizes = [_size(chart, alone) for chart in charts]
-    figure = Figure(figsize=(sum(w for w, _ in sizes), max(h for _, h in sizes)), layout="constrained")
-    panels = [figure] if alone else figure.subfigures(1, len(charts), width_ratios=[w for w, _ in sizes])
-    for chart, panel in zip(charts, panels, strict=True):
+    """Draws one chart, or several of one kind side by side, in two rows if they are many."""
+    if len(charts) == 1:
+        figure = Figure(figsize=_size(charts[0], alone=True), layout="constrained")
+        _draw(charts[0], figure)
+        return figure
+    rows = 1 if len(charts) <= _ACROSS else 2
+    across = math.ceil(len(charts) / rows)
+    sizes = [_size(chart, alone=False) for chart in charts]
+    widths = [max(w for w, _ in sizes[column::across]) for column in range(across)]
+    height = max(h for _, h in sizes)
+    figure = Figure(figsize=(sum(widths), rows * height), layout="constrained")
+    panels = figure.subfigures(rows, across, squeeze=False, width_ratios=widths)
+    for chart, panel in zip(charts, panels.flat, strict=False):  # the last panel may stay empty
         _draw(chart, panel)
     return figure
 
@@ -110,8 +118,9 @@ def _line(axes: Axes, line: Line, label: str) -> None:
         color=tone,
         linewidth=0.9 if pale else None,
         zorder=2 if pale else 3,
-        marker="o" if len(line.x) < 3 else None,  # too few points for a line
+        marker="o" if len(line.x) < 3 and not line.dashed else None,  # too few points for a line
         drawstyle="steps-post" if line.steps else None,
+        linestyle=_DASHED if line.dashed else None,
         label=label or "_",  # a leading underscore hides it from the legend
     )
     if line.dot is not None:

@@ -52,6 +52,7 @@ class Line:
     tone: Tone = "cool"
     steps: bool = False  # each value holds until the next
     dot: tuple[float, float] | None = None  # marked point, such as the best epoch or a threshold
+    dashed: bool = False  # a reference, not a measurement
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -90,7 +90,7 @@ def embedding_figure(
     """The map as coloured points, and as thumbnails: in each cell of a grid the image nearest to its centre.
 
     `chosen` are the indices of the images in the split. Colours are classes, the first label of a multi-label image, or
-    the first value of a regression.
+    the first value of a regression; images without labels have one colour.
     """
     targets = split.targets[chosen]
     centre, half = _square(places)
@@ -105,7 +105,11 @@ def embedding_figure(
             axes.grid(False)
             axes.spines[:].set_visible(False)
         size = float(np.clip(16_000 / len(places), 8, 40))
-        if (grouped := task.groups(targets)) is None:
+        colours: list[Colour]
+        if not task.classes:
+            by, colours = "", [_COLOURS[0]] * len(places)
+            left.scatter(places[:, 0], places[:, 1], size, _COLOURS[0], alpha=0.6, linewidths=0)
+        elif (grouped := task.groups(targets)) is None:
             by = task.classes[0]
             colours = _by_value(figure, left, places, targets[:, 0], by, size)
         else:
@@ -114,7 +118,8 @@ def embedding_figure(
         _thumbnails(right, places, split, chosen, colours, centre, half)
         count = f"{len(places):,}" if len(chosen) == len(split) else f"{len(places):,} of {len(split):,}"
         how = "t-SNE" if len(places) >= _FEWEST else "principal components"
-        note = f"{how} of the features of {count} images{f' of {name}' if name else ''}, coloured by {short(by, 40)}"
+        note = f"{how} of the features of {count} images{f' of {name}' if name else ''}"
+        note += f", coloured by {short(by, 40)}" if by else ""
         figure.text(0.25 / width, 1 - 0.3 / height, "Embedding map", fontsize=12, weight="bold")
         figure.text(0.25 / width, 1 - 0.52 / height, note, color=GREY)
     return figure

@@ -65,12 +65,14 @@ def neighbours_figure(
     """
     rows = []
     marked = task.counted and any(meant)
+    digits = 2 if cosines.min() < 0.99 else 4  # features may have a large mean in common
     for q, query in enumerate(queries):
         words = task.describe(split.targets[found[q]])
         row = [Tile(query.image, query.captions, BLUE)]
         for i, cosine, (label, examples) in zip(found[q].tolist(), cosines[q], words, strict=True):
             wrong = marked and bool(meant[q]) and meant[q].isdisjoint(examples)
-            captions = [Caption(label, ORANGE if wrong else INK), Caption(f"similarity {cosine:.2f}", lines=1)]
+            named = [Caption(label, ORANGE if wrong else INK)] if label else []
+            captions = [*named, Caption(f"similarity {cosine:.{digits}f}", lines=1)]
             row.append(Tile(thumbnail(split.image(i)), captions, ORANGE if wrong else None))
         rows.append(row)
     note = f"by cosine similarity of features, among {len(split):,} images{f' of {name}' if name else ''}"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.data import Data, Split
-from vitrail.data.dataset import Targets
+from vitrail.data.dataset import Subset, Targets, choose
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, to_pil
@@ -62,34 +62,6 @@ class Picture:
         if self.answer is None:
             return self.true or Path(self.name).stem
         return f"{self.answer.text(0)}, not {self.true}" if self.wrong else self.answer.text(0)
-
-
-@dataclass(frozen=True, eq=False)
-class Subset(Split):
-    """A split of some images of another."""
-
-    whole: Split
-    numbers: NDArray[np.int64]
-
-    @property
-    def targets(self) -> Targets:
-        return self.whole.targets[self.numbers]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def image(self, i: int) -> Pixels:
-        return self.whole.image(int(self.numbers[i]))
-
-    def name(self, i: int) -> str:
-        return self.whole.name(int(self.numbers[i]))
-
-
-def choose(images: int, most: int, seed: int = 0) -> NDArray[np.int64]:
-    """Indices of all images, or of a random sample of `most`, in order."""
-    if images <= most:
-        return np.arange(images)
-    return np.sort(np.random.default_rng(seed).choice(images, most, replace=False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +209,8 @@ def open_subject(
     if len(files) > SAMPLE:
         raise UserError(f"At most {SAMPLE} images can be explained at a time, but more were given.")
     classes = open_card(run).task.output_names
+    if not classes and (target is not None or instead is not None):
+        raise UserError(f"{run} has no head, so there are no classes to explain. Remove --target and --instead.")
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"--target and --instead must be different classes, but both are '{instead}'.")

@@ -9,6 +9,7 @@ import numpy as np
 
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
+from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig, flat, options
 from vitrail.errors import UserError
 from vitrail.models import parameters
@@ -45,9 +46,9 @@ class Measured:
 
 
 def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
-    """The page that compares runs, which must have the same task."""
-    tasks = {facts.card.task.title for facts in runs if facts.card is not None}
-    if len(tasks) > 1:
+    """The page that compares runs, which must have the same task; methods of self-supervision may differ."""
+    tasks = {facts.card.task.title: facts.card.task for facts in runs if facts.card is not None}
+    if len(tasks) > 1 and any(task.labelled for task in tasks.values()):
         raise UserError(
             f"Runs of different tasks cannot be compared: {' and '.join(sorted(tasks))}. Report them separately."
         )
@@ -61,6 +62,7 @@ def comparison_page(runs: Sequence[RunFacts], subject: str) -> str:
         headline=_headline(runs, names),
         notes=[(name, note) for name, facts in zip(names, runs, strict=True) for note in facts.notes],
         paired=_same_images(runs),
+        labelled=any(facts.task.labelled for facts in runs),
         measured=measured(runs),
         facts=[dict(text.training(facts)) | _size(facts) for facts in runs],
         differing=differing(runs),
@@ -82,21 +84,33 @@ def _size(facts: RunFacts) -> dict[str, str]:
 
 
 def _headline(runs: Sequence[RunFacts], names: Sequence[str]) -> Headline:
-    known = [(facts.scores.main, -i) for i, facts in enumerate(runs) if facts.scores is not None]
-    if not known:
+    values = [{} if facts.scores is None else facts.scores.summary() for facts in runs]
+    ranking = [measure for facts in runs for measure in facts.task.measures if _ranks(runs, measure)]
+    scored = [each for each in values if each]
+    main = next((measure for measure in ranking if scored and all(measure.name in each for each in scored)), None)
+    if main is None:
         return Headline(f"{len(runs)} runs side by side.", "", "")
-    number = -max(known)[1]
-    best = runs[number]
-    assert best.scores is not None
-    main = best.task.measures[0]
-    score = f"{main.text(best.scores.summary()[main.name])}{plus_minus(main, best.samples.interval(main.name))}"
+    best = main.best([each[main.name] for each in scored])
+    number = next(i for i, each in enumerate(values) if each.get(main.name) == best)
+    score = f"{main.text(best)}{plus_minus(main, runs[number].samples.interval(main.name))}"
     return Headline(f"Best of {len(runs)} runs: {names[number]} with ", score, f" {main.title}.")
+
+
+def _ranks(runs: Sequence[RunFacts], measure: Measure) -> bool:
+    """Whether a measure tells which run is better: it does so in general, and was measured on the same probe data."""
+    probes = {facts.config.run.probe for facts in runs if facts.scores is not None}
+    return measure.comparable and len(probes - {None}) <= 1
 
 
 def _curves(runs: Sequence[RunFacts], names: Sequence[str]) -> list[Chart]:
     rows = {name: facts.rows for name, facts in zip(names, runs, strict=True)}
     task = next((facts.task for facts in runs if facts.rows), None)
-    return [] if task is None else [fit(chart) for chart in build.together(rows, task.measures[0])]
+    if task is None:
+        return []
+    if task.labelled:
+        return [fit(chart) for chart in build.together(rows, task.measures[0])]
+    charts = [build.overlaid(rows, measure) for measure in task.measures]
+    return [fit(chart) for chart in charts if chart is not None]
 
 
 def _same_images(runs: Sequence[RunFacts]) -> bool:
@@ -136,7 +150,8 @@ def measured(runs: Sequence[RunFacts]) -> list[Measured]:
                 apart = f"{gap} ({between(measure, interval)})" if interval else gap
                 matters = interval is not None and not interval[0] <= 0 <= interval[1]
             spread = plus_minus(measure, facts.samples.interval(name))
-            line.scores.append(Score(measure.text(value), spread, value == best, apart, matters))
+            highlighted = value == best and _ranks(runs, measure)
+            line.scores.append(Score(measure.text(value), spread, highlighted, apart, matters))
         table.append(line)
     return table
 

@@ -20,7 +20,7 @@ from vitrail.evaluate.features import split_scores
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Row, Run
-from vitrail.tasks import Multiclass, Task
+from vitrail.tasks import Multiclass, Task, task_type
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.scores import Scores
 from vitrail.weights import Card
@@ -75,9 +75,9 @@ class RunFacts:
 
     @property
     def task(self) -> Task:
-        """The task of the model or data; multiclass if neither is available."""
+        """The task of the model or data; if neither is available that of the settings, or multiclass."""
         source = self.card or self.data
-        return Multiclass() if source is None else source.task
+        return task_type(self.config.source.task or Multiclass.name)() if source is None else source.task
 
     @property
     def split(self) -> str:
@@ -98,6 +98,8 @@ def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device:
     model, card = opened.model(device), opened.card
     data, notes = _open_data(opened, card)
     facts = RunFacts(opened, notes, card, model, data, device=device)
+    if not card.task.labelled:
+        return replace(facts, scores=_recorded(facts))
     if data is not None:
         read = data.read_as(card.preprocess.channels, card.preprocess.bits)
         targets = read.splits["val"].targets
@@ -117,6 +119,14 @@ def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device:
         note = "The scores were measured when the data was available."
         return replace(facts, notes=(*notes, note), scores=scores, samples=card.task.sample(scores, None, None))
     return facts
+
+
+def _recorded(facts: RunFacts) -> Scores:
+    """The scores of a self-supervised model as training recorded them: its decoder or head is not part of it."""
+    assert facts.card is not None
+    row = facts.rows[facts.kept - 1] if facts.kept else {}
+    found = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
+    return facts.card.task.restore(facts.card.metrics | found | {"features": facts.card.config.features})
 
 
 def _open_data(run: Run, card: Card | None) -> tuple[Data | None, tuple[str, ...]]:

@@ -18,7 +18,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from vitrail.charts import build
 from vitrail.charts.kinds import Chart
 from vitrail.report import sections, tables, text
 from vitrail.report.charts import fit
@@ -43,15 +42,18 @@ def run_page(facts: RunFacts, workers: int) -> str:
         measures=text.measures(facts),
         # In order of importance, because the album is limited: mistakes before examples of the training data.
         mistakes=sections.mistakes(facts, album, workers),
+        views=sections.views(facts, album, workers),
         inside=inside(facts, album, workers),
         window=sections.window(data, album, workers) if data is not None else sections.Window(),
         data=sections.data_table(data, album, workers) if data is not None else None,
+        samples=sections.samples(data, album, workers) if data is not None else [],
         results=[fit(chart) for chart in facts.task.charts(facts.scores)] if facts.scores is not None else [],
         scores=tables.scores(facts),
         sizes=sections.sizes(data) if data is not None else [],
-        curves=list(map(fit, build.curves(facts.rows, facts.task.measures[0], facts.kept))) if facts.rows else [],
+        curves=list(map(fit, facts.task.curves(facts.rows, facts.config, facts.kept))) if facts.rows else [],
+        health=text.health(facts),
         training=text.training(facts),
-        settings=text.settings(facts.config),
+        settings=text.settings(facts.config, text.verb(facts)),
         commands=text.commands(facts),
         elsewhere=text.elsewhere(facts),
         here=Path.cwd(),

@@ -1,18 +1,20 @@
-"""The sections with pictures on a run's page: mistakes and data."""
+"""The sections with pictures on a run's page: mistakes, what a pre-trained model sees, and data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from vitrail.data.dataset import Data, Split
+from vitrail.data.dataset import Data, Split, choose
 from vitrail.data.pixels import Pixels, thumbnail
 from vitrail.explain import relevance, rollout
+from vitrail.explain.geometry import attends
 from vitrail.explain.relevance import signed
 from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, InlineImage, overlay, read, seen
@@ -24,6 +26,8 @@ PAIRS, EXAMPLES = 6, 6  # most frequent mistakes, and examples of each
 _THUMBNAILS = 360  # in the data table
 _EACH = 12  # per class
 _PANES = 20  # in the window
+_SAMPLES = 48  # images without labels
+_EXACT = 400_000  # bytes of a reconstruction above which it is compressed
 
 
 # Mistakes -------------------------------------------------------------------------------------------------
@@ -129,11 +133,62 @@ def _thumbnails(album: Album, images: Sequence[Pixels]) -> list[InlineImage]:
     return [picture for picture in pictures if picture is not None]
 
 
+# Self-supervision -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An image with its attention map."""
+
+    name: str
+    picture: InlineImage
+    map: InlineImage
+
+
+@dataclass(frozen=True)
+class Views:
+    """What a model without a head makes of validation images."""
+
+    reconstruction: InlineImage | None = None  # originals, masked images and predictions, of methods that mask
+    attention: list[Seen] = field(default_factory=list)
+
+
+def views(facts: RunFacts, album: Album, workers: int) -> Views:
+    """The reconstruction that training drew last, and attention maps of some validation images."""
+    if facts.task.labelled:
+        return Views()
+    drawn, file = None, facts.run.reconstruction_file
+    if file.exists():
+        with Image.open(file) as sheet:
+            drawn = album.add(sheet.convert("RGB"), exact=file.stat().st_size < _EXACT)
+    smooth = None if drawn is None else replace(drawn, few=False)  # it has text
+    return Views(smooth, _attention(facts, album, workers))
+
+
+def _attention(facts: RunFacts, album: Album, workers: int) -> list[Seen]:
+    """Attention rollout of validation images; empty if the model has no attention."""
+    if facts.data is None or facts.card is None or facts.model is None or not attends(facts.model):
+        return []
+    split, preprocess = facts.data.splits["val"], facts.card.preprocess
+    chosen = choose(len(split), SHOWN).tolist()
+    pixels = read(reads(split, facts), chosen, workers)
+    images = torch.stack([preprocess(pixels[i]) for i in chosen]).to(facts.device)
+    found = []
+    for number, weights in zip(chosen, rollout(facts.model, images), strict=True):
+        view = seen(pixels[number], preprocess, VIEW)
+        picture, heat = album.add(view), album.add(overlay(view, weights))
+        if picture is not None and heat is not None:
+            found.append(Seen(_name(split, number, facts.config.data), picture, heat))
+    return found
+
+
 # Data -----------------------------------------------------------------------------------------------------
 
 
-def data_table(data: Data, album: Album, workers: int) -> Table:
-    """Image counts of each class by split, or statistics of each value, with examples."""
+def data_table(data: Data, album: Album, workers: int) -> Table | None:
+    """Image counts of each class by split, or statistics of each value, with examples; None without labels."""
+    if not data.task.labelled:
+        return None
     task, pictures = data.task, _examples(data, album, workers)
     splits = {name: split for name, split in data.splits.items() if not _served_twice(data, name)}
     counts = {name: count for name, split in splits.items() if (count := task.counts(split.targets)) is not None}
@@ -148,6 +203,16 @@ def data_table(data: Data, album: Album, workers: int) -> Table:
         cells = [Cell(f"{values[k]:.4g}", float(values[k])) for values in columns.values()]
         lines.append(Line(name, cells, pictures.get(k, [])))
     return Table(f"{task.many.capitalize()} of the training images", [task.one, *columns], lines).lowest()
+
+
+def samples(data: Data, album: Album, workers: int) -> list[InlineImage]:
+    """Some images of data without labels."""
+    if data.task.labelled:
+        return []
+    split = _shown(data)
+    chosen = choose(len(split), _SAMPLES).tolist()
+    pixels = read(split, chosen, workers)
+    return _thumbnails(album, [pixels[i] for i in chosen])
 
 
 def sizes(data: Data) -> list[tuple[str, int]]:

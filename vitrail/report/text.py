@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from vitrail.charts.measure import Measure, number, percent
-from vitrail.config import Duration, TrainConfig, flat, options
+from vitrail.charts.measure import Measure, count, number, percent
+from vitrail.config import Duration, TrainConfig, Verb, flat, options
 from vitrail.models import family, parameters
 from vitrail.report.facts import RunFacts
 from vitrail.tasks import Multiclass
@@ -24,6 +24,7 @@ _GROUPS = {
     "arch": "Architecture",
     "transfer": "Pre-trained weights",
     "distillation": "Teacher",
+    "pretraining": "Self-supervision",
     "optim": "Optimisation",
     "augment": "Augmentation",
     "run": "Run",
@@ -44,13 +45,37 @@ class Result:
 def headline(facts: RunFacts) -> Headline:
     """The result of the run in one sentence."""
     who, scores, task = _who(facts), facts.scores, facts.task
-    data = Path(facts.config.data.removeprefix("hf:")).stem.replace("-", "\u2011")  # no line break within a name
+    data = _short(facts.config.data)
     if scores is None:
-        return Headline(f"{who} is learning to {task.goal(data) if task.classes else f'read {data}'}.", "", "")
+        known = bool(task.classes) or not task.labelled
+        return Headline(f"{who} is learning to {task.goal(data) if known else f'read {data}'}.", "", "")
+    if not task.labelled:
+        return _pretrained(facts, who, data)
     main = task.measures[0]
     score = f"{main.text(scores.summary()[main.name])}{plus_minus(main, facts.samples.interval(main.name))}"
     before, after = task.headline(data, score, f"{scores.images:,} {facts.split} images")
     return Headline(f"{who} {before}", score, after)
+
+
+def _pretrained(facts: RunFacts, who: str, data: str) -> Headline:
+    """What was pre-trained, how and on what, and its score: one that ranks models, or two that describe them."""
+    assert facts.scores is not None
+    values, probe = facts.scores.summary(), facts.config.run.probe
+    known = [measure for measure in facts.task.measures if measure.name in values]
+    ranking = [measure for measure in known if measure.comparable]
+    main, *others = ranking[:1] or known[:2]
+    learnt = data if facts.data is None else f"{count(len(facts.data.splits['train']))} of {data}"
+    score = main.text(values[main.name])
+    before, after = facts.task.headline(learnt, score, "")
+    where = f" on {_short(probe)}" if ranking and probe is not None else ""
+    also = "".join(f", {measure.title} {measure.text(values[measure.name])}" for measure in others)
+    begin = f"{who} {before}{main.title} ".replace("-", "\u2011")  # no line break within pre-trained and k-NN
+    return Headline(begin, score, f"{where}{also}{after}")
+
+
+def _short(source: str) -> str:
+    """The name of a data set, without line breaks within it."""
+    return Path(source.removeprefix("hf:")).stem.replace("-", "\u2011")
 
 
 def _who(facts: RunFacts) -> str:
@@ -96,6 +121,15 @@ def large(number: int) -> str:
     return str(number)
 
 
+def health(facts: RunFacts) -> tuple[bool, str]:
+    """Whether the features of the kept model differ between images, and a sentence on it; empty with labels."""
+    if facts.scores is None or not facts.kept:
+        return True, ""
+    row = facts.rows[facts.kept - 1]
+    means = {name.removeprefix("train_"): value for name, value in row.items() if name.startswith("train_")}
+    return facts.task.health(facts.scores, means, facts.config)
+
+
 def training(facts: RunFacts) -> list[tuple[str, str]]:
     """Facts about training: epochs, time, throughput, hardware, versions."""
     optim, rows = facts.config.optim, facts.rows
@@ -124,13 +158,19 @@ def training(facts: RunFacts) -> list[tuple[str, str]]:
     return found + [(name, version) for name, version in made_with.items()]
 
 
-def settings(config: TrainConfig) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Every setting by group: name, value, help text."""
-    values, known = flat(config), options(TrainConfig)
-    return [
-        (title, [(o.name, setting(values[o.name]), o.help) for o in known.values() if o.group == group])
+def settings(config: TrainConfig, verb: Verb) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Every setting of a run made by a verb, by group: name, value, help text.
+
+    Options of the other verb and of other methods are left out.
+    """
+    values, every = flat(config), options(TrainConfig).values()
+    own = [o for o in every if o.only in ("", verb) or o.default not in (MISSING, values[o.name])]
+    known = [o for o in own if o.only != "pretrain" or values[o.name] is not None]
+    groups = {
+        title: [(o.name, setting(values[o.name]), o.help) for o in known if o.group == group]
         for group, title in _GROUPS.items()
-    ]
+    }
+    return [(title, group) for title, group in groups.items() if group]
 
 
 def setting(value: object) -> str:
@@ -146,26 +186,42 @@ def setting(value: object) -> str:
 
 
 def commands(facts: RunFacts) -> list[tuple[str, str]]:
-    """Commands to run next, with IMAGES and DATA to fill in."""
+    """Commands to run next, with IMAGES, DATA and LABELLED to fill in."""
     run, name = shlex.quote(str(facts.folder)), shlex.quote(f"{facts.name}.safetensors")
-    go_on = [("Resume training", f"vitrail train --resume {run}")] if facts.stopped else []
+    go_on = [("Resume training", f"vitrail {verb(facts)} --resume {run}")] if facts.stopped else []
     if facts.card is None:
         return go_on
     config = facts.card.config
     spec = formats_of(family(config)).get("timm")
     fits = spec is not None and spec.unsupported(config) is None
     timm = shlex.quote(f"{facts.name}-timm.safetensors")
-    return [
-        *go_on,
+    features = ("Extract features", f"vitrail embed {run} IMAGES --out features.npz")
+    predictions = [
         ("Predict", f"vitrail predict {run} IMAGES"),
         ("Evaluate again" if facts.data else "Evaluate", f"vitrail evaluate {run}{'' if facts.data else ' DATA'}"),
         ("Explain", f"vitrail explain {run} IMAGES"),
-        ("Extract features", f"vitrail embed {run} IMAGES --out features.npz"),
+        features,
         ("Export to ONNX", f"vitrail export {run}"),
+    ]
+    probes = {"k-NN": "knn", "a linear probe": "linear", "few images": "fewshot"}
+    transfer = [
+        ("Fine-tune", f"vitrail train LABELLED --weights {run}"),
+        *((f"Measure by {how}", f"vitrail evaluate {run} LABELLED --method {probe}") for how, probe in probes.items()),
+        features,
+        ("Explain", f"vitrail explain {run} IMAGES"),
+    ]
+    return [
+        *go_on,
+        *(predictions if facts.task.labelled else transfer),
         ("Convert to a single file", f"vitrail convert {run} {name}"),
         *([("Convert to timm weights", f"vitrail convert {run} {timm} --to timm")] if fits else []),
         ("Update this report", f"vitrail report {run}"),
     ]
+
+
+def verb(facts: RunFacts) -> Verb:
+    """The verb that made the run."""
+    return "train" if facts.task.labelled else "pretrain"
 
 
 def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:

@@ -88,3 +88,23 @@ def test_of_a_large_data_set_a_sample_is_read(trained, monkeypatch):
     for draw in (data_figures.embedding, data_figures.nearest, data_figures.wrong, data_figures.uncertain):
         for drawing in draw(subject):
             assert set(drawing.arrays.get("files", ())) <= {subject.split.name(i) for i in range(30)}
+
+
+def test_a_pretrained_model_maps_its_data_without_colours_and_labelled_data_by_class(pretrained, digits, tmp_path):
+    def drawn(**settings: object) -> tuple[str, str, int]:
+        subject = open_subject(pretrained, **settings)
+        (places,), (nearest,) = data_figures.embedding(subject), data_figures.nearest(subject)
+        return places.figure.texts[1].get_text(), nearest.figure.texts[1].get_text(), len(subject.split)
+
+    note, nearest, images = drawn()
+    assert (note, images) == ("t-SNE of the features of 90 images of digits", 90)
+    assert "another class" not in nearest
+    for labelled in ("digits", digits):  # also that which it has read without labels
+        note, nearest, _ = drawn(data=labelled)
+        assert note.endswith("coloured by class")
+        assert nearest.endswith("orange: another class")
+    for file in sorted((digits / "3").glob("*.png")):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    note, _, images = drawn(data=tmp_path)
+    assert "coloured" not in note
+    assert images == len(list(tmp_path.iterdir()))  # all of them: nothing is held out

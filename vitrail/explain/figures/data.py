@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.charts.tiles import Caption, Tile
+from vitrail.data.dataset import choose
+from vitrail.data.pixels import thumbnail
 from vitrail.errors import UserError
 from vitrail.explain.embedding_map import MOST, embedding_figure, embedding_map
 from vitrail.explain.galleries import gallery, tiles
 from vitrail.explain.neighbours import neighbours, neighbours_figure
-from vitrail.explain.subject import Drawing, Subject, choose
+from vitrail.explain.subject import Drawing, Subject, spread
 
-_QUERIES = 6  # worst predictions whose neighbours are shown if no images are given
+_QUERIES = 6  # predictions or images whose neighbours are shown if no images are given
 _SHOWN = 24  # predictions per gallery
 _NEAREST, _PAGE = 7, 24  # neighbours per row, rows per figure
 
@@ -37,30 +39,47 @@ def embedding(subject: Subject) -> Iterator[Drawing]:
 
 
 def nearest(subject: Subject) -> Iterator[Drawing]:
-    """Nearest neighbours of the given pictures, or of the worst predictions."""
+    """Nearest neighbours of the given pictures, or of the worst predictions; without a head, of images of the data."""
     if not subject.with_data:
         return
     split, data = subject.split, subject.data
     if subject.given:
         queries, own = subject.embeddings(), None
-        asked, meant = [], []
+        asked, meant, same = [], [], data.classes == subject.card.classes
         for picture in subject.pictures:
             asked.append(Tile(Image.fromarray(picture.view), [Caption(picture.caption, lines=3)]))
-            meant.append(frozenset(picture.answer.labels) if picture.answer is not None else frozenset())
+            meant.append(frozenset(picture.answer.labels if picture.answer is not None and same else ()))
     else:
-        own = subject.card.task.worst(subject.outputs, _targets(subject), _QUERIES)
-        if not len(own):
-            raise UserError("There are no wrong predictions whose neighbours could be shown. Give images.")
+        own, asked = _worst(subject) if subject.has_head else _some(subject)
         queries = subject.features[own]
-        asked = tiles(subject.card.task, split, subject.outputs, _targets(subject), own.tolist())
         meant = [frozenset(examples) for _, examples in data.task.describe(split.targets[own])]
     found, cosines = neighbours(queries, subject.features, min(_NEAREST, len(split) - (own is not None)), own)
-    known = meant if data.classes == subject.card.classes else [frozenset()] * len(asked)
     for at in range(0, len(asked), _PAGE):
         page = slice(at, at + _PAGE)
-        drawn = neighbours_figure(asked[page], split, found[page], cosines[page], data.task, known[page], data.name)
+        drawn = neighbours_figure(asked[page], split, found[page], cosines[page], data.task, meant[page], data.name)
         name = "neighbours" if at == 0 else f"neighbours-{1 + at // _PAGE}"
         yield Drawing(name, drawn, {"numbers": found[page], "cosines": cosines[page]})
+
+
+def _worst(subject: Subject) -> tuple[NDArray[np.int64], list[Tile]]:
+    """The worst predictions: indices in the split, and tiles."""
+    targets = _targets(subject)
+    own = subject.card.task.worst(subject.outputs, targets, _QUERIES)
+    if not len(own):
+        raise UserError("There are no wrong predictions whose neighbours could be shown. Give images.")
+    return own, tiles(subject.card.task, subject.split, subject.outputs, targets, own.tolist())
+
+
+def _some(subject: Subject) -> tuple[NDArray[np.int64], list[Tile]]:
+    """Random images, balanced over the classes if there are any: indices in the split, and tiles."""
+    split, task = subject.split, subject.data.task
+    if len(split) < 2:
+        raise UserError("There are no neighbours: the data has one image.")
+    own = np.array(spread(task, split.targets, _QUERIES, subject.seed))
+    words = [label or split.name(int(i)) for i, (label, _) in zip(own, task.describe(split.targets[own]), strict=True)]
+    captions = [[Caption(word, lines=2, keep_end=True)] for word in words]
+    pictures = [thumbnail(split.image(int(i))) for i in own]
+    return own, [Tile(picture, caption) for picture, caption in zip(pictures, captions, strict=True)]
 
 
 def wrong(subject: Subject) -> Iterator[Drawing]:

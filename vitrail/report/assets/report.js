@@ -96,10 +96,10 @@
           color: tone(line.tone),
           z: line.tone === "pale" ? 2 : 3,
           step: line.steps ? "end" : false,
-          showSymbol: line.x.length < 3,
+          showSymbol: line.x.length < 3 && !line.dashed,
           symbol: "circle",
           symbolSize: 6,
-          lineStyle: { width: line.tone === "pale" ? 1 : 2 },
+          lineStyle: { width: line.tone === "pale" ? 1 : line.dashed ? 1.5 : 2, type: line.dashed ? "dashed" : "solid" },
           emphasis: { disabled: true },
           markPoint: line.dot
             ? { symbol: "circle", symbolSize: line.tone === "pale" ? 8 : 11, silent: true, label: { show: false }, itemStyle: { color: tone(line.tone), borderColor: colour("paper"), borderWidth: 2 }, data: [{ coord: line.dot }] }
