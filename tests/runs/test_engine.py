@@ -17,10 +17,10 @@ from peers import randomise
 import vitrail
 from vitrail.errors import UserError
 from vitrail.models import build
-from vitrail.runs.engine import PROGRAMS, Engine, Features, check_engine, is_installed
+from vitrail.runs.engine import PROGRAMS, Engine, Features, check_engine, computes_bf16, is_installed
 from vitrail.runs.predictor import Predictor
 
-NAMES = [name for name, program in PROGRAMS.items() if name == "bf16" or program.available()]
+NAMES = [name for name, p in PROGRAMS.items() if (name == "bf16" and computes_bf16()) or p.available()]
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +130,9 @@ print(predictor.engine, *({{"openvino", "onnxruntime", "vitrail.explain"}} & set
 def test_an_onnx_file_has_its_own_engine(tmp_path):
     with pytest.raises(UserError, match=r"is an ONNX file, which only ONNX Runtime computes. Remove --engine."):
         Predictor(tmp_path / "model.onnx", engine="packed")
+
+
+def test_bf16_needs_a_cpu_that_computes_it(monkeypatch):
+    monkeypatch.setattr("vitrail.runs.engine.computes_bf16", lambda: False)
+    with pytest.raises(UserError, match="bf16 needs a CPU with AVX-512"):
+        check_engine("bf16", "cpu")

@@ -122,15 +122,18 @@ def probe_on(
 def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
     """The data that a run was trained on, with the same splits, or other `data`; read as the model needs it.
 
-    Other data has the model's classes, in its order, or its own classes if the model does not know some of them.
+    Other data has the model's classes, in its order, or its own classes if the model does not know some of them; for a
+    pre-trained model its own classes, or none if it has no labels.
     """
     where = dict.fromkeys(("data_dir", "image_column", "label_column"))
+    ways: list[dict[str, Any]] = [{"model": card.task}, {}]
+    first, second = ways if card.task.labelled else reversed(ways)
     try:
-        opened = run_data(Run.of(run).path, data, where, card, {"model": card.task})
+        opened = run_data(Run.of(run).path, data, where, card, first)
     except UserError:
         if data is None:
             raise
-        opened = run_data(Run.of(run).path, data, where, card, {})
+        opened = run_data(Run.of(run).path, data, where, card, second)
     return opened.read_as(card.preprocess.channels, card.preprocess.bits)
 
 
@@ -152,9 +155,12 @@ def split_name(data: Data, split: str | None = None) -> str:
 def run_data(
     home: Path, data: str | Path | None, where: Mapping[str, Any], card: Card, otherwise: Mapping[str, Any]
 ) -> Data:
-    """The data to evaluate a run on: its own, with the same splits, or other data, opened with `otherwise`."""
+    """The data to evaluate a run on: its own, with the same splits, or other data, opened with `otherwise`.
+
+    Data that a pre-trained model has read without its labels is other data, if it is given: it is wanted with them.
+    """
     run = Run(home)
-    if data is not None and not run.is_own(data):
+    if data is not None and not (run.is_own(data) and card.task.labelled):
         return open_data(data, **where, **otherwise)
     return run.data(card, **where)
 

@@ -118,6 +118,8 @@ def check_engine(wanted: str, device: str) -> None:
             raise UserError(f"The engine {wanted} needs {program.title}: pip install 'vitrail[{wanted}]'")
         if wanted != "openvino" and not has_onednn():
             raise UserError(f"The engine {wanted} needs oneDNN, which this PyTorch was built without. Use torch.")
+        if wanted == "bf16" and not computes_bf16():
+            raise UserError("The engine bf16 needs a CPU with AVX-512, which this one does not have. Use packed.")
 
 
 def is_installed(package: str) -> bool:
@@ -126,6 +128,11 @@ def is_installed(package: str) -> bool:
 
 def has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def computes_bf16() -> bool:
+    """Whether oneDNN computes in bf16 on this CPU, even if slowly."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _packed(module: nn.Module, images: Tensor) -> Compute:  # noqa: ARG001

@@ -27,7 +27,7 @@ from vitrail.tasks import Task
 
 _PATIENCE = 10.0  # seconds of a job before a speed test, which takes about as long
 _GAIN = 1.03  # below this, PyTorch stays
-_SECONDS = 0.25  # PyTorch's time for the images of the test, because a whole batch may take much longer
+_SECONDS = 1.0  # PyTorch's time for the images of the test, because a whole batch may take much longer
 _ROUNDS = 3  # at least; small models get more
 
 

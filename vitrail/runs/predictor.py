@@ -273,8 +273,7 @@ def source_card(source: str | Path, model: str | None = None) -> Card:
     card = open_card(source, model)
     if model is not None and not is_meant(card.model, model):
         raise UserError(f"The weights in {source} are a {card.model}, not a {model}.")
-    if not card.classes:
-        raise UserError(f"{source} has no classification head, so it cannot predict.")
+    card.need_head(source, ", so it cannot predict.")
     return card
 
 

@@ -10,6 +10,7 @@
 | `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
 | `features/<data>-<split>.npz`        | feature vectors                                                |
 | `explain/`, `report.html`            | figures of `explain`, the page of `report`                     |
+| `reconstruction.png`, `decoder.safetensors` | of a self-supervised run: its predictions, its decoder  |
 | `folds.json`, `folds.csv`, `fold1/`, …  | of a cross-validation: its scores, and one run per fold     |
 
 Only this module knows these file names.
@@ -23,13 +24,14 @@ import shutil
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
 from vitrail.data import Data, full_name, open_data
 from vitrail.errors import UserError
 from vitrail.runs.onnx import is_onnx
-from vitrail.weights.card import WEIGHTS_FILE, Card, read_card
+from vitrail.tasks import METHODS
+from vitrail.weights.card import DECODER_FILE, WEIGHTS_FILE, Card, read_card
 
 if TYPE_CHECKING:
     from vitrail.models import Model
@@ -54,7 +56,9 @@ class Run:
         """The run in a folder; raises UserError if the folder holds none."""
         run = cls(path)
         if not run.exists:
-            raise UserError(f"{path} is not a run: it has no {CONFIG_FILE}. Use a folder made by `vitrail train`.")
+            raise UserError(
+                f"{path} is not a run: it has no {CONFIG_FILE}. Use a folder made by `vitrail train` or `pretrain`."
+            )
         return run
 
     @classmethod
@@ -85,7 +89,7 @@ class Run:
         except FileExistsError:
             raise UserError(
                 f"The run {run.path} exists. Choose another --name, continue it with "
-                f"`vitrail train --resume {run.path}`, or replace it with --overwrite."
+                f"`{run.resume_command}`, or replace it with --overwrite."
             ) from None
         except OSError as error:
             raise UserError(
@@ -125,6 +129,16 @@ class Run:
     @property
     def curves_file(self) -> Path:
         return self.path / "curves.png"
+
+    @property
+    def reconstruction_file(self) -> Path:
+        """Pictures of masked images and what the model predicts for them, of a self-supervised run."""
+        return self.path / "reconstruction.png"
+
+    @property
+    def decoder_file(self) -> Path:
+        """The modules that learnt with the model of a self-supervised run: its decoder or projection head."""
+        return self.path / DECODER_FILE
 
     @property
     def events_folder(self) -> Path:
@@ -180,10 +194,10 @@ class Run:
         return read_card(self.weights_file.with_suffix(".json"))
 
     def model(self, device: str = "cpu") -> Model:
-        """The run's model, in evaluation mode."""
+        """The run's model, in evaluation mode; without a head if it was pre-trained."""
         from vitrail.weights import open_run
 
-        return open_run(self.path, device)[0]
+        return open_run(self.path, device, headless=True)[0]
 
     def data(self, card: Card | None = None, **columns: Any) -> Data:
         """The data that the run was trained on, with the same splits; raises UserError if it has changed since.
@@ -217,6 +231,16 @@ class Run:
             return []
         with self.metrics_file.open(newline="", encoding="utf-8") as stream:
             return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(stream)]
+
+    @property
+    def verb(self) -> Literal["train", "pretrain"]:
+        """The verb that made the run."""
+        return "pretrain" if self.config.source.task in METHODS else "train"
+
+    @property
+    def resume_command(self) -> str:
+        """The command that continues the run; `vitrail train` if the folder is not a run."""
+        return f"vitrail {self.verb if self.exists else 'train'} --resume {self.path}"
 
     @property
     def finished(self) -> bool:
