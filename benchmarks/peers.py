@@ -19,7 +19,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -271,7 +270,8 @@ def _versions() -> dict[str, str]:
 
 def _free_memory() -> float:
     """MiB that new processes can use (Linux)."""
-    return int(re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[1]) / 1024  # type: ignore[index]
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].removesuffix("kB")) / 1024
 
 
 def _say(line: str) -> None:

@@ -164,7 +164,10 @@ def measure_speed(data: str, settings: dict[str, str]) -> dict[str, float]:
 
 def measure(who: str, data: str, budget: str, epochs: float, seed: int, lr: float, settings: dict[str, str]) -> Record:
     """Trains one contestant for a number of epochs."""
+    from vitrail.device import hardware
+
     record: Record = {"who": who, "data": Path(data).name, "budget": budget, "seed": seed, "epochs": round(epochs, 2)}
+    record["cpu"] = hardware("cpu")
     if who == "vitrail":
         length = {"epochs": f"{epochs:.2f}", "seed": str(seed)}
         curve = [(done, top1) for done, _, top1 in train_vitrail(data, settings | length)]
@@ -184,20 +187,21 @@ def draw() -> None:
     from vitrail.charts.style import BLUE, GREY, ORANGE, STYLE, save
 
     results = json.loads(RESULTS.read_text())
-    groups: dict[tuple[str, str, str, float], list[Record]] = {}
+    groups: dict[tuple[str, str, str, float, str], list[Record]] = {}
     for record in results["runs"]:
-        groups.setdefault((record["data"], record["who"], record["budget"], record.get("lr", 0.0)), []).append(record)
-    print("| data | | time | epochs | seeds | top-1 | from | to |\n|---|---|---|---|---|---|---|---|")
+        group = record["data"], record["who"], record["budget"], record.get("lr", 0.0), record["cpu"]
+        groups.setdefault(group, []).append(record)
+    print("| data | | CPU | time | epochs | seeds | top-1 | from | to |\n|---|---|---|---|---|---|---|---|---|")
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 4.4), layout="constrained")
         axes = figure.subplots()
         labelled = set()
-        for (data, who, budget, lr), records in sorted(groups.items(), key=lambda group: _minutes(group[0][2])):
+        for (data, who, budget, lr, cpu), records in sorted(groups.items(), key=lambda group: _minutes(group[0][2])):
             ends = np.array([100 * record["curve"][-1][1] for record in records])
             name = f"{who}, learning rate {lr:g}" if lr else who
             print(
-                f"| {data} | {name} | {budget} | {records[0]['epochs']:.1f} | {len(ends)} | {ends.mean():.2f} % "
-                f"| {ends.min():.2f} | {ends.max():.2f} |"
+                f"| {data} | {name} | {cpu} | {budget} | {records[0]['epochs']:.1f} | {len(ends)} "
+                f"| {ends.mean():.2f} % | {ends.min():.2f} | {ends.max():.2f} |"
             )
             if data != FASHION:
                 continue

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from contestants import LIMIT, MODELS, PEERS, VITRAIL, Shape, Variant, block_products
+from contestants import LIMIT, MODELS, PEERS, VITRAIL, Precision, Shape, Variant, block_products
 
 from vitrail.files import write_text
 
@@ -81,9 +81,9 @@ class Result:
         """Floating-point operations per second: 2 per MAC, and a training step is three forward passes."""
         return (6 if self.what == "training" else 2) * self.macs * self.rate(name)
 
-    def limit(self, how: str, precision: str) -> float:
+    def limit(self, how: str, precision: Precision) -> float:
         """Operations per second of a block's matrix products."""
-        name = Variant(LIMIT, precision, how).name  # type: ignore[arg-type]
+        name = Variant(LIMIT, precision, how).name
         products = sum(inside * outside for inside, outside in block_products(self.shape))
         return 2 * self.batch * self.shape.tokens * products / median(self.seconds[name])
 

@@ -1,0 +1,264 @@
+"""Self-supervised pre-training on few labels: every method against training from scratch, on Fashion-MNIST.
+
+    python benchmarks/pretrain.py ratio                       # on an otherwise idle machine
+    python benchmarks/pretrain.py speed                       # likewise
+    python benchmarks/pretrain.py mae dino --seeds 0 1 2      # pre-train, then fine-tune and probe
+    python benchmarks/pretrain.py scratch small --seeds 0 1 2
+    python benchmarks/pretrain.py draw
+
+`ratio` times training steps of MAE and of supervised training, with the same ViT-Ti/16, in turn. `speed` trains for a
+minute with each method and with labels, three times in turn. A budget of minutes is then the number of images that a
+run sees in that time at its median speed, so accuracy does not depend on the load of the machine.
+
+Every method pre-trains for 10 minutes on the 60,000 training images without labels, and is then fine-tuned for 2
+minutes on 1 %, 10 % and 100 % of the labels, a stratified sample by seed. `scratch` is `vitrail train` with the same
+labels for 12 minutes, `small` for 2. Accuracies are of 9,000 test images: fine-tuned, and by k-NN and a linear probe on
+frozen features, fitted to the same labels. The other 1,000 test images are each run's validation images.
+
+`--data PHOTOS --img-size 128 --labels 50` does the same on a folder of photographs, with 50 labels in all.
+Results are added to `benchmarks/results/pretrain.json`; finished parts are not repeated. `draw` makes the figure and
+the table of docs/pretrain.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the vitrail command, before torch is imported
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "pretrain.json"
+FIGURE = HERE.parent / "docs" / "images" / "pretrain.png"
+METHODS = ("masked", "mae", "simmim", "dino", "lejepa")
+BASELINES = {"scratch": 12.0, "small": 2.0}  # minutes
+PRETRAINING, TUNING = 10.0, 2.0
+FASHION = "fashion-mnist"
+
+Record = dict[str, Any]
+
+
+def labelled(data: str, share: float | int, seed: int, folder: Path) -> Path:
+    """A data set with a stratified sample of the labelled training images.
+
+    A tenth of the validation images is "val", for the curves and the choice of the epoch; the others are "test".
+    """
+    import numpy as np
+
+    from vitrail.data import open_data
+    from vitrail.data.dataset import ArraySplit, FileSplit
+    from vitrail.data.sources import stratify
+
+    opened = open_data(data)
+    train, val = opened.splits["train"], opened.splits["val"]
+    count = round(share * len(train)) if isinstance(share, float) else share
+    chosen = np.arange(len(train))
+    if count < len(train):
+        chosen = stratify(train.targets, count / len(train), seed)[1]
+    test, few = stratify(val.targets, 0.1, 0)
+    if isinstance(train, ArraySplit) and isinstance(val, ArraySplit):
+        file = folder / f"{opened.name}.npz"
+        parts = {"train": (train, chosen), "val": (val, few), "test": (val, test)}
+        arrays = {f"x_{name}": split.pixels[rows] for name, (split, rows) in parts.items()}
+        np.savez(file, **arrays, **{f"y_{name}": split.targets[rows] for name, (split, rows) in parts.items()})
+        return file
+    assert isinstance(train, FileSplit)
+    assert isinstance(val, FileSplit)
+    file = folder / f"{opened.name}.csv"
+    rows = [f"{train.paths[i]},{opened.classes[train.targets[i]]},train" for i in chosen]
+    for name, numbers in (("val", few), ("test", test)):
+        rows += [f"{val.paths[i]},{opened.classes[val.targets[i]]},{name}" for i in numbers]
+    file.write_text("\n".join(["image,label,split", *rows]) + "\n")
+    return file
+
+
+def measure_speed(data: str, settings: dict[str, Any]) -> dict[str, float]:
+    """Training images per minute of each method, and with labels: the median of three turns of a minute."""
+    import vitrail
+    from vitrail.runs.run import Run
+
+    turns: dict[str, list[float]] = {name: [] for name in (*METHODS, "train")}
+    for _ in range(3):
+        for name in turns:
+            with tempfile.TemporaryDirectory() as out:
+                how = settings | {"time_budget": "1m", "out": out}
+                run = vitrail.train(data, **how) if name == "train" else vitrail.pretrain(data, method=name, **how)
+                row, optim = Run(run).history[-1], Run(run).config.optim
+                turns[name].append(60 * row["step"] * optim.batch_size * optim.grad_accum_steps / row["seconds"])
+    return {name: round(statistics.median(rates)) for name, rates in turns.items()}
+
+
+def ratio(rounds: int = 7) -> Record:
+    """Images per second of MAE's training steps and of supervised ones, for the same ViT-Ti/16, taking turns."""
+    import numpy as np
+    import torch
+
+    from vitrail.config import override
+    from vitrail.data import ArraySplit, Data
+    from vitrail.device import keep_freed_memory
+    from vitrail.tasks import Multiclass, task_type
+    from vitrail.tasks.objective import Batch
+    from vitrail.train.optim import build_optimizers
+    from vitrail.train.prepare import prepare
+    from vitrail.train.resolve import resolve
+
+    keep_freed_memory()
+    pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (1000, 224, 224, 3))
+    images, labels = torch.randn(32, 3, 224, 224), torch.eye(1000)[torch.arange(32)]
+    steps: dict[str, Callable[[], None]] = {}
+    for name in ("train", "mae"):
+        task = Multiclass(tuple(map(str, range(1000)))) if name == "train" else task_type(name)()
+        targets = np.zeros(1000, np.int64) if name == "train" else np.zeros((1000, 0), np.float32)
+        split = ArraySplit(pixels, targets, "made-up")
+        data = Data("made-up", task, {"train": split, "val": split}, (224, 224), 3, ())
+        given = {"model": "vit_ti16", "img_size": 224, "device": "cpu", "opt": "adamw"}
+        config = override(resolve("made-up", data, given), {"amp": "off"})
+        model, _ = prepare(config, data)
+        objective = task.objective(model.train(), config, targets)
+        optimizers = build_optimizers(model, config.optim, False, objective.added().values())
+
+        def step(objective: Any = objective, optimizers: Any = optimizers, wide: bool = name == "train") -> None:
+            batch = Batch(images, labels if wide else torch.zeros(32, 0), torch.arange(32))
+            objective(batch)["loss"].backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+        steps[name] = step
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 1):
+        for name, take in steps.items():
+            begun = time.perf_counter()
+            take()
+            if number:  # the first is slow
+                seconds[name].append(time.perf_counter() - begun)
+    ratios = [a / b for a, b in zip(seconds["train"], seconds["mae"], strict=True)]
+    return {
+        "images_per_second": {name: round(32 / statistics.median(times), 2) for name, times in seconds.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+    }
+
+
+def measure(who: str, data: str, share: float | int, seed: int, speed: dict[str, float], how: Record) -> Record:
+    """Accuracies of one contestant with a share of the labels; pre-trained models are kept in `how["out"]`."""
+    import vitrail
+
+    out = Path(how["out"])
+    settings = {name: value for name, value in how.items() if name != "out"}
+    with tempfile.TemporaryDirectory() as folder:
+        labels = labelled(data, share, seed, Path(folder))
+        images = len(vitrail.data.open_data(labels).splits["train"])
+        minutes = BASELINES.get(who, TUNING)
+        given: Record = settings | {"epochs": speed["train"] * minutes / images, "seed": seed, "out": folder}
+        record: Record = {"who": who, "data": Path(data).name, "share": share, "seed": seed, "images": images}
+        if who in METHODS:
+            run = out / f"{who}-{seed}"
+            if not (run / "model.safetensors").exists():
+                whole = len(vitrail.data.open_data(data, task=who, val_fraction=0.05).splits["train"])
+                epochs = speed[who] * PRETRAINING / whole
+                vitrail.pretrain(data, method=who, epochs=epochs, seed=seed, out=out, name=run.name, **settings)
+            given |= {"weights": run}
+            for method in ("knn", "linear"):
+                probe = vitrail.evaluate(run, labels, method=method, split="test", out=Path(folder) / method)
+                record[method] = probe.top1
+        tuned = vitrail.evaluate(vitrail.train(labels, **given), split="test").top1
+        return record | {"tuned": tuned, "epochs": round(given["epochs"], 2)}
+
+
+def draw() -> None:
+    """Saves the figure and prints the tables as Markdown."""
+    import matplotlib as mpl
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from vitrail.charts.style import BLUE, GREY, ORANGE, STYLE, save
+
+    runs = json.loads(RESULTS.read_text())["runs"]
+    data = list(dict.fromkeys(run["data"] for run in runs))
+    for name in data:
+        shares = sorted({run["share"] for run in runs if run["data"] == name})
+        titles = [f"{share:.0%}" if isinstance(share, float) else f"{share} labels" for share in shares]
+        print(f"\n{name}\n\n| | {' | '.join(f'{title}: fine-tuned | linear | k-NN' for title in titles)} | seeds |")
+        print(f"|---|{'---|' * (3 * len(shares) + 1)}")
+        for who in dict.fromkeys(run["who"] for run in runs if run["data"] == name):
+            cells, seeds = [], 0
+            for share in shares:
+                found = [run for run in runs if (run["data"], run["who"], run["share"]) == (name, who, share)]
+                seeds = max(seeds, len(found))
+                for kind in ("tuned", "linear", "knn"):
+                    values = [100 * run[kind] for run in found if kind in run]
+                    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+                    cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
+            print(f"| {who} | {' | '.join(cells)} | {seeds} |")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(8, 4.2), layout="constrained")
+        axes = figure.subplots()
+        shares = sorted({run["share"] for run in runs if run["data"] == FASHION})
+        names = list(dict.fromkeys(run["who"] for run in runs if run["data"] == FASHION))
+        for number, who in enumerate(names):
+            colour = GREY if who in BASELINES else ORANGE if who in ("dino", "lejepa") else BLUE
+            for place, share in enumerate(shares):
+                ends = [100 * r["tuned"] for r in runs if (r["data"], r["who"], r["share"]) == (FASHION, who, share)]
+                if ends:
+                    x = place + (number - (len(names) - 1) / 2) * 0.11
+                    axes.bar(x, np.mean(ends), 0.1, color=colour, alpha=0.55 + 0.45 * (number % 2))
+                    axes.plot([x] * len(ends), ends, "o", color="black", markersize=2)
+                    axes.text(x, 61, who, rotation=90, ha="center", va="bottom", fontsize=7, color="white")
+        axes.set_xticks(range(len(shares)), [f"{share:.0%} of the labels" for share in shares])
+        axes.set_ylim(60, 95)
+        axes.set_ylabel("test top-1 in %", color=GREY)
+        axes.set_title("Fashion-MNIST: 10 minutes without labels, then 2 minutes with some")
+        save(figure, FIGURE)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", choices=["ratio", "speed", *METHODS, *BASELINES, "draw"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--data", default=FASHION)
+    parser.add_argument("--img-size", type=int)
+    parser.add_argument("--labels", type=int, help="labelled images in all, instead of 1 %%, 10 %% and 100 %%")
+    parser.add_argument("--runs", default="runs/pretrain", help="where pre-trained models are kept")
+    args = parser.parse_args()
+    known: Record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"ratio": {}, "speed": {}, "runs": []}
+    settings: Record = {"img_size": args.img_size} if args.img_size else {}
+    name = Path(args.data).name
+    if args.what == ["draw"]:
+        draw()
+        return
+    if args.what in (["ratio"], ["speed"]):
+        if args.what == ["ratio"]:
+            known["ratio"] = ratio()
+            print(known["ratio"])
+        else:
+            known["speed"][name] = measure_speed(args.data, settings)
+        write(known)
+        return
+    shares: list[float | int] = [args.labels] if args.labels else [0.01, 0.1, 1.0]
+    for seed in args.seeds:
+        for who in args.what:
+            for share in shares:
+                done = [(run["who"], run["data"], run["share"], run["seed"]) for run in known["runs"]]
+                if (who, name, share, seed) not in done:
+                    how = settings | {"out": args.runs}
+                    record = measure(who, args.data, share, seed, known["speed"][name], how)
+                    print(record, flush=True)
+                    known = json.loads(RESULTS.read_text())  # others may have written meanwhile
+                    known["runs"].append(record)
+                    write(known)
+
+
+def write(results: Record) -> None:
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
