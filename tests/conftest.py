@@ -49,6 +49,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run pre-trained on digits by MAE, without their labels, and probed with them. Read-only."""
+    import vitrail
+
+    settings = TINY | {"epochs": 2, "method": "mae", "probe": "digits"}
+    return vitrail.pretrain("digits", out=tmp_path_factory.mktemp("runs"), name="pretrained", **settings)
+
+
+@pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 240 digits as PNG files, `<class>/<number>.png`, at least twelve per class. Read-only."""
     from PIL import Image

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from vitrail.device import choose_precision, has_bf16
 
@@ -20,10 +19,3 @@ def test_bf16_needs_to_be_faster(monkeypatch):
     for speedup, wanted in [(0.9, "off"), (1.8, "bf16")]:
         monkeypatch.setattr("vitrail.device._bf16_speedup", lambda speedup=speedup: speedup)
         assert choose_precision("cpu") == wanted
-
-
-def test_speedup_of_bf16_is_measured():
-    from vitrail.device import _bf16_speedup
-
-    assert 0 < _bf16_speedup() < 100
-    assert torch.get_default_dtype() == torch.float32
