@@ -32,10 +32,10 @@ def test_two_heads_read_two_tokens_and_are_averaged():
     x = images(SMALL)
     tokens = model.encode(model.tokens(x))
     logits, distilled = model.heads(x)
-    assert torch.equal(logits, model.head(tokens[:, 0]))
-    assert torch.equal(distilled, model.head_dist(tokens[:, 1]))
+    assert distance(logits, model.head(tokens[:, 0])) < 1e-6
+    assert distance(distilled, model.head_dist(tokens[:, 1])) < 1e-6
     assert torch.equal(model(x), (logits + distilled) / 2)
-    assert torch.equal(model.embed(x), (tokens[:, 0] + tokens[:, 1]) / 2)
+    assert distance(model.embed(x), (tokens[:, 0] + tokens[:, 1]) / 2) < 1e-6
     one = randomise(models.build(replace(SMALL, pool="gap")))
     assert torch.equal(one.heads(x)[0], one(x))
     assert len(one.heads(x)) == 1
