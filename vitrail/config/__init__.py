@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitrail.config import habits
 from vitrail.config.options import (
     Option,
     coerce,
@@ -61,6 +62,7 @@ __all__ = [
     "coerce_names",
     "flat",
     "from_plain",
+    "habits",
     "load_yaml",
     "options",
     "override",

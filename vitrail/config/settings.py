@@ -32,9 +32,12 @@ class Duration(float):
 Verb = Literal["", "train", "pretrain"]
 
 
-def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "") -> Any:
-    """A field with its help text, an alias of its flag, and the only verb that has it, if there is one."""
-    return field(default=default, metadata={"help": help, "alias": alias, "only": only})
+def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "", bare: bool = False) -> Any:
+    """A field with its help text, an alias of its flag, and the only verb that has it, if there is one.
+
+    The flag of a `bare` option may be given without a value, which means its default.
+    """
+    return field(default=default, metadata={"help": help, "alias": alias, "only": only, "bare": bare})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +208,9 @@ class RunConfig:
     out: str = option("parent folder of runs", "runs", alias="--output")
     seed: int = option("random seed", 0)
     device: str = option("cpu, cuda, cuda:1 or mps (default: the fastest available)")
-    amp: Literal["off", "bf16", "fp16"] = option("automatic mixed precision (default: the best for the device)")
+    amp: Literal["off", "bf16", "fp16"] = option(
+        "automatic mixed precision (default: the best for the device)", bare=True
+    )
     compile: bool = option("compile the model with torch.compile", False)
     grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
     save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)

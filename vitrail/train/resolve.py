@@ -28,7 +28,7 @@ from vitrail.config import (
 from vitrail.data import Data
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
-from vitrail.device import choose_device
+from vitrail.device import choose_device, device_name
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
 from vitrail.tasks import task_type
@@ -43,7 +43,7 @@ LORA_SCALE = 2.0  # alpha / rank
 
 def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
     """The user's settings for a verb, converted to the types of the configuration; paths become absolute."""
-    settings = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    settings = {name: coerce(TrainConfig, name, value) for name, value in _spoken(asked).items()}
     for name in settings if verb else ():
         if (only := options()[name].only) not in ("", verb):
             raise UserError(f"'{name}' is an option of `vitrail {only}`, not of `vitrail {verb}`.")
@@ -53,6 +53,18 @@ def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
         if settings.get(name) is not None:
             settings[name] = absolute(settings[name])
     return settings
+
+
+def _spoken(asked: Mapping[str, object]) -> dict[str, object]:
+    """Settings as people say them: amp=True is the default, amp=False (`off` in YAML) none, and device 0 is cuda:0."""
+    said = dict(asked)
+    if isinstance(amp := said.get("amp"), bool):
+        said |= {"amp": "off"}
+        if amp:
+            del said["amp"]
+    if said.get("device") is not None:
+        said["device"] = device_name(str(said["device"]))
+    return said
 
 
 def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
