@@ -45,9 +45,9 @@ class Argument:
     many: bool = False  # takes one or more values
     required: bool = False
     positional: bool = False
-    bare: bool = False  # may be given without a value, which means its default
     alias: str = ""
     group: str = ""  # section of the help
+    bare: bool = False  # may be given without a value, which means its default
 
     @property
     def flag(self) -> str:
@@ -226,7 +226,7 @@ def parse(verb: str, words: Sequence[str]) -> dict[str, Any]:
     flags = {name: argument for argument in known for name in argument.names}
     words = [_with_dashes(word) for word in words]
     _check_flags(verb, words, flags, [argument.name.upper() for argument in known if argument.positional])
-    words = [word for word, value in zip(words, [*words[1:], ""], strict=True) if not _is_bare(flags.get(word), value)]
+    words = [word for word, value in zip(words, [*words[1:], ""], strict=False) if not _is_bare(flags.get(word), value)]
     parser = _Parser(usage=_usage(verb, known), add_help=False, allow_abbrev=False, exit_on_error=False)
     for argument in known:
         _add(parser, argument)

@@ -183,6 +183,21 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopConfig:
+    """Which epoch is kept, and when training stops."""
+
+    best: Literal["top1", "f1", "balanced", "map", "r2", "loss"] | None = option(
+        "score by which an epoch is kept; f1 = macro F1, balanced = balanced accuracy (default: top1, map or r2)",
+        None,
+        only="train",
+    )
+    patience: int = option("stop after this many epochs without a better score (0 = off)", 0, only="train")
+    restarts: Floats | None = option(
+        "epochs after which the learning rate warms up and decays anew; --resume RUN --epochs N adds one", None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """Augmentation of training images; recipes may set other defaults."""
 
@@ -213,6 +228,7 @@ class RunConfig:
     )
     compile: bool = option("compile the model with torch.compile", False)
     grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
+    log: Names | None = option("also log to wandb or mlflow; metrics.csv and TensorBoard are always written", None)
     save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)
     probe: str | None = option("labelled data set to measure k-NN accuracy on while training", None, only="pretrain")
 
@@ -232,5 +248,6 @@ class TrainConfig:
     distillation: DistillConfig = field(default_factory=DistillConfig)
     pretraining: PretrainConfig = field(default_factory=PretrainConfig)
     optim: OptimConfig
+    stop: StopConfig = field(default_factory=StopConfig)
     augment: AugmentConfig
     run: RunConfig

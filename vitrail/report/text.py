@@ -140,7 +140,7 @@ def training(facts: RunFacts) -> list[tuple[str, str]]:
         epochs = f"{len(rows)} of {optim.epochs:g}" if facts.stopped else f"{len(rows)}"
         found = [
             ("epochs", epochs),
-            *([("kept", kept_epoch(facts.card, rows))] if facts.card and facts.kept else []),
+            *([("kept", kept_epoch(facts.card, rows, facts.config.stop.best))] if facts.card and facts.kept else []),
             ("steps", f"{rows[-1]['step']:,.0f} of {optim.batch_size * optim.grad_accum_steps} images"),
             ("time", str(Duration(seconds))),
             ("throughput", f"{images / max(seconds, 1e-9):,.0f} images per second, including validation"),

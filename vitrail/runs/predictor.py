@@ -197,13 +197,14 @@ class Predictor:
         images: Picture | Iterable[Picture],
         top: int | None = None,
         *,
+        threshold: float | None = None,
         batch_size: int = 32,
         workers: int = 2,
     ) -> Iterator[Prediction]:
         """Yields the answers for images, in order; `images` is consumed lazily.
 
-        Each has at most `top` labels: by default 5 classes, or all labels above their thresholds. An unreadable image
-        gives a Prediction with an error.
+        Each has at most `top` labels: by default 5 classes, or all labels above their thresholds; with `threshold`
+        only those of at least this probability. An unreadable image gives a Prediction with an error.
         """
         one = isinstance(images, str | Path | bytes | Image.Image) or (
             isinstance(images, np.ndarray) and images.ndim < 4
@@ -219,7 +220,7 @@ class Predictor:
                 if isinstance(outputs, UnreadableImage):
                     yield Prediction(file, self.card.task.answer(), str(outputs))
                 else:
-                    yield Prediction(file, answer(self.card.task, outputs, top))
+                    yield Prediction(file, answer(self.card.task, outputs, top, threshold))
 
     def run(
         self,
@@ -282,9 +283,10 @@ def _no_name(source: str | Path, model: str | None) -> None:
         raise UserError(f"{source} is an ONNX file, so 'model' does not apply. Leave it out.")
 
 
-def answer(task: Task, outputs: Array, top: int | None = None) -> Answer:
-    """The answer for one image, from the model's outputs (M,)."""
-    return task.answers(task.means(outputs[None]), top)[0]
+def answer(task: Task, outputs: Array, top: int | None = None, threshold: float | None = None) -> Answer:
+    """The answer for one image, from the model's outputs (M,), without labels below a `threshold`."""
+    meant = task.means(outputs[None])
+    return task.answers(meant, top)[0] if threshold is None else task.answers_above(meant, threshold, top)[0]
 
 
 def read_ahead(

@@ -7,6 +7,7 @@
 | `metrics.csv`                        | one row per epoch                                              |
 | `last/state.pt`                      | the checkpoint from which training resumes                     |
 | `train.log`, `curves.png`, `tensorboard/` | the log, the curves, the events                            |
+| `trackers.json`                      | with --log: the names of the run in wandb and mlflow           |
 | `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
 | `features/<data>-<split>.npz`        | feature vectors                                                |
 | `explain/`, `report.html`            | figures of `explain`, the page of `report`                     |
@@ -145,6 +146,11 @@ class Run:
         return self.path / "tensorboard"
 
     @property
+    def trackers_file(self) -> Path:
+        """The names of the run in wandb and mlflow."""
+        return self.path / "trackers.json"
+
+    @property
     def explain_folder(self) -> Path:
         return self.path / "explain"
 
@@ -244,7 +250,23 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training is complete."""
+        """Whether training is complete, or was stopped early by --patience."""
+        return self.used_up or self._stalled
+
+    @property
+    def _stalled(self) -> bool:
+        """Whether the score has not improved for --patience epochs."""
+        stop, rows = self.config.stop, self.history
+        if not stop.patience or not rows or not self.has_model:
+            return False
+        measure = self.card.task.chosen(stop.best)
+        scores = [row[f"val_{measure.name}"] for row in rows]
+        leader = scores.index(measure.best(scores)) + 1
+        return len(rows) - max([leader, *(stop.restarts or ())]) >= stop.patience
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the run has taken all its steps, or all its time."""
         optim, rows = self.config.optim, self.history
         if not rows:
             return False
@@ -289,3 +311,12 @@ class Run:
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by flat name, that determine which images are in which split."""
     return {name: settings[name] for name in _SPLIT if settings.get(name) is not None}
+
+
+def free_name(folder: Path, name: str) -> str:
+    """A name for a run in a folder, with a number appended if it is taken."""
+    free, number = name, 1
+    while (folder / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free

@@ -16,7 +16,6 @@ from vitrail.config import (
     ArchConfig,
     DistillConfig,
     PretrainConfig,
-    RunConfig,
     Size,
     TrainConfig,
     TransferConfig,
@@ -31,7 +30,9 @@ from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device, device_name
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
+from vitrail.runs.run import free_name
 from vitrail.tasks import task_type
+from vitrail.train.loggers import check_loggers
 from vitrail.train.pace import images_per_second
 from vitrail.train.prepare import preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
@@ -112,8 +113,12 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
     config = data.task.check_settings(config, given, source)
+    best = config.stop.best
+    if best is not None and best not in data.task.choices:
+        choices = ", ".join(data.task.choices)
+        raise UserError(f"--best {best} does not apply to {data.task.title} data. Choose one of {choices}.")
     if "name" not in given:
-        config = override(config, {"name": free_name(config.run)})
+        config = override(config, {"name": free_name(Path(config.run.out), config.run.name)})
     return check(config)
 
 
@@ -166,15 +171,6 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     else:
         numbers = {"mean": 0.5, "std": 0.5}
     return {"normalize": choice} | numbers | {name: given[name] for name in ("mean", "std") if name in given}
-
-
-def free_name(run: RunConfig) -> str:
-    """The name of the run, with a number appended if it is taken."""
-    name, number = run.name, 1
-    while (Path(run.out) / name).exists():
-        number += 1
-        name = f"{run.name}-{number}"
-    return name
 
 
 def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple[str, ModelConfig]:
@@ -239,6 +235,7 @@ def _fit(size: Size, patch: int) -> Size:
 def check(config: TrainConfig) -> TrainConfig:
     """Raises UserError for invalid values and combinations."""
     o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
+    restarts = config.stop.restarts or ()
     rules = [
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
@@ -256,6 +253,13 @@ def check(config: TrainConfig) -> TrainConfig:
             o.warmup_epochs,
             0 <= o.warmup_epochs <= o.epochs,
             "between 0 and the number of epochs",
+        ),
+        ("patience", config.stop.patience, config.stop.patience >= 0, "at least 0"),
+        (
+            "restarts",
+            list(restarts),
+            list(restarts) == sorted({*restarts}) and all(0 < epoch < o.epochs for epoch in restarts),
+            "epochs in ascending order, within the run",
         ),
         ("model_ema", o.model_ema, 0 <= o.model_ema < 1, "at least 0 and below 1"),
         ("layer_decay", o.layer_decay, 0 < o.layer_decay <= 1, "above 0 and at most 1"),
@@ -302,5 +306,6 @@ def check(config: TrainConfig) -> TrainConfig:
             "--class-weights and --balanced-sampling each balance the classes; together they would overweight the rare "
             "ones. Choose one."
         )
+    check_loggers(config.run.log or ())
     preprocessing(config)  # validates its own values
     return config

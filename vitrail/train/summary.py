@@ -46,12 +46,12 @@ def uneven(config: TrainConfig, data: Data) -> str | None:
     return None if found is None else f"{found}: try {data.task.remedy}."
 
 
-def kept_epoch(card: Card, rows: Sequence[Row]) -> str:
+def kept_epoch(card: Card, rows: Sequence[Row], best_by: str | None = None) -> str:
     """Which epoch's model a run kept, and why: "epoch 30 of 30: top-1 97.8%, within one standard error of …".
 
     No score without labels tells which epoch is the best, so self-supervision keeps the last.
     """
-    main, kept = card.task.measures[0], int(card.metrics["epoch"])
+    main, kept = card.task.chosen(best_by), int(card.metrics["epoch"])
     if not card.task.labelled:
         return f"epoch {kept}, the last"
     scores = {int(row["epoch"]): row[f"val_{main.name}"] for row in rows}
