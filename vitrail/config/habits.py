@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 
-from vitrail.config.synonyms import FLAGS, MODEL_OPTIONS, MODELS, NAMES, VERBS, Rows
+from vitrail.config.synonyms import FLAGS, MODEL_OPTIONS, MODELS, NAMES, TIMM_TAGS, VERBS, Rows
 
 _LIKE = {"pretrain": "train", "recipes": "train", "embed": "predict", "explain": "predict"}  # verbs with similar flags
 
@@ -111,6 +111,11 @@ def model(name: str) -> str | None:
     """The sentence for a model of another tool that vitrail does not have."""
     plain = name.rpartition("/")[2].lower().replace("-", "_")
     return next((says for _, start, says in MODELS if plain.startswith(start)), None)
+
+
+def timm_tag(name: str) -> str | None:
+    """The tag of timm's own choice of weights for a model, or None if it has none or is not known."""
+    return next((tag for pattern, tag in TIMM_TAGS if re.fullmatch(pattern, name)), None)
 
 
 def _find(rows: Rows, name: str) -> str | None:

@@ -48,6 +48,7 @@ class SourceConfig:
     folds: int = option("number of cross-validation folds (0 = off)", 0, only="train")
     fold: int = option("train only this fold, from 1 (0 = all folds in turn)", 0, only="train")
     data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
+    image_dir: str | None = option("folder of a table's images (default: that of the table)", None)
     image_column: str | None = option("column of a table or hf: data set with the images (default: detected)", None)
     label_column: Names | None = option(
         "column with the labels, or several: x,y (default: detected)", None, only="train"
@@ -56,6 +57,7 @@ class SourceConfig:
     streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
     class_weights: bool = option("weight each class in the loss by its inverse frequency", False, only="train")
     balanced_sampling: bool = option("sample all classes equally often", False, only="train")
+    max_pixels: int | None = option("pixels of the largest image to read (default: 178956970)", None)
     workers: int = option("threads that read images", 2, alias="-j")
     cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
 

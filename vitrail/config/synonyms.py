@@ -17,6 +17,24 @@ TOOLS = {
 # The weights to offer for photographs: ImageNet-21k's, the smallest of the ViTs.
 PRETRAINED = "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
+# The tag of timm's weights for a name without one: the first pattern that matches the whole name.
+TIMM_TAGS = (
+    (r"deit3?_.*", "fb_in1k"),
+    (r"mixer_[bl]16_224", "goog_in21k_ft_in1k"),
+    (r"pvt_v2_b\d(_li)?", "in1k"),
+    (r"resnetv2_50x1_bit", "goog_distilled_in1k"),
+    (r"resnetv2_152x2_bit", "goog_teacher_in21k_ft_in1k"),
+    (r"resnetv2_\d+x\d_bit", "goog_in21k_ft_in1k"),
+    (r"swin_tiny_patch4_window7_224", "ms_in1k"),
+    (r"swin_\w+_patch4_window\d+_\d+", "ms_in22k_ft_in1k"),
+    (r"vit_\w+_dinov2", "lvd142m"),
+    (r"vit_base_patch(8|16)_224", "augreg2_in21k_ft_in1k"),
+    (r"vit_small_patch8_224", "dino"),
+    (r"vit_(base_r50_s16|huge_patch14|large_patch32)_224", "orig_in21k"),
+    (r"vit_(base_r50_s16|large_patch32)_384", "orig_in21k_ft_in1k"),
+    (r"vit_(tiny|small|base|large)_(patch|r)\w+_(224|384)", "augreg_in21k_ft_in1k"),
+)
+
 Rows = tuple[tuple[str, str, str], ...]
 
 _START = f"Name the weights to start from: `--weights {PRETRAINED}`."

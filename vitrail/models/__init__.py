@@ -76,6 +76,12 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     return short, replace(config, **changes)
 
 
+def named_size(name: str) -> Size | None:
+    """The image size that a name states: (384, 384) for vit_base_patch16_384."""
+    size: Size | None = (aliases.find(name) or ("", {}))[1].get("img_size")
+    return size
+
+
 def is_meant(name: str, asked: str) -> bool:
     """Whether `asked`, in any spelling, is the model with this short name or its family."""
     if asked == "deit":

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.config import Size
 from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_image
 from vitrail.data.pixels import fit
 from vitrail.errors import UserError
@@ -142,10 +143,12 @@ class Predictor:
         device: str | None = None,
         model: str | None = None,
         engine: EngineName = "auto",
+        img_size: Size | None = None,
     ):
         """`model` names the architecture if the weights do not determine it. By default, the fastest device is used.
 
         `engine` is the program that computes the outputs: by default PyTorch, and the fastest one for long jobs.
+        `img_size` is another image size than the model's, for which position embeddings are resampled.
         """
         path = source.path if isinstance(source, Run) else source
         self._model: TorchModel | OnnxModel
@@ -153,6 +156,8 @@ class Predictor:
             _no_name(path, model)
             if engine != "auto":
                 raise UserError(f"{path} is an ONNX file, which only ONNX Runtime computes. Remove --engine.")
+            if img_size is not None:
+                raise UserError(f"{path} is an ONNX file, whose image size is fixed. Remove --img-size.")
             self._model = OnnxModel(path, device or "cpu")
             return
         from vitrail.device import choose_device
@@ -162,7 +167,7 @@ class Predictor:
         device = choose_device(device)
         check_engine(engine, device)  # before the weights are read
         expected = source_card(path, model).config if model is not None else None
-        opened, card = open_run(path, device, model=expected)
+        opened, card = open_run(path, device, model=expected, img_size=img_size)
         opened.requires_grad_(False)
         self._model = TorchModel(opened, card, device, engine)
 

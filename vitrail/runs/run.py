@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
-from vitrail.data import Data, full_name, open_data
+from vitrail.data import Data, full_name, is_there, open_data
 from vitrail.errors import UserError
+from vitrail.progress import without_info
 from vitrail.runs.onnx import is_onnx
 from vitrail.tasks import METHODS
 from vitrail.weights.card import DECODER_FILE, WEIGHTS_FILE, Card, read_card
@@ -40,7 +41,10 @@ if TYPE_CHECKING:
 Row = dict[str, float]
 
 # Settings that determine which images are in which split.
-_SPLIT = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task", "streaming")
+_SPLIT = (
+    *("val_fraction", "folds", "fold", "seed", "task", "streaming"),
+    *("data_dir", "image_dir", "image_column", "label_column", "max_pixels"),
+)
 
 
 class Run:
@@ -208,15 +212,26 @@ class Run:
     def data(self, card: Card | None = None, **columns: Any) -> Data:
         """The data that the run was trained on, with the same splits; raises UserError if it has changed since.
 
-        The data must have the classes of `card`. `columns` override the run's `data_dir`, `image_column` and
-        `label_column`.
+        The data must have the classes of `card`. `columns` override the run's `data_dir`, `image_dir`, `image_column`
+        and `label_column`.
         """
         if not self.exists:
             raise UserError(f"{self.path} has no {CONFIG_FILE}, so its training data is unknown. Give the data set.")
         settings = split_settings(flat(self.config)) | {name: value for name, value in columns.items() if value}
+        if card is not None:
+            settings |= {"task": card.task.name}
+        with without_info():  # which columns were chosen, and why: the run has logged it
+            try:
+                data = open_data(self.config.data, **settings)
+            except UserError as error:
+                if is_there(self.config.data):
+                    raise
+                raise UserError(
+                    f"The data of this run, {self.config.data}, is no longer there. If it has moved, give its new "
+                    f"place: vitrail evaluate {self.path} DATA"
+                ) from error
         if card is None:
-            return open_data(self.config.data, **settings)
-        data = open_data(self.config.data, **settings | {"task": card.task.name})
+            return data
         if data.classes != card.classes:
             changed = sorted(set(data.classes) ^ set(card.classes))
             raise UserError(

@@ -19,14 +19,13 @@ from vitrail.charts.draw import save_charts
 from vitrail.config import Duration
 from vitrail.errors import UserError
 from vitrail.files import write_text
-from vitrail.progress import log
+from vitrail.progress import LINE_EVERY, log
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
 from vitrail.train.loggers import Trackers
 from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
 
-_LINE_EVERY = 30.0  # seconds between log lines within an epoch, without a terminal
 _DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarter of a second
 
 
@@ -72,7 +71,7 @@ class Journal:
                 bar.update()
             if done + 1 == schedule.per_epoch or schedule.over(progress):
                 self._close_bars()
-        elif time.monotonic() - self._spoke > _LINE_EVERY:
+        elif time.monotonic() - self._spoke > LINE_EVERY:
             self._spoke = time.monotonic()
             left = Duration(schedule.seconds_left(progress))
             log.info(f"epoch {epoch + 1}  step {taken}/{total}  {status}  {left} left")

@@ -29,7 +29,7 @@ from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device, device_name
 from vitrail.errors import UserError, nearest
-from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
+from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant, named_size
 from vitrail.runs.run import free_name
 from vitrail.tasks import task_type
 from vitrail.train.loggers import check_loggers
@@ -50,6 +50,8 @@ def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
             raise UserError(f"'{name}' is an option of `vitrail {only}`, not of `vitrail {verb}`.")
     if settings.get("task") is not None:
         task_type(settings["task"])  # raises for an unknown name
+    if settings.get("image_dir") is not None:
+        settings["image_dir"] = str(Path(settings["image_dir"]).expanduser().resolve())
     for name in ("weights", "teacher"):
         if settings.get(name) is not None:
             settings[name] = absolute(settings[name])
@@ -196,7 +198,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         elif asked in FAMILIES:
             asked = _smallest(asked, given.get("img_size") or data.size)
         name, config = canonical(asked or meant or f"vit_nano{patch}")
-        size = _fit(typical, config.step)
+        size = named_size(asked or "") or _fit(typical, config.step)
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     for key in sorted(arch.keys() - {field.name for field in fields(config)}):
         raise UserError(f"A {family(config)} has no option '{key}'; only a ViT has. Remove --{key.replace('_', '-')}.")

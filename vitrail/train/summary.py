@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from vitrail.config import TrainConfig
+from vitrail.config.synonyms import PRETRAINED
 from vitrail.data import Data
 from vitrail.data.balance import imbalance
 from vitrail.models import Model, parameters
 from vitrail.runs.run import Row
 from vitrail.train.transfer import describe_learning
 from vitrail.weights import Card
+
+PHOTOGRAPH = 64  # pixels of the shorter side, of colour images
 
 
 def describe(config: TrainConfig, data: Data, model: Model) -> str:
@@ -35,6 +38,15 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
         f"device    {config.run.device}, precision {precision}, seed {config.run.seed}",
     ]
     return "\n".join(lines)
+
+
+def offer(config: TrainConfig, data: Data) -> str | None:
+    """How to start from pre-trained weights, for photographs that a run learns from scratch."""
+    photographs = data.channels == 3 and data.bits == 8 and min(data.size) >= PHOTOGRAPH
+    if config.weights is not None or config.distillation.teacher is not None or not photographs:
+        return None
+    size = "" if min(data.size) >= 192 else f" --img-size {round(min(data.size) / 16) * 16}"
+    return f"To learn faster and better from photographs, start from pre-trained weights: --weights {PRETRAINED}{size}"
 
 
 def uneven(config: TrainConfig, data: Data) -> str | None:
