@@ -151,7 +151,7 @@ def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):
 
 
 def test_the_version(vitrail_says):
-    assert vitrail_says("--version") == (0, f"{vitrail.__version__}\n", "")
+    assert vitrail_says("--version") == (0, f"vitrail {vitrail.__version__}\n", "")
 
 
 # Mistakes

@@ -316,7 +316,7 @@ def _read(argument: Argument, text: str) -> Any:
 def run(words: Sequence[str]) -> int:
     """Runs a command and returns its exit code."""
     if words in (["--version"], ["-h"], ["--help"]):
-        print(VERSION if words == ["--version"] else help_text())
+        print(f"vitrail {VERSION}" if words == ["--version"] else help_text())
         return 0
     if not words or words[0] not in VERBS:
         first = f"There is no command '{words[0]}'.{nearest(words[0], VERBS)}" if words else "No command was given."

@@ -41,8 +41,9 @@ def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
             inner = options(hints[f.name])
             found |= {name: dataclasses.replace(o, group=f.name) for name, o in inner.items()}
         else:
-            about = [f.metadata.get(key, "") for key in ("help", "alias", "only")]
-            found[f.name] = Option(f.name, "", hints[f.name], f.default, *about, f.metadata.get("bare", False))
+            about = {key: f.metadata.get(key, "") for key in ("help", "alias", "only")}
+            bare = bool(f.metadata.get("bare"))
+            found[f.name] = Option(f.name, "", hints[f.name], f.default, **about, bare=bare)
     return found
 
 

@@ -89,8 +89,8 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
     with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
         for line in (describe(config, data, model), *notes):
             log.info(line)
-        if data.task.labelled and (line := offer(config, data)):
-            log.info(line)
+        if data.task.labelled and (offered := offer(config, data)):
+            log.info(offered)
         if warning := uneven(config, data):
             log.warning(warning)
         train(run, config, data, model, journal, interruption, World.join())
