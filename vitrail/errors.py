@@ -15,8 +15,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     Names that are only alike are not offered: --pretrained does not mean --streaming.
     """
-    by_plain = {k.lower().lstrip("-"): k for k in known}
-    match = get_close_matches(name.lower().lstrip("-"), by_plain, n=1, cutoff=0.75)
+    plain, by_plain = name.lower().lstrip("-"), {k.lower().lstrip("-"): k for k in known}
+    swapped = [other for other in by_plain if sorted(other) == sorted(plain)]  # the same letters in another order
+    match = get_close_matches(plain, by_plain, n=1, cutoff=0.8) or swapped
     return f" Did you mean '{by_plain[match[0]]}'?" if match else ""
 
 

@@ -25,9 +25,12 @@ def wrong_flags(verb: str, words: Sequence[str], unknown: Sequence[str], known: 
     first = meant[unknown[0]]
     if first is None:
         return None
-    renamed = {flag: here for flag, here in meant.items() if here is not None and here.split()[0] in known}
+    if _is_sentence(first):
+        return f"`vitrail {verb}` has no option '{unknown[0]}'. {first}"
+    named = {flag: here for flag, here in meant.items() if here is not None and not _is_sentence(here)}
+    renamed = {flag: here for flag, here in named.items() if here.split()[0] in known}
     if unknown[0] not in renamed:
-        return f"`vitrail {verb}` has no option '{unknown[0]}'. {first}" if " " in first else None
+        return None
     says = [
         f"{flag} is called {here} here" if here.startswith("-") else f"{here} is given without {flag} here"
         for flag, here in renamed.items()
@@ -66,7 +69,7 @@ def assignment(verb: str, word: str, known: Collection[str]) -> str | None:
         return None
     if here.isupper():
         return f"{here} is given without a name here: `{match[2]}` instead of `{word}`."
-    if not here.startswith("-"):
+    if _is_sentence(here):
         return f"`vitrail {verb}` has no option '{match[1]}'. {here}"
     typed = here if " " in here else f"{here} {match[2]}"
     return f"Options are flags here: `{typed}` instead of `{word}`."
@@ -79,10 +82,12 @@ def keyword(verb: str, name: str, known: Collection[str]) -> str:
         return ""
     if here.isupper():
         return f" Give it as `{here.lower()}`." if here.lower() in known else ""
-    if not here.startswith("--") or here.split()[0][2:].replace("-", "_") not in known:
-        return f" {here}" if " " in here else ""
+    if _is_sentence(here):
+        return f" {here}"
     flag, _, value = here.partition(" ")
     plain = flag[2:].replace("-", "_")
+    if plain not in known:
+        return ""
     return f" It is called '{plain}' here" + (f": {plain}={value!r}." if value else ".")
 
 
@@ -116,6 +121,11 @@ def model(name: str) -> str | None:
 def timm_tag(name: str) -> str | None:
     """The tag of timm's own choice of weights for a model, or None if it has none or is not known."""
     return next((tag for pattern, tag in TIMM_TAGS if re.fullmatch(pattern, name)), None)
+
+
+def _is_sentence(here: str) -> bool:
+    """Whether an answer says what vitrail does instead; otherwise it is vitrail's own name."""
+    return here.endswith(".")
 
 
 def _find(rows: Rows, name: str) -> str | None:

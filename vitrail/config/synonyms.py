@@ -1,7 +1,7 @@
 """What timm, ultralytics, Hugging Face, fastai and torchvision call things, and what vitrail calls them.
 
 Data only; `habits.py` reads it. A row of a table is (tools, their name, the answer). The answer is a flag of vitrail,
-with a value if it needs one, an argument in capitals, or a sentence on what vitrail does instead.
+with a value if it needs one, an argument in capitals, or a sentence, with a full stop, on what vitrail does instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMM_TAGS = (
     (r"vit_small_patch8_224", "dino"),
     (r"vit_(base_r50_s16|huge_patch14|large_patch32)_224", "orig_in21k"),
     (r"vit_(base_r50_s16|large_patch32)_384", "orig_in21k_ft_in1k"),
-    (r"vit_(tiny|small|base|large)_(patch|r)\w+_(224|384)", "augreg_in21k_ft_in1k"),
+    (r"vit_(tiny|small|base|large)_(patch(16|32)|r\d*_s(16|32)(_p8)?)_(224|384)", "augreg_in21k_ft_in1k"),
 )
 
 _BOXES = "vitrail classifies whole images; it has no boxes."
@@ -92,7 +92,6 @@ FLAGS: dict[str, Rows] = {
         ("ul", "weights", "RUN"),
         ("ul timm", "model", "RUN"),
         ("timm", "checkpoint", "RUN"),
-        ("timm", "output", "--out"),
         ("timm", "dynamic-size", "The batch size is free; the image size is that of the model."),
         ("ul", "dynamic", "The batch size is free; the image size is that of the model."),
         ("ul timm", "opset", "The opset is fixed; the export prints it."),

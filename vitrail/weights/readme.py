@@ -49,8 +49,8 @@ def readme(card: Card, name: str, data: str | None = None) -> str:
         f"## Classes\n{shortlist(card.classes, _CLASSES)}" if card.classes else "",
         f"## Input\n{card.preprocess.channels} channels of {h}x{w} pixels, mean {mean}, std {std}, "
         f"{card.preprocess.interpolation} resizing, centre crop of {card.preprocess.crop:g}.",
-        f'## Use\n```python\nfrom transformers import pipeline\n\npipeline("image-classification", "{name}")("photo.jpg")\n'
-        f"```\n\n```\nvitrail predict hf:{name} photo.jpg\n```",
+        f'## Use\n```python\nfrom transformers import pipeline\n\nclassify = pipeline("image-classification", '
+        f'"{name}")\nclassify("photo.jpg")\n```\n\n```\nvitrail predict hf:{name} photo.jpg\n```',
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
