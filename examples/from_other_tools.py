@@ -44,6 +44,7 @@ def main() -> None:
         "digits",
         model="vit_nano4",
         img_size=8,
+        stem="patch",
         epochs=args.epochs,
         batch_size=64,
         best="f1",
@@ -62,7 +63,7 @@ def main() -> None:
     print(f"after one more epoch: top-1 {vitrail.evaluate(run).top1:.1%}")
 
     # timm and torchvision: weights in their format.
-    print(vitrail.convert(run, args.out / "timm.safetensors", to="vitrail", overwrite=True))
+    print(vitrail.convert(run, args.out / "timm.safetensors", to="timm", overwrite=True))
 
 
 if __name__ == "__main__":

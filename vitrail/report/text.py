@@ -13,7 +13,7 @@ from vitrail.report.facts import RunFacts
 from vitrail.tasks import Multiclass
 from vitrail.tasks.bootstrap import Interval
 from vitrail.tasks.task import Headline
-from vitrail.train.summary import kept_epoch
+from vitrail.train.summary import kept_epoch, pretrained_flags
 from vitrail.weights.recognise import formats_of
 
 _FAMILIES = {"vit": "ViT"}
@@ -203,6 +203,10 @@ def commands(facts: RunFacts) -> list[tuple[str, str]]:
         features,
         ("Export to ONNX", f"vitrail export {run}"),
     ]
+    flags = None if facts.data is None else pretrained_flags(facts.config, facts.data)
+    if flags is not None:
+        source = shlex.quote(facts.config.data)
+        predictions.append(("Start from pre-trained weights", f"vitrail train {source} {flags}"))
     probes = {"k-NN": "knn", "a linear probe": "linear", "few images": "fewshot"}
     transfer = [
         ("Fine-tune", f"vitrail train LABELLED --weights {run}"),

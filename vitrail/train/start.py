@@ -23,7 +23,7 @@ from vitrail.train.loop import train
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
 from vitrail.train.resume import reopen, save_extended
-from vitrail.train.summary import describe, kept_epoch, offer, uneven
+from vitrail.train.summary import describe, kept_epoch, pretrained_flags, uneven
 from vitrail.train.world import World
 
 HELD_OUT = 0.05  # share of images held out for validation in pre-training, which has no labels to overfit
@@ -89,8 +89,8 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
     with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
         for line in (describe(config, data, model), *notes):
             log.info(line)
-        if data.task.labelled and (offered := offer(config, data)):
-            log.info(offered)
+        if flags := pretrained_flags(config, data):
+            log.info(f"Photographs learn faster and better from pre-trained weights: add {flags}")
         if warning := uneven(config, data):
             log.warning(warning)
         train(run, config, data, model, journal, interruption, World.join())

@@ -40,13 +40,13 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     return "\n".join(lines)
 
 
-def offer(config: TrainConfig, data: Data) -> str | None:
-    """How to start from pre-trained weights, for photographs that a run learns from scratch."""
-    photographs = data.channels == 3 and data.bits == 8 and min(data.size) >= PHOTOGRAPH
+def pretrained_flags(config: TrainConfig, data: Data) -> str | None:
+    """The flags that start from pre-trained weights, for photographs that a run learns from scratch."""
+    photographs = data.channels == 3 and data.bits == 8 and min(data.size) >= PHOTOGRAPH and data.task.labelled
     if config.weights is not None or config.distillation.teacher is not None or not photographs:
         return None
     size = "" if min(data.size) >= 192 else f" --img-size {round(min(data.size) / 16) * 16}"
-    return f"To learn faster and better from photographs, start from pre-trained weights: --weights {PRETRAINED}{size}"
+    return f"--weights {PRETRAINED}{size}"
 
 
 def uneven(config: TrainConfig, data: Data) -> str | None:
