@@ -104,8 +104,8 @@ def test_the_limit_is_an_option_of_predict_and_of_runs(trained, tiny, tmp_path):
 
 
 def test_images_from_the_web_and_from_standard_input(trained, folder, monkeypatch):
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     handler = partial(SimpleHTTPRequestHandler, directory=folder)
-    handler.func.log_message = lambda *_: None
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         site = f"http://127.0.0.1:{server.server_address[1]}"

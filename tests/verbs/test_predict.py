@@ -40,7 +40,7 @@ def test_predictions_are_written_to_a_file_in_the_format_of_its_suffix(trained, 
     assert vitrail_says(*words) == (0, "", "")
     count = len(list((digits / "0").iterdir()))
     if format == "csv":
-        rows = list(csv.DictReader(out.open()))
+        rows = list(csv.DictReader(out.read_text().splitlines()))
         assert rows[0].keys() == {"file", "labels", "probabilities", "error"}  # as many labels as are above
     else:
         rows = [json.loads(line) for line in out.read_text().splitlines()]

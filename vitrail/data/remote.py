@@ -32,6 +32,7 @@ def fetched(source: str | Path | bytes) -> str | Path | bytes:
         with urlopen(Request(source, headers={"User-Agent": f"vitrail/{VERSION}"}), timeout=_SECONDS) as answer:
             content: bytes = answer.read(_MOST + 1)
     except HTTPError as error:
+        error.close()
         raise UnreadableImage(f"the server answered {error.code} {error.reason}") from error
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error

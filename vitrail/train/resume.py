@@ -40,7 +40,8 @@ def reopen(
             new, old = (f"{x:g}" if type(x) is float else x for x in (value, saved[name]))
             changed.append(f"{name} {new} instead of {old}")
     if changed:
-        hint = " A finished run can be extended with more --epochs." if "epochs" in asked else ""
+        extends = "epochs" in asked and not opened.has_folds and config.optim.time_budget is None
+        hint = " A finished run can be extended with more --epochs." if extends else ""
         raise UserError(
             f"A run resumes with the settings it was started with, but this asks for {', '.join(changed)}. "
             f"Remove that, or start a new run with `--weights {run}`.{hint}"
