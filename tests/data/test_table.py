@@ -143,7 +143,7 @@ def test_a_column_called_split_may_be_the_label(folder):
     ("header", "given", "message"),
     [
         (("image", "a", "b"), {}, "which of the columns image, a, b has the labels? Set --label-column."),
-        (("id", "label", "b"), {}, "which of the columns id, label, b has the paths? Set --image-column."),
+        (("key", "label", "b"), {}, "which of the columns key, label, b has the paths? Set --image-column."),
         (("image", "split", ""), {}, "which of the columns image, split has the labels?"),
         (("image", "label", "b"), {"image_column": "imag"}, "has no column 'imag'. Did you mean 'image'?"),
         (("image", "label", "b"), {"label_column": "x"}, "has no column 'x'. It has image, label, b."),
