@@ -54,7 +54,7 @@ def open_data(
     if max_pixels is not None:
         allow_pixels(max_pixels)
     if not 0 < val_fraction < 1:
-        raise UserError(f"'val_fraction' must be between 0 and 1, but it is {val_fraction}.")
+        raise UserError(f"'val_fraction' must be above 0 and below 1, but it is {val_fraction:g}.")
     if folds and not (folds >= 2 and 1 <= fold <= folds):
         raise UserError(f"'folds' must be 2 or more and 'fold' from 1 to 'folds', but it is fold {fold} of {folds}.")
     if seed < 0:

@@ -40,6 +40,15 @@ from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
 from vitrail.weights import absolute, open_card
 
 LORA_SCALE = 2.0  # alpha / rank
+_LEAST = {  # of the options of self-supervised methods
+    "decoder_width": 1,
+    "decoder_depth": 1,
+    "global_crops": 1,
+    "local_crops": 0,
+    "head_width": 1,
+    "prototypes": 2,
+    "projection": 1,
+}
 
 
 def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
@@ -119,6 +128,12 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     if best is not None and best not in data.task.choices:
         choices = ", ".join(data.task.choices)
         raise UserError(f"--best {best} does not apply to {data.task.title} data. Choose one of {choices}.")
+    crop, (h, w) = config.pretraining.local_size, data.size
+    if crop and config.pretraining.local_crops and crop > min(h, w):
+        raise UserError(
+            f"The images of {data.name} are {h}x{w}, smaller than crops of {crop}x{crop}. Use a smaller --local-size "
+            "or --img-size, or --local-crops 0."
+        )
     if "name" not in given:
         config = override(config, {"name": free_name(Path(config.run.out), config.run.name)})
     return check(config)
@@ -238,6 +253,7 @@ def check(config: TrainConfig) -> TrainConfig:
     """Raises UserError for invalid values and combinations."""
     o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
     restarts = config.stop.restarts or ()
+    p = config.pretraining
     rules = [
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
@@ -287,6 +303,14 @@ def check(config: TrainConfig) -> TrainConfig:
             for n in ("hflip", "three_augment", "reprob", "mix_prob")
         ),
         *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
+        *(
+            (n, getattr(p, n), getattr(p, n) >= least, f"at least {least}")
+            for n, least in _LEAST.items()
+            if getattr(p, n) is not None
+        ),
+        ("teacher_momentum", p.teacher_momentum, 0 <= (p.teacher_momentum or 0) < 1, "at least 0 and below 1"),
+        ("teacher_temp", p.teacher_temp, p.teacher_temp is None or 0 < p.teacher_temp < math.inf, "above 0"),
+        ("sigreg", p.sigreg, p.sigreg is None or 0 < p.sigreg < 1, "above 0 and below 1, a share of the loss"),
     ]
     for name, value, fine, rule in rules:
         if not fine:
