@@ -91,7 +91,9 @@ class ArchConfig:
     head: Literal["linear", "tanh"] | None = option(
         "one linear layer, or with a hidden tanh layer as in pre-training", only="train"
     )
-    stem: Literal["patch", "conv"] | None = option("patch projection, or overlapping convolutions")
+    stem: Literal["patch", "conv", "clip"] | None = option(
+        "patch projection, overlapping convolutions, or CLIP's: no bias, and a LayerNorm after it"
+    )
     registers: int | None = option("number of register tokens")
     layer_scale: float | None = option("initial value of LayerScale (0 = off)")
     drop: float = option("dropout rate")
@@ -109,8 +111,10 @@ class TransferConfig:
     lora_alpha: float = option(
         "LoRA scale alpha; adapters are scaled by alpha / rank (default: twice the rank)", 0.0, only="train"
     )
-    pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
-        "resampling of position embeddings at another image size; linear as in the paper", "bicubic"
+    pos_resample: Literal[
+        "bicubic", "bicubic_plain", "bicubic_offset", "bicubic_aligned", "bilinear", "bilinear_plain", "linear"
+    ] = option(
+        "resampling of position embeddings at another image size (default: as the source of --weights)", "bicubic"
     )
     partial: bool = option("load the weights that fit, initialise the rest, and list both", False)
 

@@ -18,7 +18,18 @@ from torch import Tensor, nn
 from vitrail.errors import UserError, nearest
 
 Grid = tuple[int, int]
-Interpolation = Literal["bicubic", "bilinear", "linear"]  # "linear" is the paper's
+
+# How position embeddings are resampled at another image size. Libraries differ, and weights keep the way of theirs.
+Interpolation = Literal[
+    "bicubic",  # antialiased: timm, DINOv2 with registers
+    "bicubic_plain",  # Hugging Face, DeiT, MAE
+    "bicubic_offset",  # plain, with 0.1 added to the new size in the scale: DINO, and DINOv2 without registers
+    "bicubic_aligned",  # plain, with aligned corners: torchvision
+    "bilinear",  # antialiased
+    "bilinear_plain",  # PVT
+    "linear",  # bilinear with aligned corners: the paper's, `scipy.ndimage.zoom` of order 1
+]
+_OFFSET = 0.1
 
 
 def sincos2d(grid: Grid, width: int, device: torch.device | None = None, endpoint: bool = True) -> Tensor:
@@ -82,20 +93,18 @@ class RelativeBias(nn.Module):
 
 
 def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubic") -> Tensor:
-    """Resizes the rows of an `old` grid, (h·w, D), to a `new` grid.
-
-    `bicubic` and `bilinear` are antialiased, as for images; `linear` is `scipy.ndimage.zoom` of order 1, used by the
-    paper's authors, with aligned corners.
-    """
+    """Resizes the rows of an `old` grid, (h·w, D), to a `new` grid."""
     if old == new:
         return rows
     picture = rows.float().T.reshape(1, -1, *old)
     if new[1] == 1:  # transposed: torch 2.13 on CPU returns wrong results for one column
-        picture, new = picture.mT, (1, new[0])
-    if method == "linear":
-        picture = F.interpolate(picture, size=new, mode="bilinear", align_corners=True)
+        picture, old, new = picture.mT, old[::-1], (1, new[0])
+    mode, _, how = ("bilinear_aligned" if method == "linear" else method).partition("_")
+    if how == "offset":  # DINO's guard against rounding down also shifts the sampled points
+        scale = tuple((after + _OFFSET) / before for before, after in zip(old, new, strict=True))
+        picture = F.interpolate(picture, scale_factor=scale, mode=mode)
     else:
-        picture = F.interpolate(picture, size=new, mode=method, antialias=True, align_corners=False)
+        picture = F.interpolate(picture, size=new, mode=mode, antialias=not how, align_corners=how == "aligned")
     return picture.reshape(rows.shape[1], -1).T.to(rows.dtype)
 
 
