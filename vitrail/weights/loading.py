@@ -107,10 +107,10 @@ def load(
 
     `source` is a run, a weights file of vitrail, timm, Hugging Face, torchvision or JAX, `timm:NAME`, `hf:REPO`, or a
     state dict. `model` names the architecture if the tensors do not determine it. Other `classes` give a new head,
-    `classes=0` none; another `img_size` resamples position embeddings, as the library that the weights come from does
-    unless `resample` says otherwise; other `channels` adapt the first filters. Adaptations are logged; all other tensors must fit. With `partial`,
-    tensors that do not fit are skipped and missing ones are initialised. Weights without a head give a headless model,
-    which returns features.
+    `classes=0` none; another `img_size` resamples position embeddings, as the library of the weights does unless
+    `resample` names another way; other `channels` adapt the first filters. Adaptations are logged; all other tensors
+    must fit. With `partial`, tensors that do not fit are skipped and missing ones are initialised. Weights without a
+    head give a headless model, which returns features.
     """
     whole, _ = open_run(
         source,

@@ -160,7 +160,7 @@ def read_sidecar(weights: Weights, folder: Path | None, like: ModelConfig | None
     if like is not None and family(like) == weights.family:
         # `pos`, because a class token without a position embedding may stay so or get a zero one.
         defaults = {f.name: getattr(like, f.name) for f in fields(like) if f.name in (*NOT_IN_TENSORS, "pos")}
-    shown = npz.shown(weights.tensors.shapes) if weights.format == "npz" else {}
+    shown = npz.shown(weights.tensors.shapes) if weights.format in ("npz", "big_vision") else {}
     return replace(sidecar, fields={**defaults, **sidecar.fields, **_coerced(weights.family, shown)})
 
 

@@ -20,6 +20,7 @@ from vitrail.models.vit import ViTConfig
 from vitrail.weights.key_tables import Table, count_blocks, fuse, inverse, key_table, new_name, split_qkv
 
 MARKER = "embedding/kernel"
+SCANNED_MARKER = "Transformer/encoderblock/LayerNorm_0/scale"  # of big_vision's stacked blocks
 ACT: Activation = "gelu_tanh"
 
 _TOP = {

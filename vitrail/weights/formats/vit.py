@@ -51,16 +51,17 @@ def _format_spec(format: Format, module: ModuleType) -> FormatSpec:
         stem = {"conv": "a convolutional stem"} | ({} if format in ("timm", "hf") else {"clip": "CLIP's stem"})
         return stem.get(config.stem, missing)
 
-    write = module.write_big_vision if format == "big_vision" else module.write
-    return FormatSpec(module.MARKER, module.read, write, unsupported, act=module.ACT)
+    stacked = format == "big_vision"
+    marker, write = (npz.SCANNED_MARKER, npz.write_big_vision) if stacked else (module.MARKER, module.write)
+    return FormatSpec(marker, module.read, write, unsupported, act=module.ACT)
 
 
-# The files of big_vision are read as "npz"; here is how they are written.
+# big_vision's files are a kind of `.npz`: those with stacked blocks are read and written as "big_vision".
 _MODULES: dict[Format, ModuleType] = {
     "timm": timm,
     "hf": hf,
-    "npz": npz,
     "big_vision": npz,
+    "npz": npz,
     "torchvision": torchvision,
 }
 _OTHER_POSITIONS = (("timm", "patches"), ("npz", "sincos2d"), ("big_vision", "sincos2d"))
@@ -122,7 +123,7 @@ def numerics(format: Format, tensors: Tensors, config: ViTConfig) -> dict[str, A
     act: Activation = "quick_gelu" if clip and format == "hf" else FORMATS[format].act
     eps = 1e-5 if clip else 1e-12 if format == "hf" and not dinov2 else 1e-6
     resample: Interpolation = "bicubic"
-    if format == "npz":
+    if format in ("npz", "big_vision"):
         resample = "linear"
     elif format == "torchvision":
         resample = "bicubic_aligned"
