@@ -292,3 +292,18 @@ def test_convert_refuses_wrong_names_and_what_is_there(tmp_path):
         convert(path, path)
     assert convert(path, path, overwrite=True) == path
     assert identical(load(path).state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("to", "act", "note"),
+    [
+        ("timm", "gelu_tanh", "act_layer='gelu_tanh' and norm_layer=partial(nn.LayerNorm, eps=1e-06)"),
+        ("npz", "gelu", "The model has act='gelu' and eps=1e-06, but the code for npz computes gelu_tanh with 1e-06"),
+        ("npz", "gelu_tanh", None),
+    ],
+)
+def test_what_a_format_does_not_hold_is_said(tmp_path, caplog, to, act, note):
+    path = keep(ours(replace(CONFIG, act=act)), tmp_path / "own.safetensors")
+    with caplog.at_level("INFO", "vitrail"):
+        convert(path, tmp_path / ("it.npz" if to == "npz" else "it.safetensors"), to=to)
+    assert note in caplog.text if note else "outputs will differ" not in caplog.text

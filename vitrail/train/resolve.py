@@ -96,8 +96,8 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task.name})
     if weights:
         card = open_card(weights, model)
-        usual = {"interpolation": card.preprocess.interpolation, "pos_resample": card.config.resample}
-        config = override(config, {name: value for name, value in usual.items() if name not in given})
+        theirs = {"interpolation": card.preprocess.interpolation, "pos_resample": card.config.resample}
+        config = override(config, {name: value for name, value in theirs.items() if name not in given})
     config = override(config, _normalisation(config, data, given))
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})

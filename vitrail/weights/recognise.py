@@ -185,7 +185,7 @@ def architecture(weights: Weights, sidecar: Sidecar, model: ModelConfig | None) 
     if model is not None and not isinstance(config, ViTConfig):  # for a ViT, pooling and more follow the tensors
         check_match(where, shape(config), shape(model))
     numerics: Any = _numerics(weights, sidecar, model, config)
-    return replace(config, **numerics)  # type: ignore[type-var]  # configurations are dataclasses
+    return replace(config, **numerics)
 
 
 def _numerics(weights: Weights, sidecar: Sidecar, model: ModelConfig | None, config: ModelConfig) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def test_an_npz_file_shows_the_heads(tmp_path):
 
 @torch.no_grad()
 def test_size_channels_and_classes_of_others_are_adapted(tmp_path):
-    path, ours = kept(HYBRID, tmp_path)
+    path, ours = kept(replace(HYBRID, act="gelu_tanh"), tmp_path)
     there = convert(path, tmp_path / "theirs.npz", to="npz")
     there.with_suffix(".json").unlink()
     loaded = load(there, model=HYBRID, img_size=64, channels=3, classes=2)
@@ -337,13 +337,11 @@ def test_bits_of_hugging_faces_that_compute_otherwise_are_refused(tmp_path, chan
 
 def test_a_hidden_layer_before_the_head_is_left_out_if_asked(tmp_path):
     """`R50+ViT-B_16.npz` of ImageNet-21k has one."""
-    path, ours = kept(HYBRID, tmp_path)
+    path, ours = kept(replace(HYBRID, act="gelu_tanh"), tmp_path)
     arrays = dict(np.load(convert(path, tmp_path / "theirs.npz", to="npz")))
     arrays |= {"pre_logits/kernel": np.zeros((32, 32), np.float32), "pre_logits/bias": np.zeros(32, np.float32)}
     np.savez(tmp_path / "deep.npz", **arrays)
     with pytest.raises(UserError, match=r"unexpected  pre_logits.weight \(32, 32\)"):
         load(tmp_path / "deep.npz", model=HYBRID, classes=3)
     body = load(tmp_path / "deep.npz", model=HYBRID, classes=3, partial=True)
-    same = randomise(models.build(replace(HYBRID, act="gelu_tanh")))
-    same.load_state_dict(ours.state_dict())
-    assert torch.equal(body.embed(noise(HYBRID)), same.eval().embed(noise(HYBRID)))
+    assert torch.equal(body.embed(noise(HYBRID)), ours.embed(noise(HYBRID)))

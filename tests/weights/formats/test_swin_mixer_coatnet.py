@@ -285,7 +285,8 @@ def test_every_family_is_known_in_every_format(name):
             theirs = {f"module.model.{key}": value for key, value in layout.write(state, config).items()}
             found = recognise.recognise(from_state_dict(theirs, "it"), "it")
             assert (found.family, found.format) == (name, format)
-            assert {n: v.shape for n, v in found.shapes().items()} == {n: v.shape for n, v in state.items()}
+            shapes = found.shapes(config if name == "vit" else None)
+            assert {n: v.shape for n, v in shapes.items()} == {n: v.shape for n, v in state.items()}
 
 
 @OURS

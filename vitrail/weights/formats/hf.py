@@ -206,7 +206,7 @@ def sidecar_files(
     return {"config.json": document, "preprocessor_config.json": processor}
 
 
-def own_part(document: Mapping[str, Any]) -> Mapping[str, Any]:
+def own_part(document: dict[str, Any]) -> dict[str, Any]:
     """The part of `config.json` about the image model: all of it, or the image tower of a CLIP."""
     if str(document.get("model_type", "")).startswith("clip"):
         return {**clip.DEFAULTS, **document, **(document.get("vision_config") or {})}

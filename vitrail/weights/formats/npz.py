@@ -118,7 +118,7 @@ def _write(state: Mapping[str, Tensor], config: ViTConfig, block: Table) -> dict
 
 def _split(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Queries, keys and values apart, those of the pool too."""
-    split = {}
+    split: dict[str, Tensor] = {}
     for name, value in split_qkv(state).items():
         if name.startswith("attn_pool.kv."):
             parts = zip("kv", value.chunk(2), strict=True)
