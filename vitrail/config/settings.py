@@ -195,6 +195,11 @@ class AugmentConfig:
     three_augment: float = option("probability of 3-Augment: greyscale, solarize or blur", 0.0)
     color_jitter: float = option("strength of brightness, contrast and saturation jitter", 0.0)
     reprob: float = option("probability of random erasing", 0.0)
+    aug_repeats: int = option(
+        "copies of each image in a batch, augmented independently; an epoch then has fewer images (1 = off)",
+        1,
+        alias="--repeated-aug",
+    )
     mixup: float = option("mixup alpha (0 = off)", 0.0, only="train")
     cutmix: float = option("CutMix alpha (0 = off)", 0.0, only="train")
     mix_prob: float = option("probability of mixup or CutMix per batch", 1.0, only="train")

@@ -133,7 +133,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     card = open_card(config.weights, config.model).preprocess if config.weights else None
     fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
     # Sensors seldom use all 16 bits, and floats have any range: 0.5 suits neither.
-    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
+    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else seen.normalize)
     if "mean" in given and "std" in given:
         numbers: dict[str, Any] = {}
     elif choice == "dataset":
@@ -270,6 +270,7 @@ def check(config: TrainConfig) -> TrainConfig:
             (n, getattr(a, n), 0 <= getattr(a, n) <= 1, "a probability")
             for n in ("hflip", "three_augment", "reprob", "mix_prob")
         ),
+        ("aug_repeats", a.aug_repeats, a.aug_repeats >= 1, "at least 1"),
         *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
     ]
     for name, value, fine, rule in rules:
@@ -292,5 +293,11 @@ def check(config: TrainConfig) -> TrainConfig:
             "--class-weights and --balanced-sampling each balance the classes; together they would overweight the rare "
             "ones. Choose one."
         )
+    if a.aug_repeats > 1 and config.source.balanced_sampling:
+        raise UserError(
+            "--aug-repeats and --balanced-sampling each repeat images in an epoch. Choose one: --aug-repeats 1 is off."
+        )
+    if a.aug_repeats > 1 and config.source.streaming:
+        raise UserError("A stream delivers every image once. Add --aug-repeats 1, or drop --streaming.")
     preprocessing(config)  # validates its own values
     return config

@@ -113,7 +113,7 @@ def hugging_faces(config: BiTConfig | HybridConfig) -> Any:
     )
     h, w = config.grid
     shape = (config.width, config.depth, config.heads, config.mlp, 1, (h, w), config.widths[-1], config.classes)
-    theirs: Any = hf_vit("ViTForImageClassification", ViTConfig(*shape))
+    theirs: Any = hf_vit("ViTForImageClassification", ViTConfig(*shape), layer_norm_eps=1e-6)
     embeddings = theirs.vit.embeddings
     embeddings.patch_embeddings = HybridPatches(backbone, embeddings.patch_embeddings.projection)
     embeddings.image_size = config.img_size
