@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError, nearest
@@ -106,6 +108,37 @@ def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubi
     else:
         picture = F.interpolate(picture, size=new, mode=mode, antialias=not how, align_corners=how == "aligned")
     return picture.reshape(rows.shape[1], -1).T.to(rows.dtype)
+
+
+def resample_offsets(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Resizes biases of the offsets in an `old` grid, ((2h-1)·(2w-1), H), to those in a `new` grid, as in timm and BEiT.
+
+    An offset of one patch keeps its bias; the other known offsets are spread over the new range in a geometric
+    progression, with linear interpolation between them.
+    """
+    if old == new:
+        return table
+    picture = table.float().unflatten(0, (2 * old[0] - 1, 2 * old[1] - 1))
+    for axis in (0, 1):
+        known = _spread(old[axis] - 1, new[axis] - 1)
+        at = np.arange(1 - new[axis], new[axis])
+        place = np.interp(at, known, np.arange(len(known)))
+        low = torch.from_numpy(place).floor().long().clamp(max=len(known) - 1)
+        high = (low + 1).clamp(max=len(known) - 1)
+        share = torch.from_numpy(place).to(picture).sub(low).view(-1, *[1] * 2)
+        picture = picture.transpose(0, axis)
+        picture = torch.lerp(picture[low], picture[high], share).transpose(0, axis)
+    return picture.flatten(0, 1).to(table.dtype)
+
+
+def _spread(old: int, new: int) -> NDArray[np.float64]:
+    """The places of the offsets -old … old in the range -new … new: 1, 1 + q, 1 + q + q², …, and their negatives."""
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:  # the q for which the last one is at the end of the range
+        q = (low + high) / 2
+        low, high = (low, q) if (1 - q**old) / (1 - q) > new else (q, high)
+    places = np.cumsum(((low + high) / 2) ** np.arange(old))
+    return np.concatenate([-places[::-1], [0], places])
 
 
 def resample_state(

@@ -125,6 +125,22 @@ def hugging_faces(config: BiTConfig | HybridConfig) -> Any:
 
 @torch.no_grad()
 @every
+@pytest.mark.parametrize("size", [(64, 64), (32, 96)], ids=["larger", "rectangle"])
+def test_other_sizes_are_those_of_timm(config, size):
+    theirs = timms(config)
+    other = timms(replace(config, img_size=size))
+    state = theirs.state_dict()
+    if isinstance(config, HybridConfig):
+        grow = peers.timm("timm.layers").resample_abs_pos_embed
+        grid = replace(config, img_size=size).grid
+        state["pos_embed"] = grow(state["pos_embed"], list(grid), list(config.grid), num_prefix_tokens=1)
+    other.load_state_dict(state)
+    ours = load(theirs.state_dict(), model=config, img_size=size)
+    assert distance(ours(noise(ours.config)), other(noise(ours.config))) < TOLERANCE
+
+
+@torch.no_grad()
+@every
 def test_timms_weights_give_timms_logits(config):
     theirs, x = timms(config), noise(config)
     ours = load(theirs.state_dict(), model=config)

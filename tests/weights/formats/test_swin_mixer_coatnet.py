@@ -86,6 +86,20 @@ def test_timms_weights_give_its_logits(config):
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of timm's interpolation
+@pytest.mark.parametrize("size", [(96, 96), (32, 64)], ids=["larger", "rectangle"])
+@pytest.mark.parametrize("config", [replace(SWIN, img_size=(64, 64)), replace(COATNET, img_size=(64, 64))])
+def test_timm_agrees_at_other_sizes(config, size):
+    """Swin's maps are padded to whole windows; CoAtNet's biases are resampled."""
+    theirs, other = timm_peer(config), timm_peer(replace(config, img_size=size))
+    read = peers.timm("timm.models.maxxvit").checkpoint_filter_fn if isinstance(config, CoAtNetConfig) else None
+    state = theirs.state_dict() if read is None else read(theirs.state_dict(), other)
+    other.load_state_dict({name: value for name, value in state.items() if "attn_mask" not in name}, strict=False)
+    model = load(theirs.state_dict(), model=config, img_size=size)
+    assert distance(model(images(model.config)), other(images(model.config))) < TOLERANCE
+
+
+@torch.no_grad()
 @OURS
 def test_timm_takes_ours_and_gives_them_back(tmp_path, config):
     model = randomise(models.build(config))
