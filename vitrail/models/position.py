@@ -111,7 +111,7 @@ def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubi
 
 
 def resample_offsets(table: Tensor, old: Grid, new: Grid) -> Tensor:
-    """Resizes biases of the offsets in an `old` grid, ((2h-1)·(2w-1), H), to those in a `new` grid, as in timm and BEiT.
+    """Resizes biases of the offsets in an `old` grid, ((2h-1)·(2w-1), H), to those in a `new` grid, as in timm.
 
     An offset of one patch keeps its bias; the other known offsets are spread over the new range in a geometric
     progression, with linear interpolation between them.
