@@ -118,7 +118,7 @@ def resample_offsets(table: Tensor, old: Grid, new: Grid) -> Tensor:
     """
     if old == new:
         return table
-    picture = table.float().unflatten(0, (2 * old[0] - 1, 2 * old[1] - 1))
+    picture = table.float().reshape(2 * old[0] - 1, 2 * old[1] - 1, -1)
     for axis in (0, 1):
         known = _spread(old[axis] - 1, new[axis] - 1)
         at = np.arange(1 - new[axis], new[axis])
