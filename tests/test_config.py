@@ -18,6 +18,7 @@ from vitrail.config import (
     PretrainConfig,
     RunConfig,
     SourceConfig,
+    StopConfig,
     TrainConfig,
     TransferConfig,
     coerce,
@@ -41,6 +42,7 @@ GROUPS = (
     DistillConfig,
     PretrainConfig,
     OptimConfig,
+    StopConfig,
     AugmentConfig,
     RunConfig,
 )

@@ -32,9 +32,12 @@ class Duration(float):
 Verb = Literal["", "train", "pretrain"]
 
 
-def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "") -> Any:
-    """A field with its help text, an alias of its flag, and the only verb that has it, if there is one."""
-    return field(default=default, metadata={"help": help, "alias": alias, "only": only})
+def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "", bare: bool = False) -> Any:
+    """A field with its help text, an alias of its flag, and the only verb that has it, if there is one.
+
+    The flag of a `bare` option may be given without a value, which means its default.
+    """
+    return field(default=default, metadata={"help": help, "alias": alias, "only": only, "bare": bare})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,7 @@ class SourceConfig:
     folds: int = option("number of cross-validation folds (0 = off)", 0, only="train")
     fold: int = option("train only this fold, from 1 (0 = all folds in turn)", 0, only="train")
     data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
+    image_dir: str | None = option("folder of a table's images (default: that of the table)", None)
     image_column: str | None = option("column of a table or hf: data set with the images (default: detected)", None)
     label_column: Names | None = option(
         "column with the labels, or several: x,y (default: detected)", None, only="train"
@@ -55,6 +59,7 @@ class SourceConfig:
     streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
     class_weights: bool = option("weight each class in the loss by its inverse frequency", False, only="train")
     balanced_sampling: bool = option("sample all classes equally often", False, only="train")
+    max_pixels: int | None = option("pixels of the largest image to read (default: 178956970)", None)
     workers: int = option("threads that read images", 2, alias="-j")
     cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
 
@@ -186,6 +191,21 @@ class OptimConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopConfig:
+    """Which epoch is kept, and when training stops."""
+
+    best: Literal["top1", "f1", "balanced", "map", "r2", "loss"] | None = option(
+        "score by which an epoch is kept; f1 = macro F1, balanced = balanced accuracy (default: top1, map or r2)",
+        None,
+        only="train",
+    )
+    patience: int = option("stop after this many epochs without a better score (0 = off)", 0, only="train")
+    restarts: Floats | None = option(
+        "epochs after which the learning rate warms up and decays anew; --resume RUN --epochs N adds one", None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """Augmentation of training images; recipes may set other defaults."""
 
@@ -216,9 +236,12 @@ class RunConfig:
     out: str = option("parent folder of runs", "runs", alias="--output")
     seed: int = option("random seed", 0)
     device: str = option("cpu, cuda, cuda:1 or mps (default: the fastest available)")
-    amp: Literal["off", "bf16", "fp16"] = option("automatic mixed precision (default: the best for the device)")
+    amp: Literal["off", "bf16", "fp16"] = option(
+        "automatic mixed precision (default: the best for the device)", bare=True
+    )
     compile: bool = option("compile the model with torch.compile", False)
     grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
+    log: Names | None = option("also log to wandb or mlflow; metrics.csv and TensorBoard are always written", None)
     save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)
     probe: str | None = option("labelled data set to measure k-NN accuracy on while training", None, only="pretrain")
 
@@ -240,5 +263,6 @@ class TrainConfig:
     distillation: DistillConfig = field(default_factory=DistillConfig)
     pretraining: PretrainConfig = field(default_factory=PretrainConfig)
     optim: OptimConfig
+    stop: StopConfig = field(default_factory=StopConfig)
     augment: AugmentConfig
     run: RunConfig

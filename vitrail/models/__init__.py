@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import Size, coerce
+from vitrail.config import Size, coerce, habits
 from vitrail.errors import UserError, nearest
 from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, swin, vit_configs
 from vitrail.models.bit import BiT, BiTConfig
@@ -67,11 +67,19 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     short, changes = (name, {}) if name in CONFIGS else aliases.find(name) or ("", {})
     config = CONFIGS.get(short) or vit_configs.of_any_patch(short)
     if config is None:
+        if (answer := habits.model(name)) is not None:
+            raise UserError(f"There is no model '{name}': {answer}")
         raise UserError(
             f"There is no model '{name}'.{nearest(name, CONFIGS)} `vitrail models` lists the models; a ViT may have "
             f"any patch size up to {vit_configs.LARGEST_PATCH} in its name."
         )
     return short, replace(config, **changes)
+
+
+def named_size(name: str) -> Size | None:
+    """The image size that a name states: (384, 384) for vit_base_patch16_384."""
+    size: Size | None = (aliases.find(name) or ("", {}))[1].get("img_size")
+    return size
 
 
 def is_meant(name: str, asked: str) -> bool:
@@ -115,7 +123,8 @@ def configure(name: str, **changes: object) -> ModelConfig:
     known = {field.name: field for field in fields(config)}
     for key in changes:
         if key not in known:
-            raise UserError(f"A model has no option '{key}'.{nearest(key, known)} It takes {', '.join(known)}.")
+            hint = habits.model_option(key) or f"{nearest(key, known)} It takes {', '.join(known)}."
+            raise UserError(f"A model has no option '{key}'.{hint}")
     values = {key: coerce(type(config), key, value) for key, value in changes.items()}
     return replace(config, **values)
 

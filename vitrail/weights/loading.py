@@ -155,7 +155,7 @@ def home(source: str | Path) -> Path:
 
 def absolute(source: str) -> str:
     """A source that can be found from any folder."""
-    return source if hub.is_hub(source) else str(Path(source).expanduser().resolve())
+    return hub.full_name(source) if hub.is_hub(source) else str(Path(source).expanduser().resolve())
 
 
 def open_source(source: Source, first: str = "") -> tuple[str, Path | None, Tensors]:

@@ -80,6 +80,7 @@ def _maps(
     query: str,
     patch: tuple[int, int] | None = None,
 ) -> Iterator[Drawing]:
+    subject = subject.fewer(1) if subject.left_out else subject
     # for each picture, one (H, h, w) per layer
     maps = (of_picture for images in subject.batches() for of_picture in zip(*attend(images), strict=True))
     digits = len(str(len(subject.pictures)))
