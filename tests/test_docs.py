@@ -33,7 +33,7 @@ def test_the_table_of_recipes_is_what_they_resolve_to():
             f"{o.lr:g}",
             f"{o.weight_decay:g}",
             f"{o.sched}, {o.warmup_epochs:g}",
-            ", ".join(colour + mixing) or "-",
+            ", ".join(colour + mixing + [f"{a.aug_repeats} copies"] * (a.aug_repeats > 1)) or "-",
         )
     published = {name: row for name, row in expected.items() if name not in ("small", "finetune", "pretrain-small")}
     assert values == published, "\n".join(f"| `{name}` | {' | '.join(row)} |" for name, row in published.items())

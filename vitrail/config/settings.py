@@ -98,7 +98,9 @@ class ArchConfig:
     head: Literal["linear", "tanh"] | None = option(
         "one linear layer, or with a hidden tanh layer as in pre-training", only="train"
     )
-    stem: Literal["patch", "conv"] | None = option("patch projection, or overlapping convolutions")
+    stem: Literal["patch", "conv", "clip"] | None = option(
+        "patch projection, overlapping convolutions, or CLIP's: no bias, and a LayerNorm after it"
+    )
     registers: int | None = option("number of register tokens")
     layer_scale: float | None = option("initial value of LayerScale (0 = off)")
     drop: float = option("dropout rate")
@@ -116,8 +118,10 @@ class TransferConfig:
     lora_alpha: float = option(
         "LoRA scale alpha; adapters are scaled by alpha / rank (default: twice the rank)", 0.0, only="train"
     )
-    pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
-        "resampling of position embeddings at another image size; linear as in the paper", "bicubic"
+    pos_resample: Literal[
+        "bicubic", "bicubic_plain", "bicubic_offset", "bicubic_aligned", "bilinear", "bilinear_plain", "linear"
+    ] = option(
+        "resampling of position embeddings at another image size (default: as the source of --weights)", "bicubic"
     )
     partial: bool = option("load the weights that fit, initialise the rest, and list both", False)
 
@@ -213,6 +217,11 @@ class AugmentConfig:
     three_augment: float = option("probability of 3-Augment: greyscale, solarize or blur", 0.0)
     color_jitter: float = option("strength of brightness, contrast and saturation jitter", 0.0)
     reprob: float = option("probability of random erasing", 0.0)
+    aug_repeats: int = option(
+        "copies of each image in a batch, augmented independently; an epoch then has fewer images (1 = off)",
+        1,
+        alias="--repeated-aug",
+    )
     mixup: float = option("mixup alpha (0 = off)", 0.0, only="train")
     cutmix: float = option("CutMix alpha (0 = off)", 0.0, only="train")
     mix_prob: float = option("probability of mixup or CutMix per batch", 1.0, only="train")

@@ -91,7 +91,7 @@ def is_meant(name: str, asked: str) -> bool:
     return name == asked or name == canonical(asked)[0]
 
 
-_ANY = ("img_size", "channels", "classes", "drop", "drop_path", "eps")
+_ANY = ("img_size", "channels", "classes", "drop", "drop_path", "act", "eps", "resample")
 
 
 def family(config: ModelConfig) -> str:
@@ -103,7 +103,7 @@ def family(config: ModelConfig) -> str:
 
 
 def shape(config: ModelConfig) -> dict[str, Any]:
-    """The fields that identify an architecture: all but size, channels, classes and regularisation."""
+    """The fields that identify an architecture: all but size, channels, classes, regularisation and numerics."""
     return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _ANY}
 
 
@@ -141,8 +141,11 @@ def create(name: str, **changes: object) -> Model:
     return build(configure(name, **changes))
 
 
-def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic") -> Model:
-    """The same model for another image size: position embeddings are resampled, other weights are kept."""
+def resize(model: Model, img_size: int | Size, method: Interpolation | None = None) -> Model:
+    """The same model for another image size: position embeddings are resampled, other weights are kept.
+
+    `method` defaults to that of the library the weights come from, `model.config.resample`.
+    """
     config = replace(model.config, img_size=coerce(type(model.config), "img_size", img_size))
     resized = build(config).to(next(model.parameters()))  # same device and dtype
     resized.load_state_dict(resized_state(model.state_dict(), model.config, config, method))
@@ -150,10 +153,10 @@ def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic"
 
 
 def resized_state(
-    state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, method: Interpolation = "bicubic"
+    state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, method: Interpolation | None = None
 ) -> dict[str, Tensor]:
     """A copy of a model's state dict for another image size. Tensors that need no change are shared, not copied."""
-    return FAMILIES[family(old)][1].resized_state(state, old, new, method)
+    return FAMILIES[family(old)][1].resized_state(state, old, new, method or old.resample)
 
 
 def head(model: Model) -> nn.Linear | nn.Conv2d:

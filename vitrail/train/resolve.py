@@ -118,8 +118,10 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     config = data.task.adapt(RECIPES[name].make(inputs))
     _check_method(config, given, method)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task.name})
-    if weights and "interpolation" not in given:
-        config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
+    if weights:
+        card = open_card(weights, model)
+        theirs = {"interpolation": card.preprocess.interpolation, "pos_resample": card.config.resample}
+        config = override(config, {name: value for name, value in theirs.items() if name not in given})
     config = override(config, _normalisation(config, data, given))
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
@@ -165,7 +167,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     card = open_card(config.weights, config.model).preprocess if config.weights else None
     fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
     # Sensors seldom use all 16 bits, and floats have any range: 0.5 suits neither.
-    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
+    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else seen.normalize)
     if "mean" in given and "std" in given:
         numbers: dict[str, Any] = {}
     elif choice == "dataset":
@@ -302,6 +304,7 @@ def check(config: TrainConfig) -> TrainConfig:
             (n, getattr(a, n), 0 <= getattr(a, n) <= 1, "a probability")
             for n in ("hflip", "three_augment", "reprob", "mix_prob")
         ),
+        ("aug_repeats", a.aug_repeats, a.aug_repeats >= 1, "at least 1"),
         *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
         *(
             (n, getattr(p, n), getattr(p, n) >= least, f"at least {least}")
@@ -332,6 +335,12 @@ def check(config: TrainConfig) -> TrainConfig:
             "--class-weights and --balanced-sampling each balance the classes; together they would overweight the rare "
             "ones. Choose one."
         )
+    if a.aug_repeats > 1 and config.source.balanced_sampling:
+        raise UserError(
+            "--aug-repeats and --balanced-sampling each repeat images in an epoch. Choose one: --aug-repeats 1 is off."
+        )
+    if a.aug_repeats > 1 and config.source.streaming:
+        raise UserError("A stream delivers every image once. Add --aug-repeats 1, or drop --streaming.")
     check_loggers(config.run.log or ())
     preprocessing(config)  # validates its own values
     return config

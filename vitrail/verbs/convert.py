@@ -11,7 +11,7 @@ from vitrail.errors import UserError, nearest
 if TYPE_CHECKING:
     from vitrail.models import ModelConfig
 
-To = Literal["vitrail", "timm", "hf", "npz", "torchvision"]
+To = Literal["vitrail", "timm", "hf", "npz", "big_vision", "torchvision"]
 
 
 def convert(
@@ -50,7 +50,7 @@ def convert(
     if to not in get_args(To):
         raise UserError(f"'to' must be one of {', '.join(get_args(To))}, but it is {to!r}.{nearest(to, get_args(To))}")
     path = Path(out) / WEIGHTS_FILE if to == "hf" else Path(out)
-    suffix = ".npz" if to == "npz" else ".safetensors"
+    suffix = ".npz" if to in ("npz", "big_vision") else ".safetensors"
     if path.suffix != suffix:
         raise UserError(f"Weights for {to} must be a {suffix} file, but got {out}. Name it {path.name}{suffix}.")
     if path.exists() and not overwrite:
