@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from vitrail.data.folder import images_below, is_image
+from vitrail.data.image_like import GivenImage, ImageLike, given, one_or_many
 from vitrail.errors import UserError
 from vitrail.progress import log
 from vitrail.runs.predictor import Prediction
@@ -19,15 +20,30 @@ from vitrail.tasks.task import Answer
 Format = Literal["table", "csv", "json"]
 
 
-def listed(images: Sequence[str | Path]) -> Iterator[str]:
-    """The image files of paths, folders and globs, in order; a source without images raises UserError immediately."""
-    if not images:
-        raise UserError("No images were given. Give image files, folders or globs.")
-    sources = [str(source) for source in images]
-    for source in sources:
-        if next(find(source), None) is None:
-            raise UserError(_nothing(source))
-    return chain.from_iterable(map(find, sources))
+def listed(images: ImageLike | Iterable[ImageLike]) -> Iterator[GivenImage]:
+    """The images of paths, folders, globs and Python objects, in order; a path without images raises UserError.
+
+    Paths in a list are tried immediately, those of other iterables when their turn comes.
+    """
+    sources = one_or_many(images)
+    if isinstance(sources, Sequence):
+        if not sources:
+            raise UserError("No images were given. Give image files, folders or globs.")
+        for source in sources:
+            next(_expanded(source))
+    return given(chain.from_iterable(map(_expanded, sources)))
+
+
+def _expanded(source: ImageLike) -> Iterator[ImageLike]:
+    """The image files of a path; any other image as it is."""
+    if not isinstance(source, str | Path):
+        yield source
+        return
+    files = find(str(source))
+    first = next(files, None)
+    if first is None:
+        raise UserError(_nothing(str(source)))
+    yield from chain([first], files)
 
 
 def find(source: str) -> Iterator[str]:

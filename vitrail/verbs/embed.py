@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,13 @@ from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
+    from vitrail.data.image_like import ImageLike
     from vitrail.evaluate.embed import Embedding
 
 
 def embed(
     run: str | Path,
-    images: Sequence[str | Path],
+    images: Sequence[str | Path] | ImageLike | Iterable[ImageLike],
     *,
     batch_size: int = 32,
     workers: int = 2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -11,6 +11,7 @@ from vitrail.config import InputConfig, Size, coerce
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
+    from vitrail.data.image_like import ImageLike
     from vitrail.explain.explanation import Explanation
 
 Format = Literal["png", "svg", "pdf"]
@@ -18,7 +19,7 @@ Format = Literal["png", "svg", "pdf"]
 
 def explain(
     run: str | Path,
-    images: Sequence[str | Path] = (),
+    images: Sequence[str | Path] | ImageLike | Iterable[ImageLike] = (),
     *,
     data: str | Path | None = None,
     out: str | Path | None = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,12 +11,13 @@ from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
+    from vitrail.data.image_like import ImageLike
     from vitrail.runs.predictor import Prediction
 
 
 def predict(
     run: str | Path,
-    images: Sequence[str | Path],
+    images: Sequence[str | Path] | ImageLike | Iterable[ImageLike],
     *,
     top: int | None = None,
     batch_size: int = 32,
