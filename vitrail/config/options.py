@@ -6,6 +6,7 @@ import dataclasses
 import re
 import types
 from dataclasses import dataclass, is_dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -154,7 +155,7 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         return _coerce_numbers(name, value, get_args(hint)[0])
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is str and isinstance(value, Path):
+    if hint is str and isinstance(value, PathLike):
         return str(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value

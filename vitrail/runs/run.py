@@ -23,6 +23,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,13 +44,31 @@ _SPLIT = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "
 
 
 class Run:
-    """A run folder. Files are read on access, so a Run may refer to a folder that is still incomplete."""
+    """A run folder. Files are read on access, so a Run may refer to a folder that is still incomplete.
 
-    def __init__(self, path: str | Path):
+    It can be used as a path: `open(run / "metrics.csv")`, `shutil.copytree(run, "copy")`.
+    """
+
+    def __init__(self, path: str | PathLike[str]):
         self.path = Path(path)
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __truediv__(self, name: str | PathLike[str]) -> Path:
+        return self.path / name
+
+    def __eq__(self, other: object) -> bool:
+        return self.path == (other.path if isinstance(other, Run) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.path)
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -255,7 +274,15 @@ class Run:
         return rows[-1]["step"] >= round(rows[0]["step"] * optim.epochs)
 
     @property
-    def scores(self) -> dict[str, dict[str, Any]]:
+    def scores(self) -> dict[str, float]:
+        """The scores on the run's own validation images, such as "top1" and "loss"; their means over folds."""
+        if not self.has_folds:
+            return dict(self.card.metrics)
+        means = json.loads(self.folds_file.read_text(encoding="utf-8"))["mean"]
+        return {name.removeprefix("val_"): value for name, value in means.items()}
+
+    @property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
         """The content of every `metrics.json` that `evaluate` wrote, by folder name."""
         files = sorted(self.path.glob("evaluation/*/metrics.json"))
         return {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
@@ -263,7 +290,7 @@ class Run:
     def own_scores(self) -> dict[str, Any] | None:
         """The metrics of `evaluate` on the run's own validation images, or None."""
         metrics, found = self.card.metrics, []
-        for name, document in self.scores.items():
+        for name, document in self.evaluations.items():
             if name.endswith("-val") and document["images"] == metrics.get("images"):
                 found.append((abs(document["loss"] - metrics["loss"]), document))
         return min(found, key=lambda pair: pair[0])[1] if found else None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from vitrail.verbs.run import Run
 
 Method = Literal["masked", "mae", "simmim", "dino", "lejepa"]
 
@@ -15,11 +18,12 @@ def pretrain(
     resume: str | Path | None = None,
     overwrite: bool = False,
     **settings: object,
-) -> Path:
+) -> Run:
     """Pre-train a model on images without labels. Options that are not given are chosen by the recipe.
 
-    Returns the run folder, whose model has no head: fine-tune it with `vitrail train LABELLED --weights RUN`, or use
-    its features with evaluate --method knn, linear or fewshot, embed and explain. Labels in the data are not read.
+    Returns the run, which can be used as the path of its folder. Its model has no head: fine-tune it with `vitrail
+    train LABELLED --weights RUN`, or use its features with evaluate --method knn, linear or fewshot, embed and explain.
+    Labels in the data are not read.
 
     Args:
         data: folder of images, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set
@@ -29,13 +33,12 @@ def pretrain(
         **settings: the options of `vitrail.config.TrainConfig` that do not need labels, by their flat names
     """
     from vitrail.train.start import start_pretraining
+    from vitrail.verbs.train import reported
 
     source, run = None if data is None else str(data), None if resume is None else str(resume)
-    return start_pretraining(source, run, overwrite, method, settings)
+    return reported(start_pretraining(source, run, overwrite, method, settings))
 
 
-def show(run: Path) -> int:
-    """Write the report of the run."""
-    from vitrail.verbs.train import show as show_report
-
-    return show_report(run)
+def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything
+    """The run has been logged."""
+    return 0

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrail.verbs.run import Run
 
 
 def train(
@@ -14,11 +18,11 @@ def train(
     overwrite: bool = False,
     find_lr: bool = False,
     **settings: object,
-) -> Path:
-    """Train a model on a data set and evaluate it. Options that are not given are chosen by the recipe.
+) -> Run:
+    """Train a model on a data set, evaluate it and write a report. Options not given are chosen by the recipe.
 
-    Returns the run folder; the command also writes its report. With --folds the folder holds one run per fold, and the
-    mean and standard deviation of their scores. With --find-lr it holds lr.png and lr.json.
+    Returns the run, which can be used as the path of its folder. With --folds the folder holds one run per fold, and
+    the mean and standard deviation of their scores. With --find-lr it holds lr.png and lr.json.
 
     Args:
         data: folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set
@@ -29,23 +33,30 @@ def train(
     """
     from vitrail.train import folds
     from vitrail.train.start import start
+    from vitrail.verbs.run import Run
 
     source, run = None if data is None else str(data), None if resume is None else str(resume)
     if folds.wanted(resume, settings) and not find_lr:
-        return folds.train(source, run, overwrite, settings)
-    return start(source, run, overwrite, find_lr, settings)
-
-
-def show(run: Path, *, find_lr: bool = False) -> int:
-    """Write the report of the run. A failure is only logged: the run itself is complete."""
-    from vitrail.progress import log
-    from vitrail.verbs.report import report
-
+        return reported(folds.train(source, run, overwrite, settings))
     if find_lr:
-        return 0
+        return Run(start(source, run, overwrite, find_lr, settings))
+    return reported(start(source, run, overwrite, find_lr, settings))
+
+
+def reported(folder: Path) -> Run:
+    """The run in a folder, with its report. A failure to write it is only logged: the run itself is complete."""
+    from vitrail.progress import log
+    from vitrail.verbs.run import Run
+
+    run = Run(folder)
     try:
-        log.info(f"The report is {report(run)}")
+        log.info(f"The report is {run.report()}")
     except Exception as error:
         why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
         log.warning(f"The run is complete, but its report failed: {why} Try again: vitrail report {run} --debug")
+    return run
+
+
+def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything
+    """The run has been logged."""
     return 0
