@@ -86,14 +86,15 @@ def to_plain(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config, dict_factory=lambda items: {k: _plain(v) for k, v in items})
 
 
-def to_yaml(config: Any) -> str:
-    """A configuration as the text of its `config.yaml`."""
-    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+def to_yaml(config: Any, comment: str = "") -> str:
+    """A configuration as the text of its `config.yaml`, with a comment in front."""
+    head = f"# {comment}\n" if comment else ""
+    return head + yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
-def save_yaml(config: Any, path: Path) -> None:
+def save_yaml(config: Any, path: Path, comment: str = "") -> None:
     """Writes a configuration as YAML."""
-    path.write_text(to_yaml(config), encoding="utf-8")
+    path.write_text(to_yaml(config, comment), encoding="utf-8")
 
 
 def load_yaml(cls: type[C], path: Path) -> C:

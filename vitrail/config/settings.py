@@ -29,7 +29,7 @@ class Duration(float):
         return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
 
 
-Verb = Literal["", "train", "pretrain"]
+Verb = Literal["", "train", "pretrain", "python"]
 
 
 def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "") -> Any:
@@ -41,6 +41,7 @@ def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only:
 class SourceConfig:
     """How the data set is read, split and weighted."""
 
+    val: str | None = option("data set to validate on, if it is not part of the data", None)
     val_fraction: float = option("share of images held out for validation, if the data has no val split", 0.2)
     folds: int = option("number of cross-validation folds (0 = off)", 0, only="train")
     fold: int = option("train only this fold, from 1 (0 = all folds in turn)", 0, only="train")
@@ -229,3 +230,4 @@ class TrainConfig:
     optim: OptimConfig
     augment: AugmentConfig
     run: RunConfig
+    python: Names | None = option("what was given as Python objects", None, only="python")

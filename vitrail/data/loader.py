@@ -84,6 +84,7 @@ class TrainBatches:
     crop_scale: float = 1.0  # smallest fraction of the area that a random crop keeps; 1 = no random crop
     workers: int = 2
     balanced: bool = False  # class-balanced sampling, with the same number of batches
+    change: Callable[[Tensor], Tensor] | None = None  # the caller's augmentation of pixels
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -94,6 +95,10 @@ class TrainBatches:
     def __len__(self) -> int:
         """Batches per epoch. The last, incomplete one is dropped unless it is the only one."""
         return max(len(self.split) // self.batch_size, 1)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, C, H, W) as the model's input, after the caller's augmentation."""
+        return self.preprocess.normalise(pixels if self.change is None else self.change(pixels))
 
     def numbers(self, number: int, start: int = 0) -> list[Numbers]:
         """The image numbers of an epoch's batches, from batch `start`; `i + r * N` is the r-th repetition of `i`."""

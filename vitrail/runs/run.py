@@ -26,9 +26,10 @@ from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
-from vitrail.data import Data, full_name, open_data
+from vitrail.data import Data, Source, full_name, is_object, open_data
 from vitrail.errors import UserError
 from vitrail.runs.onnx import is_onnx
 from vitrail.tasks import METHODS
@@ -39,8 +40,22 @@ if TYPE_CHECKING:
 
 Row = dict[str, float]
 
+# The data of runs that were trained on Python objects in this process, by folder.
+_GIVEN: WeakValueDictionary[Path, Data] = WeakValueDictionary()
+
 # Settings that determine which images are in which split.
-_SPLIT = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task", "streaming")
+_SPLIT = (
+    "val",
+    "val_fraction",
+    "folds",
+    "fold",
+    "seed",
+    "data_dir",
+    "image_column",
+    "label_column",
+    "task",
+    "streaming",
+)
 
 
 class Run:
@@ -51,6 +66,7 @@ class Run:
 
     def __init__(self, path: str | PathLike[str]):
         self.path = Path(path)
+        self.holds: tuple[object, ...] = (_GIVEN.get(self.path.resolve()),)  # what `remember` keeps alive
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -115,7 +131,7 @@ class Run:
                 f"The run folder {run.path} cannot be created: {error.strerror}. Choose another --out."
             ) from error
         try:
-            save_yaml(config, run.config_file)
+            save_yaml(config, run.config_file, run.origin(config))
         except OSError as error:
             shutil.rmtree(run.path)
             raise UserError(
@@ -226,6 +242,13 @@ class Run:
         """
         if not self.exists:
             raise UserError(f"{self.path} has no {CONFIG_FILE}, so its training data is unknown. Give the data set.")
+        if (given := _GIVEN.get(self.path.resolve())) is not None:
+            return given
+        if {"data", "val"} & {*(self.config.python or ())}:
+            raise UserError(
+                f"The data of {self.path} was given as a Python object, which is not stored. Give it again: "
+                f"vitrail.evaluate(run, data), or to resume {self.resume_command}."
+            )
         settings = split_settings(flat(self.config)) | {name: value for name, value in columns.items() if value}
         if card is None:
             return open_data(self.config.data, **settings)
@@ -239,9 +262,15 @@ class Run:
             )
         return data
 
-    def is_own(self, source: str | Path) -> bool:
-        """Whether the run was trained on this data."""
-        return self.exists and full_name(source) == full_name(self.config.data)
+    def remember(self, data: Data) -> Run:
+        """Lets `data` return this, in any `Run` of the folder, as long as one of them exists in this process."""
+        _GIVEN[self.path.resolve()] = data
+        self.holds = (*self.holds, data)
+        return self
+
+    def is_own(self, source: Source) -> bool:
+        """Whether the run was trained on the data of this name."""
+        return self.exists and not is_object(source) and full_name(source) == full_name(self.config.data)
 
     @property
     def history(self) -> list[Row]:
@@ -254,11 +283,21 @@ class Run:
     @property
     def verb(self) -> Literal["train", "pretrain"]:
         """The verb that made the run."""
-        return "pretrain" if self.config.source.task in METHODS else "train"
+        return _verb(self.config)
+
+    @staticmethod
+    def origin(config: TrainConfig) -> str:
+        """What of a run was given as Python objects, and how to give it again; empty if nothing was."""
+        if not config.python:
+            return ""
+        path = str(Path(config.run.out) / config.run.name)
+        return f"Given as Python objects: {', '.join(config.python)}. To resume: {_python_call(config, path)}"
 
     @property
     def resume_command(self) -> str:
-        """The command that continues the run; `vitrail train` if the folder is not a run."""
+        """What continues the run: a command, or a call if it needs Python objects."""
+        if self.exists and self.config.python:
+            return _python_call(self.config, str(self.path))
         return f"vitrail {self.verb if self.exists else 'train'} --resume {self.path}"
 
     @property
@@ -311,6 +350,16 @@ class Run:
         """The runs of the folds started so far, in order; empty for an ordinary run."""
         count = self.config.source.folds if self.has_folds else 0
         return [fold for fold in map(self.fold, range(1, count + 1)) if fold.exists]
+
+
+def _verb(config: TrainConfig) -> Literal["train", "pretrain"]:
+    return "pretrain" if config.source.task in METHODS else "train"
+
+
+def _python_call(config: TrainConfig, path: str) -> str:
+    """The call that resumes a run with Python objects."""
+    given = ["data" if name == "data" else f"{name}={name}" for name in config.python or ()]
+    return f"vitrail.{_verb(config)}({', '.join([*given, f'resume={path!r}'])})"
 
 
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
 from vitrail.tasks import task_type
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.pace import images_per_second
 from vitrail.train.prepare import preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
@@ -55,14 +56,14 @@ def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
     return settings
 
 
-def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
+def plan(source: str, data: Data, asked: dict[str, Any], custom: Custom = NOTHING) -> TrainConfig:
     """The complete configuration. A time budget is first converted to epochs, which recipes depend on."""
     config = resolve(source, data, asked)
     if config.optim.time_budget is None:
         return config
     if "epochs" in asked:
         raise UserError("--epochs and --time-budget both set the length of the run. Remove one of them.")
-    rate = images_per_second(config, data)
+    rate = images_per_second(config, data, custom)
     epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
     return resolve(source, data, asked | {"epochs": epochs})
 

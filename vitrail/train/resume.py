@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitrail.config import TrainConfig, Verb, coerce, flat, override
-from vitrail.data import full_name
+from vitrail.data import Source, full_name
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.models import is_meant
@@ -18,7 +18,7 @@ _FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
 
 
 def reopen(
-    run: Path, source: str | None, asked: Mapping[str, object], verb: Verb = "train"
+    run: Path, source: Source | None, asked: Mapping[str, object], verb: Verb = "train"
 ) -> tuple[Path, TrainConfig]:
     """The folder and configuration of a run to resume; the user's settings must agree with it."""
     opened = Run.open(run)
@@ -26,8 +26,11 @@ def reopen(
     if opened.verb != verb:
         raise UserError(f"{run} was started by `vitrail {opened.verb}`. Use `{opened.resume_command}`.")
     saved = flat(config)
+    _check_objects(opened, asked.get("python"))
     changed = []
-    for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():
+    for name, value in {**asked, **({} if source is None else {"data": full_name(source)})}.items():
+        if name == "python" or name in (saved["python"] or ()):
+            continue  # an object; the checkpoint knows the data's fingerprint
         value = coerce(TrainConfig, name, value)
         if name == "model":
             value = saved[name] if is_meant(saved[name], value) else value
@@ -43,3 +46,17 @@ def reopen(
         )
     choose_device(config.run.device)
     return run, check(config)
+
+
+def _check_objects(run: Run, given: object) -> None:
+    """Raises UserError if the objects given are not those that the run was started with."""
+    started, now = ({*names} if isinstance(names, tuple) else set() for names in (run.config.python, given))
+    if started == now:
+        return
+    missing, new = sorted(started - now), sorted(now - started)
+    if missing:
+        raise UserError(
+            f"{run.path} was started with Python objects, which are not stored: {', '.join(missing)}. Give them again: "
+            f"{run.resume_command}"
+        )
+    raise UserError(f"{run.path} was started without {', '.join(new)} from Python. Remove that, or start a new run.")

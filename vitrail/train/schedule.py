@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vitrail.config import OptimConfig, TrainConfig
 from vitrail.data import Data
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.optim import lr_at
 from vitrail.train.progress import Progress
 
@@ -24,13 +26,14 @@ class Schedule:
     optim: OptimConfig
     per_epoch: int  # optimiser steps
     validation: float  # the time of a validation, in steps
+    own: Callable[[float], float] | None = None  # the caller's, see `Custom.schedule`
 
     @classmethod
-    def of(cls, config: TrainConfig, data: Data, batches: int) -> Schedule:
+    def of(cls, config: TrainConfig, data: Data, batches: int, custom: Custom = NOTHING) -> Schedule:
         """The schedule of a run with this number of batches per epoch."""
         optim = config.optim
         validation = len(data.splits["val"]) / (optim.batch_size * optim.grad_accum_steps)
-        return cls(optim, batches // optim.grad_accum_steps, validation)
+        return cls(optim, batches // optim.grad_accum_steps, validation, custom.schedule)
 
     @property
     def steps(self) -> int:
@@ -48,6 +51,8 @@ class Schedule:
         if self.optim.time_budget is not None:
             elapsed = progress.elapsed
             place = elapsed / max(self._training_seconds(progress) - progress.prepared, elapsed, 1e-9) * self.steps
+        if self.own is not None:
+            return self.optim.lr * self.own(place / self.steps)
         return lr_at(place, self.steps, round(self.per_epoch * self.optim.warmup_epochs), self.optim)
 
     def over(self, progress: Progress) -> bool:
