@@ -77,10 +77,6 @@ class ModuleModel(Model):
     def classifiers(self) -> list[nn.Linear | nn.Conv2d]:
         return []
 
-    def filters(self) -> str:
-        names = (f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
-        return next(names, "")
-
     @property
     def _title(self) -> str:
         return f"The module '{self.config.name}'"

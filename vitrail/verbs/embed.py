@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def embed(
-    run: str | Path,
+    run: str | PathLike[str],
     images: Sequence[str | Path] | ImageLike | Iterable[ImageLike],
     *,
     batch_size: int = 32,
@@ -45,7 +46,7 @@ def embed(
 
     if min(batch_size, workers) < 1:
         raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
-    files = listed(images)
+    files, run = listed(images), run if isinstance(run, str) else Path(run)
     device = choose_device(device)
     check_engine(engine, device)  # before the weights are read
     predictor = Predictor.of(*open_run(run, device, headless=True), device, engine)

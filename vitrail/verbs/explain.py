@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -11,6 +12,7 @@ from vitrail.config import InputConfig, Size, coerce
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
+    from vitrail.data import Source
     from vitrail.data.image_like import ImageLike
     from vitrail.explain.explanation import Explanation
 
@@ -18,10 +20,10 @@ Format = Literal["png", "svg", "pdf"]
 
 
 def explain(
-    run: str | Path,
+    run: str | PathLike[str],
     images: Sequence[str | Path] | ImageLike | Iterable[ImageLike] = (),
     *,
-    data: str | Path | None = None,
+    data: str | Path | Source | None = None,
     out: str | Path | None = None,
     patch: str | tuple[int, int] | None = None,
     target: str | None = None,
@@ -64,6 +66,7 @@ def explain(
         raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
     if format not in get_args(Format):
         raise UserError(f"'format' must be one of {', '.join(get_args(Format))}, but it is '{format}'.")
+    run = run if isinstance(run, str) else Path(run)
     subject = open_subject(
         run,
         images,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    run: str | Path,
+    run: str | PathLike[str],
     images: Sequence[str | Path] | ImageLike | Iterable[ImageLike],
     *,
     top: int | None = None,
@@ -46,7 +47,7 @@ def predict(
         raise UserError(
             f"'top', 'batch_size' and 'workers' must be at least 1, but they are {top}, {batch_size} and {workers}."
         )
-    files = listed(images)
+    files, run = listed(images), run if isinstance(run, str) else Path(run)
     return Predictor(run, device, engine=engine)(files, top, batch_size=batch_size, workers=workers)
 
 
