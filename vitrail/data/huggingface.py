@@ -30,7 +30,7 @@ from vitrail.tasks import Task
 PREFIX = "hf:"
 FILES = (".parquet", ".arrow")
 
-_LABEL_NAMES = ("label", "labels", "class", "target", "category", "y")
+_LABEL_NAMES = ("label", "labels", "class", "target", "category", "y", "tags")
 _PEEK = 64  # images of a stream from which size and channels are taken
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ def _columns(
     if not reads_labels(task):
         log.info("%s: images are in the column '%s'.", source, image)
         return image, None, None
-    label = label or _only(named) or _usual(named) or (None if named else _usual(plain + lists) or _only(plain))
+    label = label or _only(named) or _usual(named) or (None if named else _usual(plain + lists) or _only(plain + lists))
     if label is None:
         raise UserError(
             f"{source}: which of the columns {', '.join(features)} contains the labels? Set --label-column."

@@ -73,8 +73,7 @@ def open_object(
     if _is_from("datasets", source):
         return open_dataset(source, name, where, image_column, label_column, task)
     if _is_from("pandas", source) or _is_from("polars", source):
-        columns = {str(column): list(source[column]) for column in source.columns}
-        return open_columns(columns, name, where, Path(), image_column, label_column, task, model, verify)
+        return open_columns(_columns(source), name, where, Path(), image_column, label_column, task, model, verify)
     if image_column is not None or label_column is not None:
         raise UserError(
             f"'image_column' and 'label_column' apply to tables and Hugging Face data sets, not to {where}."
@@ -119,6 +118,14 @@ def _is_from(package: str, thing: object) -> bool:
     return module is not None and isinstance(
         thing, tuple(getattr(module, k) for k in kinds.get(package, ("DataFrame",)))
     )
+
+
+def _columns(frame: Any) -> list[tuple[str, list[Any]]]:
+    """The names and cells of a frame's columns; missing cells are None."""
+    if _is_from("polars", frame):
+        return list(frame.to_dict(as_series=False).items())
+    plain = frame.astype(object).where(frame.notna(), None)
+    return [(str(name), plain.iloc[:, k].tolist()) for k, name in enumerate(frame.columns)]
 
 
 def _stack(images: Any) -> Array:

@@ -39,7 +39,7 @@ def open_table(
 
 
 def open_columns(
-    columns: Mapping[str, Sequence[object]],
+    columns: Sequence[tuple[str, Sequence[object]]],
     name: str,
     where: str,
     folder: Path,
@@ -50,10 +50,10 @@ def open_columns(
     verify: bool = True,
 ) -> Found:
     """The images listed in the columns of a data frame; paths are relative to `folder`."""
-    cells = [[_as_text(cell) for cell in column] for column in columns.values()]
+    cells = [[_as_text(cell) for cell in column] for _, column in columns]
     rows = {number: list(row) for number, row in enumerate(zip(*cells, strict=True), 1)}
     given = image_column, label_column
-    return _from_rows(list(columns), rows, name, where, folder, *given, task, model, verify)
+    return _from_rows([label for label, _ in columns], rows, name, where, folder, *given, task, model, verify)
 
 
 def _from_rows(
@@ -232,4 +232,4 @@ def _read_parquet(path: Path) -> tuple[list[str], Rows]:
 def _as_text(cell: object) -> str:
     if isinstance(cell, list | tuple | set | np.ndarray):  # a list of labels
         return "|".join(str(part).strip() for part in cell)
-    return "" if cell is None or cell != cell else str(cell).strip()  # NaN is a missing cell
+    return "" if cell is None else str(cell).strip()
