@@ -29,3 +29,12 @@ def test_regression(tmp_path):
     assert float(re.search(r"^mean R2 ([-\d.]+)", said).group(1)) > 0.5  # the mean alone reaches 0
     assert len(re.findall(r"MAE", said)) == 3
     assert len(re.findall(r"\.png x [\d.-]+, y [\d.-]+, diameter [\d.-]+", said)) == 5
+
+
+def test_research(tmp_path):
+    said = run("research.py", tmp_path, "--images", 400, "--epochs", 4)
+    own, vit = (float(re.search(rf"^{name}: top-1 ([\d.]+)%", said, re.M).group(1)) for name in ("own", "vit"))
+    assert own > 75  # by chance 50
+    assert vit > 40
+    assert len(re.findall(r"^image \d (?:disc|ring) \d+%", said, re.M)) == 3
+    assert (tmp_path / "comparison.html").exists()

@@ -100,6 +100,28 @@ def test_one_image_and_many_of_any_iterable():
     assert [image.name for image in given(COLOUR)] == ["image 1"]
 
 
+@pytest.mark.parametrize(
+    ("shape", "tensor", "channels", "images"),
+    [
+        ((5, 9, 7), False, 1, 5),  # grey images
+        ((3, 9, 7), False, 1, 3),
+        ((3, 9, 7), False, 3, 1),  # channels first, as in a .npy file
+        ((50, 9, 9), False, 3, 50),
+        ((9, 9, 3), False, 1, 1),
+        ((9, 9, 5), False, 1, 1),  # of too many bands
+        ((9, 9, 13), False, 13, 1),
+        ((13, 9, 9), False, 13, 1),
+        ((5, 9, 7), True, 1, 5),
+        ((3, 9, 7), True, 1, 1),  # channels come first in a tensor
+        ((13, 9, 9), True, 13, 1),
+        ((2, 3, 9, 7), True, 3, 2),
+    ],
+)
+def test_a_stack_of_grey_images_is_told_from_one_image(shape, tensor, channels, images):
+    array = np.zeros(shape, np.uint8)
+    assert len(list(given(torch.from_numpy(array) if tensor else array, channels))) == images
+
+
 def test_a_file_may_be_closed_before_it_is_decoded(tmp_path):
     Image.fromarray(COLOUR).save(tmp_path / "image.png")
 
@@ -179,7 +201,7 @@ def test_a_generator_is_consumed_lazily(trained, image):
 
 
 def test_a_bad_image_among_others_is_an_answer(trained, image):
-    good, bad, last = vitrail.predict(trained, [image, np.zeros((3, 3, 5)), image])
+    good, bad, last = vitrail.predict(trained, [image, np.zeros((9, 9, 5)), image])
     assert (good.error, last.error) == (None, None)
     assert (bad.file, bad.error) == ("image 2", "5 channels, which cannot be converted to 1")
 

@@ -15,11 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitrail.data.arrays import read_labels
-from vitrail.data.dataset import Found, GlobalRows, Targets, reads_labels
+from vitrail.data.dataset import Found, GlobalRows, reads_labels
 from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
-from vitrail.data.labels import label_array
+from vitrail.data.labels import labelled_splits
 from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
@@ -228,29 +227,6 @@ def _usual(names: Sequence[str]) -> str | None:
     return next((name for name in _LABEL_NAMES if name in names), None)
 
 
-def _labelled(
-    labels: Mapping[str, Sequence[Any]], names: tuple[str, ...] | None, source: str
-) -> tuple[Task, dict[str, Targets]]:
-    """The task, and the targets of every labelled split. Public test sets are often unlabelled."""
-    kept: dict[str, Sequence[Any]] = {}
-    for split, values in labels.items():
-        if split != "train" and len(values) and all(value in (None, -1) for value in values):
-            log.info("%s: skipping the %s split, which has no labels.", source, split)
-            continue
-        if None in values:
-            raise UserError(f"{source}: row {values.index(None)} of the {split} split has no label. Remove it.")
-        if invalid := [value for value in values if not isinstance(value, int | float | str | list)]:
-            raise UserError(
-                f"{source}: a label must be an integer, text, a number or a list of them, but one in the {split} split "
-                f"is {invalid[0]!r}. Choose another column with --label-column."
-            )
-        kept[split] = values
-    every, known = label_array([value for values in kept.values() for value in values], source, names)
-    ends = np.cumsum([len(values) for values in kept.values()])[:-1]
-    task, targets = read_labels(np.split(every, ends), known, source, None)
-    return task, dict(zip(kept, targets, strict=True))
-
-
 def _content(cell: Mapping[str, Any] | None) -> bytes:
     """The encoded image in a cell; empty if there is none."""
     if cell is None:
@@ -303,7 +279,7 @@ def _rows(source: str, title: str, splits: Mapping[str, Any], choose: Callable[[
         split: rows.select_columns([label]).with_format("arrow")[:][label].to_pylist() if label else [""] * len(rows)
         for split, rows in splits.items()
     }
-    task, targets = _labelled(labels, names, source)
+    task, targets = labelled_splits(labels, names, source)
     parts = {}
     for split, numbers in targets.items():
         rows = splits[split].select_columns([image]).with_format(None)
@@ -361,7 +337,7 @@ def _stream(
             column = _call(source, _call(source, load, columns=[label]).as_streaming_dataset)
             labels = {split: column[name] for split, name in theirs.items()}
         read = {split: _call(source, _read_labels, rows, label, split) for split, rows in labels.items()}
-    task, targets = _labelled({split: list(chain(*shards)) for split, shards in read.items()}, names, source)
+    task, targets = labelled_splits({split: list(chain(*shards)) for split, shards in read.items()}, names, source)
     if targets.keys() == {"train"}:
         log.info("%s has no validation split: the held-out images are read in a second pass over the stream.", source)
     streams = {}

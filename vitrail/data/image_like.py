@@ -60,11 +60,15 @@ class GivenImage:
         return fit(content, channels, bits)
 
 
-def given(images: ImageLike | Iterable[ImageLike]) -> Iterator[GivenImage]:
-    """One image, the images of a batch (N, H, W, C) or (N, C, H, W), or of any iterable, which is consumed lazily."""
+def given(images: ImageLike | Iterable[ImageLike], channels: int | None = None) -> Iterator[GivenImage]:
+    """One image, the images of a batch (N, H, W, C) or (N, C, H, W), or of any iterable, which is consumed lazily.
+
+    Grey images may also be stacked as (N, H, W); `channels` are those of the model, which tell such a stack from one
+    image.
+    """
     number = 0
     for image in one_or_many(images):
-        for single in image if is_array(image) and image.ndim == 4 else (image,):
+        for single in image if is_array(image) and _is_stack(image, channels) else (image,):
             number += 1
             yield given_image(single, number)
 
@@ -107,6 +111,17 @@ def one_or_many(images: Any) -> Iterable[Any]:
     if isinstance(images, Iterable):
         return images
     raise UserError(f"An image must be {KINDS}, but got {shown(images)}.")
+
+
+def _is_stack(image: Any, channels: int | None) -> bool:
+    """Whether an array or tensor holds several images: it has four dimensions, or three of which none are channels."""
+    if image.ndim != 3 or channels not in (1, 3, 4):
+        return bool(image.ndim == 4)
+    first, middle, last = image.shape
+    if is_tensor(image):
+        return first not in (1, 3, 4)
+    one = last in (1, 3, 4) or last < min(first, middle) or first == channels
+    return not one
 
 
 def is_array(thing: object) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vitrail.data.dataset import Array
+from vitrail.data.arrays import read_labels
+from vitrail.data.dataset import Array, Targets
 from vitrail.data.image_like import as_array, is_array, shown
 from vitrail.errors import UserError
+from vitrail.progress import log
+from vitrail.tasks import Task
 
 
 def label_array(labels: Any, where: str, names: tuple[str, ...] | None = None) -> tuple[Array, tuple[str, ...] | None]:
@@ -77,3 +80,26 @@ def _lists(values: list[list[Any]], where: str, names: tuple[str, ...] | None) -
                 raise UserError(f"{where}: label {i} has {part!r}, which is none of the {len(known)} labels.")
             hot[i, index[part]] = 1
     return hot, known
+
+
+def labelled_splits(
+    labels: Mapping[str, Sequence[Any]], names: tuple[str, ...] | None, source: str
+) -> tuple[Task, dict[str, Targets]]:
+    """The task, and the targets of every labelled split. Public test sets are often unlabelled."""
+    kept: dict[str, Sequence[Any]] = {}
+    for split, values in labels.items():
+        if split != "train" and len(values) and all(value in (None, -1) for value in values):
+            log.info("%s: skipping the %s split, which has no labels.", source, split)
+            continue
+        if None in values:
+            raise UserError(f"{source}: row {values.index(None)} of the {split} split has no label. Remove it.")
+        if invalid := [value for value in values if not isinstance(value, int | float | str | list)]:
+            raise UserError(
+                f"{source}: a label must be an integer, text, a number or a list of them, but one in the {split} split "
+                f"is {invalid[0]!r}. Choose another column with --label-column."
+            )
+        kept[split] = values
+    every, known = label_array([value for values in kept.values() for value in values], source, names)
+    ends = np.cumsum([len(values) for values in kept.values()])[:-1]
+    task, targets = read_labels(np.split(every, ends), known, source, None)
+    return task, dict(zip(kept, targets, strict=True))

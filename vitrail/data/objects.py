@@ -80,17 +80,9 @@ def open_object(
         )
     if isinstance(source, Data):
         return _from_data(source)
-    if isinstance(source, tuple) and len(source) == 2:
-        images, labels, classes = *source, None
-    elif is_array(source):
-        images, labels, classes = source, None, None
-    elif isinstance(source, Sequence) and not isinstance(source, str | bytes):
-        images, labels, classes = *_unzipped(source, where), None
-    elif hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping):
+    if _is_map_style(source):
         return _from_dataset(source, name, where, task if labelled else None, labelled)
-    else:
-        hint = " An iterable-style data set cannot be shuffled: list its items." if hasattr(source, "__iter__") else ""
-        raise UserError(f"Data from Python must be {KINDS}, but it is {shown(source)}.{hint}")
+    images, labels = _images_and_labels(source, where)
     if not labelled:
         labels, task = [""] * len(images), None
     elif labels is None:
@@ -99,25 +91,40 @@ def open_object(
         raise UserError(
             f"{where} must have one label per image, but it has {len(images)} images and {len(labels)} labels."
         )
-    y, classes = label_array(labels, where, classes)
-    if is_array(images) and as_array(images).dtype.kind not in "OUS":
+    y, classes = label_array(labels, where)
+    if is_array(images) and as_array(images).dtype.kind not in "OUS":  # not an array of paths
         return from_arrays(name, {"train": (_stack(images), y)}, classes, where, task)
     read, (targets,) = read_labels([y], classes, where, task)
-    images = list(images)
     if all(isinstance(image, str | Path) for image in images):
         paths = np.array([Path(image).expanduser() for image in images], dtype=object)
         return from_paths(name, read, {"train": (paths, targets)}, verify)
-    items = [image if isinstance(image, str | Path) else given_image(image, i) for i, image in enumerate(images)]
-    return _from_items(name, read, targets, lambda i: given_image(items[i], i), len(items))
+    items = [given_image(image, i) for i, image in enumerate(images)]
+    return _from_items(name, read, targets, items.__getitem__, len(items))
 
 
 def _is_from(package: str, thing: object) -> bool:
     """Whether it is a data set or a frame of a package, which has then been imported."""
-    kinds = {"datasets": ("Dataset", "DatasetDict", "IterableDataset", "IterableDatasetDict"), "polars": ("DataFrame",)}
     module = sys.modules.get(package)
-    return module is not None and isinstance(
-        thing, tuple(getattr(module, k) for k in kinds.get(package, ("DataFrame",)))
-    )
+    kinds = "Dataset DatasetDict IterableDataset IterableDatasetDict" if package == "datasets" else "DataFrame"
+    return module is not None and isinstance(thing, tuple(getattr(module, kind) for kind in kinds.split()))
+
+
+def _is_map_style(source: object) -> bool:
+    """Whether it has items by number, like a map-style data set of torch, and is not a plain list or array."""
+    plain = isinstance(source, Sequence | Mapping) or is_array(source)
+    return not plain and hasattr(source, "__getitem__") and hasattr(source, "__len__")
+
+
+def _images_and_labels(source: Any, where: str) -> tuple[Any, Any]:
+    """The images and labels of a pair, of a list of pairs, or images alone."""
+    if isinstance(source, tuple) and len(source) == 2:
+        return source
+    if is_array(source):
+        return source, None
+    if isinstance(source, Sequence) and not isinstance(source, str | bytes):
+        return _unzipped(source, where)
+    hint = " An iterable-style data set cannot be shuffled: list its items." if hasattr(source, "__iter__") else ""
+    raise UserError(f"Data from Python must be {KINDS}, but it is {shown(source)}.{hint}")
 
 
 def _columns(frame: Any) -> list[tuple[str, list[Any]]]:

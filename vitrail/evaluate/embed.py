@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.image_like import GivenImage
+from vitrail.data.image_like import ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.errors import UserError
 from vitrail.files import atomic_write
@@ -50,11 +50,16 @@ class Written:
     unreadable: tuple[tuple[str, str], ...]
 
 
-def embeddings(
-    predictor: Predictor, images: Iterable[GivenImage], batch_size: int, workers: int
-) -> Iterator[Embedding]:
+def embeddings(predictor: Predictor, images: Iterable[ImageLike], batch_size: int, workers: int) -> Iterator[Embedding]:
     """Yields the feature vectors of images, in order; `images` is consumed lazily."""
-    with closing(predictor.run(images, predictor.features, batch_size=batch_size, workers=workers)) as answers:
+    with closing(
+        predictor.run(
+            given(images, predictor.card.preprocess.channels),
+            predictor.features,
+            batch_size=batch_size,
+            workers=workers,
+        )
+    ) as answers:
         for image, vector in answers:
             if isinstance(vector, UnreadableImage):
                 yield Embedding(image.name, error=str(vector))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from vitrail.data.folder import images_below, is_image
-from vitrail.data.image_like import GivenImage, ImageLike, given, one_or_many
+from vitrail.data.image_like import ImageLike, one_or_many
 from vitrail.errors import UserError
 from vitrail.progress import log
 from vitrail.runs.predictor import Prediction
@@ -20,7 +20,7 @@ from vitrail.tasks.task import Answer
 Format = Literal["table", "csv", "json"]
 
 
-def listed(images: ImageLike | Iterable[ImageLike]) -> Iterator[GivenImage]:
+def listed(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
     """The images of paths, folders, globs and Python objects, in order; a path without images raises UserError.
 
     Paths in a list are tried immediately, those of other iterables when their turn comes.
@@ -31,7 +31,7 @@ def listed(images: ImageLike | Iterable[ImageLike]) -> Iterator[GivenImage]:
             raise UserError("No images were given. Give image files, folders or globs.")
         for source in sources:
             next(_expanded(source))
-    return given(chain.from_iterable(map(_expanded, sources)))
+    return chain.from_iterable(map(_expanded, sources))
 
 
 def _expanded(source: ImageLike) -> Iterator[ImageLike]:

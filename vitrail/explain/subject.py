@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.data import Data, Split
 from vitrail.data.dataset import Subset, Targets, choose
-from vitrail.data.image_like import GivenImage, ImageLike
+from vitrail.data.image_like import GivenImage, ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, to_pil
@@ -206,10 +206,12 @@ def open_subject(
     img_size: int | Size | None = None,
 ) -> Subject:
     """Opens a run or weights file, and reads the given images, or some of the data."""
-    files = [] if isinstance(images, Sequence) and not images else list(islice(listed(images), SAMPLE + 1))
+    card = open_card(run)
+    found = () if isinstance(images, Sequence) and not images else given(listed(images), card.preprocess.channels)
+    files = list(islice(found, SAMPLE + 1))
     if len(files) > SAMPLE:
         raise UserError(f"At most {SAMPLE} images can be explained at a time, but more were given.")
-    classes = open_card(run).task.output_names
+    classes = card.task.output_names
     if not classes and (target is not None or instead is not None):
         raise UserError(f"{run} has no head, so there are no classes to explain. Remove --target and --instead.")
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))

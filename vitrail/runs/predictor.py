@@ -204,7 +204,9 @@ class Predictor:
         `vitrail.data.image_like`. Each answer has at most `top` labels: by default 5 classes, or all labels above their
         thresholds. An unreadable image gives a Prediction with an error.
         """
-        with closing(self.run(given(images), batch_size=batch_size, workers=workers)) as answers:
+        with closing(
+            self.run(given(images, self.card.preprocess.channels), batch_size=batch_size, workers=workers)
+        ) as answers:
             for image, outputs in answers:
                 if isinstance(outputs, UnreadableImage):
                     yield Prediction(image.name, self.card.task.answer(), str(outputs))

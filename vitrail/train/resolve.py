@@ -31,6 +31,7 @@ from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
+from vitrail.models.module import MODULES
 from vitrail.tasks import task_type
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.pace import images_per_second
@@ -186,7 +187,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         asked = given.get("model")
         if asked in ("vit", "deit"):  # a family: choose the patch size to fit the images
             asked = f"{asked}_nano{patch}"
-        elif asked in FAMILIES:
+        elif asked in FAMILIES and asked not in MODULES:
             asked = _smallest(asked, given.get("img_size") or data.size)
         name, config = canonical(asked or meant or f"vit_nano{patch}")
         size = _fit(typical, config.step)
