@@ -2,7 +2,7 @@
 
 from vitrail.data.dataset import ArraySplit, Data, FileSplit, Split
 from vitrail.data.images import UnreadableImage, read_image
-from vitrail.data.sources import Source, full_name, is_object, open_data
+from vitrail.data.sources import Source, full_name, is_object, is_there, open_data
 
 __all__ = [
     "ArraySplit",
@@ -13,6 +13,7 @@ __all__ = [
     "UnreadableImage",
     "full_name",
     "is_object",
+    "is_there",
     "open_data",
     "read_image",
 ]

@@ -66,6 +66,7 @@ def open_object(
     task: type[Task] | None,
     model: Task | None,
     verify: bool,
+    image_dir: str | None = None,
 ) -> Found:
     """The content of data given as an object, as in `sources.open_source`."""
     where, labelled = object_name(source), reads_labels(task)
@@ -73,7 +74,8 @@ def open_object(
     if _is_from("datasets", source):
         return open_dataset(source, name, where, image_column, label_column, task)
     if _is_from("pandas", source) or _is_from("polars", source):
-        return open_columns(_columns(source), name, where, Path(), image_column, label_column, task, model, verify)
+        folder = Path(image_dir or "").expanduser()
+        return open_columns(_columns(source), name, where, folder, image_column, label_column, task, model, verify)
     if image_column is not None or label_column is not None:
         raise UserError(
             f"'image_column' and 'label_column' apply to tables and Hugging Face data sets, not to {where}."

@@ -12,8 +12,9 @@ from typing import Literal, TextIO
 
 from vitrail.data.folder import images_below, is_image
 from vitrail.data.image_like import ImageLike, one_or_many
+from vitrail.data.remote import is_remote
 from vitrail.errors import UserError
-from vitrail.progress import log
+from vitrail.progress import log, track
 from vitrail.runs.predictor import Prediction
 from vitrail.tasks.task import Answer
 
@@ -21,34 +22,34 @@ Format = Literal["table", "csv", "json"]
 
 
 def listed(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
-    """The images of paths, folders, globs and Python objects, in order; a path without images raises UserError.
+    """The images of paths, folders and globs, web addresses, `-` and Python objects, in order.
 
-    Paths in a list are tried immediately, those of other iterables when their turn comes.
+    Raises UserError immediately if there is none in a list. A path without images among others is listed as it is, to
+    be reported like an unreadable file.
     """
     sources = one_or_many(images)
     if isinstance(sources, Sequence):
         if not sources:
             raise UserError("No images were given. Give image files, folders or globs.")
-        for source in sources:
-            next(_expanded(source))
+        if all(isinstance(source, str | Path) and next(find(str(source)), None) is None for source in sources):
+            raise UserError(_nothing(str(sources[0])))
     return chain.from_iterable(map(_expanded, sources))
 
 
 def _expanded(source: ImageLike) -> Iterator[ImageLike]:
-    """The image files of a path; any other image as it is."""
+    """The image files of a path, or the path itself if there are none; any other image as it is."""
     if not isinstance(source, str | Path):
         yield source
         return
     files = find(str(source))
-    first = next(files, None)
-    if first is None:
-        raise UserError(_nothing(str(source)))
-    yield from chain([first], files)
+    yield from chain([next(files, source)], files)
 
 
 def find(source: str) -> Iterator[str]:
     """The image files of a path or glob (*, ?, **); an explicit file may have any extension."""
-    if Path(source).is_dir():
+    if is_remote(source):
+        yield source
+    elif Path(source).is_dir():
         yield from map(str, images_below(source, _left_out))
     elif Path(source).exists():
         yield source
@@ -86,6 +87,20 @@ def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> 
 
     {"table": _write_table, "csv": _write_csv, "json": _write_json}[format](counted(), stream)
     return failures
+
+
+_SUFFIXES: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".txt": "table"}
+
+
+def write_file(predictions: Iterable[Prediction], format: Format | None, path: Path) -> int:
+    """Writes predictions to a file, by default in the format of its suffix; returns the number of unreadable files."""
+    if format is None and path.suffix.lower() not in _SUFFIXES:
+        raise UserError(f"--out must be a {', '.join(_SUFFIXES)} file, but it is {path}. Or set --format.")
+    try:
+        with path.open("w", encoding="utf-8", newline="") as stream:
+            return write(track(predictions, "predicting", unit="img"), format or _SUFFIXES[path.suffix.lower()], stream)
+    except OSError as error:
+        raise UserError(f"Could not write {path}: {error.strerror}. Choose another --out.") from error
 
 
 def _write_table(predictions: Iterator[Prediction], stream: TextIO, block: int = 32) -> None:

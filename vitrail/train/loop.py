@@ -140,7 +140,7 @@ def train(
     how: dict[str, Any] = {"workers": config.source.workers, "device": config.run.device, "title": "validating"}
     walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, schedule.lr, progress, world)
     while True:
-        over = world.agree(schedule.over(progress))
+        over = world.agree(schedule.over(progress) or schedule.stalled(progress))
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
             kept = objective.kept()
             meter = card.task.meter()
@@ -149,8 +149,8 @@ def train(
             except NotFinite:
                 raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
             scores = world.merge(meter).scores()
-            progress.close_epoch(scores, watch(objective, kept, scores, progress, over))
-            over = world.agree(over or custom.stops(progress))
+            progress.close_epoch(scores, watch(objective, kept, scores, progress, over), config.stop.best)
+            over = world.agree(over or schedule.stalled(progress) or custom.stops(progress))
             if world.first():
                 if progress.kept == len(progress.rows):
                     save(Run(run).weights_file, kept, card.measured(scores, progress.kept))

@@ -101,6 +101,7 @@ def open_splits(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tu
         crop_scale,
         source.workers,
         source.balanced_sampling,
+        config.augment.aug_repeats,
         change,
     )
     return val, batches

@@ -28,6 +28,7 @@ def train(
     resume: str | PathLike[str] | None = None,
     overwrite: bool = False,
     find_lr: bool = False,
+    config: str | Path | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
     objective: Loss | type[Objective] | None = None,
     optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
@@ -48,15 +49,19 @@ def train(
         resume (RUN): continue this run from its last checkpoint
         overwrite: replace an existing run of the same name
         find_lr: run a learning-rate range test instead of training
+        config (FILE): YAML file of settings, such as the config.yaml of a run; flags override it
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from torch import nn
 
     from vitrail.train import folds
+    from vitrail.train.config_file import with_file
     from vitrail.train.custom import Custom
     from vitrail.train.start import start
     from vitrail.verbs.run import Run
 
+    if config is not None:
+        data, settings = with_file(Path(config), data, resume, settings)
     module = settings.pop("model") if isinstance(settings.get("model"), nn.Module) else None
     custom = Custom(module, augment, objective, optimizer, schedule, on_epoch)  # type: ignore[arg-type]
     folder = None if resume is None else str(resume)
