@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained on digits, better than chance. Read-only."""
     import vitrail
 
-    return vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), name="trained", **(TINY | {"epochs": 2}))
+    return vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), name="trained", **(TINY | {"epochs": 2})).path
 
 
 @pytest.fixture(scope="session")
@@ -54,7 +54,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import vitrail
 
     settings = TINY | {"epochs": 2, "method": "mae", "probe": "digits"}
-    return vitrail.pretrain("digits", out=tmp_path_factory.mktemp("runs"), name="pretrained", **settings)
+    return vitrail.pretrain("digits", out=tmp_path_factory.mktemp("runs"), name="pretrained", **settings).path
 
 
 @pytest.fixture(scope="session")

@@ -108,7 +108,7 @@ def arguments(verb: str) -> list[Argument]:
 
 def _applies(option: Option, verb: str) -> bool:
     """Whether a verb has an option of runs; `recipes` has all of them."""
-    return option.only in ("", verb) or verb == "recipes"
+    return option.only in ("", verb) or (verb == "recipes" and option.only != "python")
 
 
 def _documented(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:

@@ -228,10 +228,10 @@ def _content(image: Image.Image | Bands) -> str:
 @contextmanager
 def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
     """Yields an open picture or the bands of a multi-band file; all failures become UnreadableImage."""
-    try:
+    with failures(source):
         if not isinstance(source, bytes) and Path(source).is_dir():
             raise UnreadableImage("a folder")
-        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file, _quiet():
+        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
             if not file.read(1):
                 raise UnreadableImage("empty file")
             if (bands := read_bands(file)) is not None:
@@ -240,6 +240,14 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
                 file.seek(0)
                 with Image.open(file, formats=_FORMATS) as image:
                     yield image
+
+
+@contextmanager
+def failures(source: str | Path | bytes = b"") -> Iterator[None]:
+    """Turns every failure to read an image into UnreadableImage, and silences Pillow's warnings."""
+    try:
+        with _quiet():
+            yield
     except UnreadableImage:
         raise
     except UnidentifiedImageError as error:

@@ -85,6 +85,7 @@ class TrainBatches:
     workers: int = 2
     balanced: bool = False  # class-balanced sampling, with the same number of batches
     repeats: int = 1  # copies of each image, with the same number of batches: repeated augmentation
+    change: Callable[[Tensor], Tensor] | None = None  # the caller's augmentation of pixels
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -95,6 +96,10 @@ class TrainBatches:
     def __len__(self) -> int:
         """Batches per epoch. The last, incomplete one is dropped unless it is the only one."""
         return max(len(self.split) // self.batch_size, 1)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, C, H, W) as the model's input, after the caller's augmentation."""
+        return self.preprocess.normalise(pixels if self.change is None else self.change(pixels))
 
     def numbers(self, number: int, start: int = 0) -> list[Numbers]:
         """The image numbers of an epoch's batches, from batch `start`; `i + r * N` is the r-th repetition of `i`."""

@@ -54,10 +54,10 @@ def _read_npy(file: BinaryIO) -> Pixels:
         if "allow_pickle" in str(error):
             raise UnreadableImage("an array of Python objects, which could run code") from error
         raise
-    return _pixels(_channels_last(values))
+    return array_pixels(channels_last(values))
 
 
-def _channels_last(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def channels_last(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """An array as (H, W, C); it is taken to be (C, H, W) if its first dimension is the smallest."""
     channels_first = values.ndim == 3 and values.shape[0] < min(values.shape[1:])
     return values.transpose(1, 2, 0) if channels_first else values
@@ -82,7 +82,7 @@ def _read_png(file: BinaryIO) -> Pixels:
         import imagecodecs  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise UnreadableImage("16-bit colour needs imagecodecs: pip install 'vitrail[data]'") from error
-    return _pixels(imagecodecs.png_decode(file.read()))
+    return array_pixels(imagecodecs.png_decode(file.read()))
 
 
 def _read_tiff(file: BinaryIO) -> Pixels:
@@ -100,12 +100,12 @@ def _read_tiff(file: BinaryIO) -> Pixels:
         if source.axes in ("SYX", "CYX"):
             values = values.transpose(1, 2, 0)
         elif source.axes != "YXS":  # bands as pages, as tifffile writes arrays that do not look like RGB
-            values = _channels_last(values)
-        return _pixels(values)
+            values = channels_last(values)
+        return array_pixels(values)
 
 
-def _pixels(values: npt.NDArray[Any]) -> Pixels:
-    """Values of any numeric type, (H, W) or (H, W, C), as pixels."""
+def array_pixels(values: npt.NDArray[Any]) -> Pixels:
+    """Values of any numeric type, (H, W) or (H, W, C), as pixels; raises UnreadableImage."""
     if values.ndim not in (2, 3) or 0 in values.shape:
         raise UnreadableImage(f"an array of shape {values.shape}, not (height, width, channels)")
     if values.dtype.kind not in "buif":

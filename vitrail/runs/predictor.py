@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitrail.config import Size
-from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_image
-from vitrail.data.pixels import fit
+from vitrail.data.image_like import ImageLike, given, given_image
+from vitrail.data.pixels import Pixels, UnreadableImage
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
 from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
@@ -41,15 +40,14 @@ if TYPE_CHECKING:
     from vitrail.models import Model
 
 Array = NDArray[Any]
-Picture = str | Path | bytes | Image.Image | NDArray[Any]  # a file, its bytes, or pixels (H, W) or (H, W, C)
-P = TypeVar("P", bound="Picture")
+P = TypeVar("P", bound="ImageLike")
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A model's answer for one image, or the reason why the image cannot be read."""
 
-    file: str
+    file: str  # the path, or "image 1" for the first image if it is not a file
     answer: Answer = field(default_factory=Answer)  # empty for an image that cannot be read
     error: str | None = None
 
@@ -199,33 +197,28 @@ class Predictor:
 
     def __call__(
         self,
-        images: Picture | Iterable[Picture],
+        images: ImageLike | Iterable[ImageLike],
         top: int | None = None,
         *,
         threshold: float | None = None,
         batch_size: int = 32,
         workers: int = 2,
     ) -> Iterator[Prediction]:
-        """Yields the answers for images, in order; `images` is consumed lazily.
+        """Yields the answers for images, in order: one image or any iterable, which is consumed lazily.
 
-        Each has at most `top` labels: by default 5 classes, or all labels above their thresholds; with `threshold`
-        only those of at least this probability. An unreadable image gives a Prediction with an error.
+        An image is a path, bytes, a file object, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W), see
+        `vitrail.data.image_like`. Each answer has at most `top` labels: by default 5 classes, or all labels above their
+        thresholds; with `threshold` only those of at least this probability. An unreadable image gives a Prediction
+        with an error.
         """
-        one = isinstance(images, str | Path | bytes | Image.Image) or (
-            isinstance(images, np.ndarray) and images.ndim < 4
-        )
-        if not one and not isinstance(images, Iterable):
-            kinds = "a path, bytes, a PIL image, an array (H, W) or (H, W, C), or an iterable of them"
-            raise UserError(f"Images must be {kinds}, but got {type(images).__name__}.")
-        pictures: Iterable[Picture] = [images] if one else images  # type: ignore[list-item,assignment]
-        answers = self.run(pictures, batch_size=batch_size, workers=workers)
-        with closing(answers):
-            for number, (picture, outputs) in enumerate(answers, 1):
-                file = str(picture) if isinstance(picture, str | Path) else f"image {number}"
+        with closing(
+            self.run(given(images, self.card.preprocess.channels), batch_size=batch_size, workers=workers)
+        ) as answers:
+            for image, outputs in answers:
                 if isinstance(outputs, UnreadableImage):
-                    yield Prediction(file, self.card.task.answer(), str(outputs))
+                    yield Prediction(image.name, self.card.task.answer(), str(outputs))
                 else:
-                    yield Prediction(file, answer(self.card.task, outputs, top, threshold))
+                    yield Prediction(image.name, answer(self.card.task, outputs, top, threshold))
 
     def run(
         self,
@@ -244,15 +237,9 @@ class Predictor:
                 for image, pixels in batch:
                     yield image, pixels if isinstance(pixels, UnreadableImage) else next(outputs)
 
-    def pixels(self, image: Picture) -> Pixels:
+    def pixels(self, image: ImageLike) -> Pixels:
         """An image as input of `outputs`, (C, H, W); raises UnreadableImage."""
-        seen = self.card.preprocess
-        if isinstance(image, np.ndarray):
-            stored = fit(image if image.ndim == 3 else image[:, :, None], seen.channels, seen.bits)
-        elif isinstance(image, Image.Image):
-            stored = picture_pixels(image, seen.channels, seen.bits)
-        else:
-            stored = read_image(image, seen.channels, seen.bits)
+        stored = given_image(image).pixels(self.card.preprocess.channels, self.card.preprocess.bits)
         return self._model.preprocess(stored)
 
     def outputs(self, pixels: Array) -> Array:

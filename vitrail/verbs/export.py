@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
+    from vitrail.data import Source
     from vitrail.export.proof import Proof
 
 
 def export(
-    run: str | Path,
+    run: str | PathLike[str],
     *,
     out: str | Path | None = None,
-    data: str | Path | None = None,
+    data: str | Path | Source | None = None,
     overwrite: bool = False,
     workers: int = 2,
 ) -> Proof:
@@ -37,6 +39,7 @@ def export(
     from vitrail.weights import home, locate, open_card, open_run
 
     need_packages()
+    run = run if isinstance(run, str) else Path(run)
     open_card(run).need_head(run, f", so there is nothing to export. Train one: vitrail train DATA --weights {run}")
     path = home(run) / locate(run).with_suffix(".onnx").name if out is None else Path(out)
     if path.suffix != ".onnx":
