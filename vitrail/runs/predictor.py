@@ -1,10 +1,10 @@
-"""Predictor: answers for images, by the engine that suits the machine, or from an ONNX file.
+"""Predictor: answers for images, by the engine that suits the machine, or from an exported file.
 
 >>> for answer in vitrail.Predictor("runs/demo")(["cat.jpg", "dog.jpg"]):
 ...     print(answer.labels[0], answer.probabilities[0])
 
-ONNX files run without torch. Images are prefetched by threads and predicted in batches: at most the pixels of three
-batches are in memory.
+ONNX and OpenVINO files run without torch. Images are prefetched by threads and predicted in batches: at most the pixels
+of three batches are in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_im
 from vitrail.data.pixels import fit
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
-from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
+from vitrail.runs.exported import ExportedModel, exported_card, is_exported
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
 from vitrail.tasks.task import Answer
@@ -134,7 +134,7 @@ class TorchModel:
 
 
 class Predictor:
-    """A trained model for inference: a run, weights of any supported format, a hub name, or an ONNX file."""
+    """A trained model for inference: a run, weights of any supported format, a hub name, or an exported file."""
 
     def __init__(
         self,
@@ -148,12 +148,12 @@ class Predictor:
         `engine` is the program that computes the outputs: by default PyTorch, and the fastest one for long jobs.
         """
         path = source.path if isinstance(source, Run) else source
-        self._model: TorchModel | OnnxModel
-        if is_onnx(path):
+        self._model: TorchModel | ExportedModel
+        if is_exported(path):
             _no_name(path, model)
             if engine != "auto":
-                raise UserError(f"{path} is an ONNX file, which only ONNX Runtime computes. Remove --engine.")
-            self._model = OnnxModel(path, device or "cpu")
+                raise UserError(f"{path} is an exported file, which only its own runtime computes. Remove --engine.")
+            self._model = ExportedModel(path, device or "cpu")
             return
         from vitrail.device import choose_device
         from vitrail.runs.engine import check_engine
@@ -264,9 +264,9 @@ class Predictor:
 
 def source_card(source: str | Path, model: str | None = None) -> Card:
     """The card of a model with a head, without loading its weights; `model` as in `Predictor`."""
-    if is_onnx(source):
+    if is_exported(source):
         _no_name(source, model)
-        return onnx_card(source)
+        return exported_card(source)
     from vitrail.models import is_meant
     from vitrail.weights import open_card
 
@@ -279,7 +279,7 @@ def source_card(source: str | Path, model: str | None = None) -> Card:
 
 def _no_name(source: str | Path, model: str | None) -> None:
     if model is not None:
-        raise UserError(f"{source} is an ONNX file, so 'model' does not apply. Leave it out.")
+        raise UserError(f"{source} is an exported file, so 'model' does not apply. Leave it out.")
 
 
 def answer(task: Task, outputs: Array, top: int | None = None) -> Answer:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
 from vitrail.data import Data, full_name, open_data
 from vitrail.errors import UserError
-from vitrail.runs.onnx import is_onnx
+from vitrail.runs.exported import is_exported
 from vitrail.tasks import METHODS
 from vitrail.weights.card import DECODER_FILE, WEIGHTS_FILE, Card, read_card
 
@@ -64,7 +64,7 @@ class Run:
     @classmethod
     def of(cls, source: str | Path) -> Run:
         """The folder for results of a model: its own, or the current one for hub models."""
-        if is_onnx(source):
+        if is_exported(source):
             return cls(Path(source).parent)
         from vitrail.weights import home
 
