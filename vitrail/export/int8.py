@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.models import Model
 
+Kinds = tuple[type[nn.Module], ...]  # of layers that a format quantises
 Ranges = Mapping[str, tuple[float, float]]  # the lowest and highest input of each layer, by name
 
 _BATCH = 16  # images
@@ -23,8 +24,8 @@ _DAMAGE = 16  # images that damage is measured on
 _WEIGHT_STEPS = 63  # of 7-bit weights, on either side of 0
 
 
-def measure_ranges(model: Model, images: Tensor) -> Ranges:
-    """The range of the inputs of each layer for normalised images, without outliers, averaged over batches."""
+def measure_ranges(model: Model, images: Tensor, kinds: Kinds) -> Ranges:
+    """The range of the inputs of each layer of these kinds for normalised images, without outliers, averaged."""
     found: dict[str, list[tuple[float, float]]] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -36,7 +37,7 @@ def measure_ranges(model: Model, images: Tensor) -> Ranges:
 
         return see
 
-    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in _layers(model).items()]
+    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in _layers(model) if isinstance(layer, kinds)]
     try:
         with torch.inference_mode():
             for batch in images.split(_BATCH):
@@ -54,15 +55,15 @@ def measure_damage(model: Model, images: Tensor, ranges: Ranges) -> dict[str, fl
         expected = model(images)
         spread = expected.std().clamp(min=1e-12)
         damage = {}
-        for name, layer in _layers(model).items():
+        for name, layer in _layers(model):
             if name in ranges:
                 with _rounded(layer, *ranges[name]):
                     damage[name] = float((model(images) - expected).square().mean().sqrt() / spread)
     return dict(sorted(damage.items(), key=lambda pair: -pair[1]))
 
 
-def _layers(model: Model) -> dict[str, nn.Linear | nn.Conv2d]:
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
+def _layers(model: Model) -> list[tuple[str, nn.Linear | nn.Conv2d]]:
+    return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
 
 
 @contextmanager

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-OPSET = 18  # the default of torch.onnx; supported by runtimes since 2023, including those in browsers
+OPSET = 20  # has Gelu as one operator; supported by runtimes since 2024, including those in browsers
 # Data type of the input pixels, by bits.
 PIXELS: dict[int, np.dtype[Any]] = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.float32)}
 
@@ -43,6 +43,7 @@ _LONGEST = 2**20  # pixels of an image's side
 _LINEAR = ("MatMul", "Gemm")
 
 SUFFIX, TITLE, MODULES, INT8_MODULES = ".onnx", f"ONNX opset {OPSET}", ("onnxruntime", "onnxscript", "onnx"), ()
+QUANTISED = (nn.Linear,)
 
 
 class Deployed(nn.Module):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from vitrail.export import onnx
 from vitrail.export.int8 import Ranges
@@ -17,6 +18,7 @@ from vitrail.runs.openvino import METADATA, import_openvino
 from vitrail.weights import Card
 
 SUFFIX, TITLE, MODULES, INT8_MODULES = ".xml", "OpenVINO IR", ("openvino", "onnxscript", "onnx"), ("nncf",)
+QUANTISED = (nn.Linear, nn.Conv2d)
 
 
 def write(path: Path, model: Model, card: Card, preprocess: bool = True) -> None:

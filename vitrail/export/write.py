@@ -87,7 +87,7 @@ def _int8(path: Path, model: Model, card: Card, sample: Sample, order: Order) ->
         format.write(source, model, card, order.preprocess)
         prove(source, model, card, sample, format.TITLE)  # so that what is measured below is the quantisation
         images = card.preprocess.normalise(torch.from_numpy(calibration.pixels))
-        ranges = measure_ranges(model, images)
+        ranges = measure_ranges(model, images, format.QUANTISED)
         quantise = format.quantiser(source, _inputs(source, calibration), ranges)
         kept: list[str] = []
         damage: dict[str, float] = {}
@@ -98,9 +98,10 @@ def _int8(path: Path, model: Model, card: Card, sample: Sample, order: Order) ->
             if proof.drop <= order.bound + 1e-9:
                 return proof
             damage = damage or measure_damage(model, images, ranges)
-            if order.int8 != "auto" or len(kept) == len(damage):
+            more = max(2 * len(kept), 1)
+            if order.int8 != "auto" or more >= len(damage):  # nothing would be left to quantise
                 raise UserError(_too_much(proof, order, damage))
-            kept = list(damage)[: max(2 * len(kept), 1)]
+            kept = list(damage)[:more]
             log.info(f"int8 loses {proof.drop:.2f} points; leaving {len(kept)} of {len(damage)} layers in float32.")
 
 
