@@ -13,17 +13,15 @@ from typing import Any, Literal
 from vitrail.charts.draw import save_charts
 from vitrail.charts.kinds import Chart
 from vitrail.data import Data, open_data
-from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import write_text
 from vitrail.runs import EngineName
-from vitrail.runs.engine import check_engine
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
 from vitrail.tasks.scores import Scores
-from vitrail.weights import Card, open_run
+from vitrail.weights import Card
 
 Probe = Literal["knn", "linear", "fewshot"]
 
@@ -44,7 +42,6 @@ def evaluate_on(
     """Measures a run's predictions on a split of opened data; writes to `out` or the run's `evaluation` folder."""
     _check_batch(batch_size)
     name = split_name(data, split)
-    device = choose_device(device)
     predictor = Predictor(run, device, engine=engine)
     card = predictor.card
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
@@ -55,7 +52,7 @@ def evaluate_on(
         keep=out is None,
         batch_size=batch_size,
         workers=workers,
-        device=device,
+        device=predictor.device,
         engine=engine,
     )
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name)
@@ -78,6 +75,10 @@ def probe_on(
     **chosen: Any,
 ) -> ProbeMetrics | FewShotMetrics:
     """Measures a run's features by a probe fitted to the train split; `chosen` are the probe's own settings."""
+    from vitrail.device import choose_device
+    from vitrail.runs.engine import check_engine
+    from vitrail.weights import open_run
+
     _check_batch(batch_size)
     name = split_name(data, split)
     if not data.task.single:

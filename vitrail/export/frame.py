@@ -8,12 +8,15 @@ same way. The filters are Pillow's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.pixels import WHITE
 from vitrail.data.preprocess import Preprocess, Resizing
+
+Number = TypeVar("Number", int, float)
 
 
 class Frame(nn.Module):
@@ -27,13 +30,13 @@ class Frame(nn.Module):
         h, w = self.preprocess.img_size
         height, width = images.shape[1:3]
         # The ends of a very long image are cut off first, as in `Preprocess`.
-        y = torch.sym_max(height - torch.sym_max(8 * h * width // w, 1), 0) // 2
-        x = torch.sym_max(width - torch.sym_max(8 * w * height // h, 1), 0) // 2
+        y = _larger(height - _larger(8 * h * width // w, 1), 0) // 2
+        x = _larger(width - _larger(8 * w * height // h, 1), 0) // 2
         pixels = images[:, y : height - y, x : width - x].permute(0, 3, 1, 2).float()  # B C H W
         height, width = height - 2 * y, width - 2 * x
         # The smallest size of the same aspect ratio that covers the model's.
         rows, columns = (int(side / self.preprocess.crop) for side in (h, w))
-        covered = torch.sym_max(rows, columns * height // width), torch.sym_max(columns, rows * width // height)
+        covered = _larger(rows, columns * height // width), _larger(columns, rows * width // height)
         pixels = self._whole(pixels @ self._weights(width, covered[1], w).T)
         return self._whole(self._weights(height, covered[0], h) @ pixels)
 
@@ -44,7 +47,7 @@ class Frame(nn.Module):
         scale = size / covered
         centres = (torch.arange(kept) + start + 0.5) * scale
         weights = FILTERS[self.preprocess.interpolation](
-            (torch.arange(size) + 0.5 - centres[:, None]) / torch.sym_max(scale, 1.0)
+            (torch.arange(size) + 0.5 - centres[:, None]) / _larger(scale, 1.0)
         )
         return weights / weights.sum(dim=1, keepdim=True)
 
@@ -54,6 +57,11 @@ class Frame(nn.Module):
         if self.preprocess.bits == 8:
             return (pixels + 0.5).floor().clamp(0, white)
         return pixels.clamp(0, white) if self.preprocess.bits == 16 else pixels
+
+
+def _larger(a: Number, b: Number) -> Number:
+    larger: Number = torch.sym_max(a, b)  # type: ignore[no-untyped-call]  # `max` would fix it in the graph
+    return larger
 
 
 def _bilinear(x: Tensor) -> Tensor:

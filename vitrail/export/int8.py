@@ -40,7 +40,7 @@ def measure_ranges(model: Model, images: Tensor, kinds: Kinds) -> Ranges:
     hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in _layers(model) if isinstance(layer, kinds)]
     try:
         with torch.inference_mode():
-            for batch in images.split(_BATCH):
+            for batch in torch.split(images, _BATCH):
                 model(batch)
     finally:
         for hook in hooks:

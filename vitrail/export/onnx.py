@@ -11,7 +11,7 @@ import json
 import warnings
 from ast import literal_eval
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ def _name_layers(graph: onnx_ir.Model) -> None:
 
 def quantiser(
     source: Path,
-    inputs: Sequence[Array],  # noqa: ARG001  # the ranges are known already
+    inputs: Array,  # noqa: ARG001  # the ranges are known already
     ranges: Ranges,
 ) -> Callable[[Path, Collection[str]], None]:
     """A function that writes an int8 file, with some layers left in float32, by ONNX Runtime's quantisation.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
 from vitrail.export import onnx
 from vitrail.export.int8 import Ranges
+from vitrail.export.sample import Array
 from vitrail.models import Model
 from vitrail.runs.openvino import METADATA, import_openvino
 from vitrail.weights import Card
@@ -35,7 +36,7 @@ def write(path: Path, model: Model, card: Card, preprocess: bool = True) -> None
 
 def quantiser(
     source: Path,
-    inputs: Sequence[NDArray[Any]],
+    inputs: Array,
     ranges: Ranges,  # noqa: ARG001  # NNCF measures its own
 ) -> Callable[[Path, Collection[str]], None]:
     """A function that writes an int8 file, with some layers left in float32, by NNCF's method for transformers."""
@@ -46,20 +47,22 @@ def quantiser(
     core = import_openvino().Core()
 
     def quantise(path: Path, keep: Collection[str]) -> None:
-        # All images in one size: NNCF runs them one by one.
-        data = nncf.Dataset([np.ascontiguousarray(image[None]) for batch in inputs for image in batch])
+        data = nncf.Dataset([np.ascontiguousarray(image[None]) for image in inputs])
         graph = core.read_model(source)
-        names = {op.get_friendly_name() for op in graph.get_ops()}
-        left_out = [name for name in names if name.startswith("frame/") or name.split("/")[0] in keep]
-        quantised = nncf.quantize(
-            graph,
-            data,
-            model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=sum(map(len, inputs)),
-            ignored_scope=nncf.IgnoredScope(names=left_out, validate=False),
-            # Weights of 7 bits: with 8, CPUs without VNNI overflow, and answers would depend on the machine.
-            advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE),
-        )
+        # The products of attention, whose names have a slash, stay in float32: both factors would need 8 bits, which
+        # overflows on CPUs without VNNI.
+        products = [op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "MatMul"]
+        left_out = [name for name in products if "/" in name] + list(keep)
+        with redirect_stdout(io.StringIO()):  # its progress bars
+            quantised = nncf.quantize(
+                graph,
+                data,
+                model_type=nncf.ModelType.TRANSFORMER,
+                subset_size=len(inputs),
+                ignored_scope=nncf.IgnoredScope(names=left_out, validate=False),
+                # Weights of 7 bits, for the same reason.
+                advanced_parameters=nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE),
+            )
         import_openvino().save_model(quantised, path, compress_to_fp16=False)
 
     return quantise

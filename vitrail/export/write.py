@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -88,7 +88,7 @@ def _int8(path: Path, model: Model, card: Card, sample: Sample, order: Order) ->
         prove(source, model, card, sample, format.TITLE)  # so that what is measured below is the quantisation
         images = card.preprocess.normalise(torch.from_numpy(calibration.pixels))
         ranges = measure_ranges(model, images, format.QUANTISED)
-        quantise = format.quantiser(source, _inputs(source, calibration), ranges)
+        quantise = format.quantiser(source, ExportedModel(source).input(calibration.pixels), ranges)
         kept: list[str] = []
         damage: dict[str, float] = {}
         while True:
@@ -103,11 +103,6 @@ def _int8(path: Path, model: Model, card: Card, sample: Sample, order: Order) ->
                 raise UserError(_too_much(proof, order, damage))
             kept = list(damage)[:more]
             log.info(f"int8 loses {proof.drop:.2f} points; leaving {len(kept)} of {len(damage)} layers in float32.")
-
-
-def _inputs(source: Path, calibration: Sample) -> list[Any]:
-    """The images of a calibration as inputs of a file, in batches."""
-    return [ExportedModel(source).input(calibration.pixels)]
 
 
 def _too_much(proof: Proof, order: Order, damage: dict[str, float]) -> str:

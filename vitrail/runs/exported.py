@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitrail.data.pixels import Pixels
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -21,32 +20,17 @@ from vitrail.errors import UserError, first_line
 from vitrail.progress import log
 from vitrail.runs.onnx import OnnxSession
 from vitrail.runs.openvino import OpenvinoSession
+from vitrail.runs.session import Array, Session
 from vitrail.tasks import Multiclass
 from vitrail.weights.card import Architecture, Card
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = NDArray[Any]
-Input = tuple[str, type[np.generic] | None, tuple[int | None, ...]]  # name, type, shape; None if unknown or dynamic
-
-
-class Session(Protocol):
-    """A file opened by its runtime."""
-
-    engine: str
-    title: str
-    package: str
-    inputs: list[Input]
-    outputs: list[str]
-    metadata: Mapping[str, str]
-
-    def __init__(self, path: Path, device: str = "cpu"): ...
-
-    def run(self, images: Array, outputs: list[str]) -> list[Array]: ...
-
-
-RUNTIMES: dict[str, type[Session]] = {".onnx": OnnxSession, ".xml": OpenvinoSession}  # by the file's extension
+RUNTIMES: dict[str, Callable[[Path, str], Session]] = {
+    ".onnx": OnnxSession,
+    ".xml": OpenvinoSession,
+}  # by the file's extension
 
 
 def is_exported(source: str | Path) -> bool:
@@ -76,6 +60,8 @@ def exported_card(path: str | Path) -> Card:
 
 class ExportedModel:
     """An exported file with one output vector per image."""
+
+    device = "cpu"  # of the arrays that it reads
 
     def __init__(self, path: str | Path, device: str = "cpu"):
         self.path = Path(path)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitrail.errors import UserError, first_line
-from vitrail.runs.threads import threads
+from vitrail.runs.session import Array, Input, threads
 
 _TYPES = {"tensor(uint8)": np.uint8, "tensor(uint16)": np.uint16, "tensor(float)": np.float32}
 
@@ -18,7 +16,7 @@ _TYPES = {"tensor(uint8)": np.uint8, "tensor(uint16)": np.uint16, "tensor(float)
 class OnnxSession:
     """An ONNX file, ready to run; the only place that opens one."""
 
-    engine, title, package = "onnx", "ONNX", "onnxruntime"
+    engine, title = "onnx", "ONNX"
 
     def __init__(self, path: Path, device: str = "cpu"):
         try:
@@ -34,14 +32,14 @@ class OnnxSession:
             self._session = onnxruntime.InferenceSession(path, options, providers=usable)
         except Exception as error:  # onnxruntime raises many types
             raise UserError(f"{path} is not a valid ONNX file: {first_line(error)}.") from error
-        self.inputs = [
+        self.inputs: list[Input] = [
             (given.name, _TYPES.get(given.type), tuple(side if isinstance(side, int) else None for side in given.shape))
             for given in self._session.get_inputs()
         ]
         self.outputs = [output.name for output in self._session.get_outputs()]
         self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
 
-    def run(self, images: NDArray[Any], outputs: list[str]) -> list[NDArray[Any]]:
+    def run(self, images: Array, outputs: list[str]) -> list[Array]:
         """The named outputs."""
-        answers: list[NDArray[Any]] = self._session.run(outputs, {self.inputs[0][0]: images})
+        answers: list[Array] = self._session.run(outputs, {self.inputs[0][0]: images})
         return answers

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vitrail.errors import UserError, first_line
-from vitrail.runs.threads import threads
+from vitrail.runs.session import Array, Input, threads
 
 METADATA = "vitrail"  # the section of the file's run-time information
 
@@ -37,7 +36,7 @@ def compiled(graph: Any) -> Any:
 class OpenvinoSession:
     """An OpenVINO file, ready to run."""
 
-    engine, title, package = "openvino", "OpenVINO", "openvino"
+    engine, title = "openvino", "OpenVINO"
 
     def __init__(self, path: Path, device: str = "cpu"):  # noqa: ARG002  # always the CPU
         try:
@@ -54,7 +53,7 @@ class OpenvinoSession:
             self._graph = compiled(graph)
         except RuntimeError as error:
             raise UserError(f"{path} is not a valid OpenVINO file: {first_line(error)}.") from error
-        self.inputs = [
+        self.inputs: list[Input] = [
             (given.get_any_name(), np.dtype(given.get_element_type().to_dtype()).type, _shape(given))
             for given in graph.inputs
         ]
@@ -63,7 +62,7 @@ class OpenvinoSession:
         if graph.has_rt_info([METADATA]):
             self.metadata = {name: str(value) for name, value in graph.get_rt_info([METADATA]).value.items()}
 
-    def run(self, images: NDArray[Any], outputs: list[str]) -> list[NDArray[Any]]:
+    def run(self, images: Array, outputs: list[str]) -> list[Array]:
         """The named outputs."""
         answers = self._graph([images])
         return [np.asarray(answers[self.outputs.index(name)]) for name in outputs]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Picture = str | Path | bytes | Image.Image | NDArray[Any]  # a file, its bytes, or pixels (H, W) or (H, W, C)
 P = TypeVar("P", bound="Picture")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class TorchModel:
     def __init__(self, model: Model, card: Card, device: str, engine: EngineName):
         from vitrail.runs.engine import Engine
 
-        self.model, self.card, self._device = model, card, device
+        self.model, self.card, self.device = model, card, device
         self._outputs = Engine(model, card.task, device, engine)
         self._features = Engine(model, None, device, engine, "features")
 
@@ -129,7 +130,7 @@ class TorchModel:
         import torch
 
         with torch.inference_mode():
-            images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self._device))
+            images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self.device))
             return compute(images).cpu().numpy()
 
 
@@ -186,6 +187,16 @@ class Predictor:
     def engine(self) -> str:
         """The name of the engine that computes the outputs, at present: `auto` may change it during a long job."""
         return self._model.engine
+
+    @property
+    def device(self) -> str:
+        """The torch device that the outputs are computed on."""
+        return self._model.device
+
+    @property
+    def exported(self) -> bool:
+        """Whether this is a file of another runtime, which needs no torch."""
+        return isinstance(self._model, ExportedModel)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -288,17 +299,17 @@ def answer(task: Task, outputs: Array, top: int | None = None) -> Answer:
 
 
 def read_ahead(
-    images: Iterable[P], read: Callable[[P], Pixels], workers: int, ahead: int
-) -> Generator[tuple[P, Pixels | UnreadableImage], None, None]:
+    images: Iterable[T], read: Callable[[T], Pixels], workers: int, ahead: int
+) -> Generator[tuple[T, Pixels | UnreadableImage], None, None]:
     """Reads images in threads and in order, at most `ahead` of them in advance."""
 
-    def attempt(image: P) -> Pixels | UnreadableImage:
+    def attempt(image: T) -> Pixels | UnreadableImage:
         try:
             return read(image)
         except UnreadableImage as error:
             return error
 
-    waiting: deque[tuple[P, Future[Pixels | UnreadableImage]]] = deque()
+    waiting: deque[tuple[T, Future[Pixels | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
     try:
         for image in images:

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,13 +47,12 @@ def measure(source: str) -> Speed:
     seen = predictor.card.preprocess
     shape = (_BATCH, seen.channels, *seen.img_size)
     pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8, endpoint=True).astype(seen.dtype)
-    seconds = {size: _fastest(lambda size=size: predictor.outputs(pixels[:size])) for size in (1, _BATCH)}  # type: ignore[misc]
+    seconds = {size: _fastest(lambda size=size: predictor.outputs(pixels[:size])) for size in (1, _BATCH)}
     return Speed(1000 * seconds[1], _BATCH / seconds[_BATCH], _peak())
 
 
-def _fastest(compute: object) -> float:
+def _fastest(compute: Callable[[], object]) -> float:
     """Seconds of the fastest run; the load of the machine varies, but never makes a run faster."""
-    assert callable(compute)
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - begun < _SECONDS:

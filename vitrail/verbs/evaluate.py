@@ -12,6 +12,7 @@ from vitrail.runs import EngineName
 if TYPE_CHECKING:
     from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
     from vitrail.tasks.scores import Scores
+    from vitrail.weights import Card
 
 Method = Literal["head", "knn", "linear", "fewshot"]
 
@@ -69,9 +70,8 @@ def evaluate(
     from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
     from vitrail.runs.predictor import source_card
     from vitrail.runs.run import Run
-    from vitrail.weights import open_card
 
-    card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
+    card, home = source_card(run) if method == "head" else _card(run, method), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
     how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
@@ -86,6 +86,19 @@ def evaluate(
     # Not by the seed: the same images are always held out, so results are comparable and cached features stay valid.
     opened = run_data(home, data, where, card, {})
     return probe_on(run, opened, method, split, **how, **chosen)
+
+
+def _card(run: str | Path, method: str) -> Card:
+    """The card of a model with features."""
+    from vitrail.runs.exported import is_exported
+    from vitrail.weights import open_card
+
+    if is_exported(run):
+        raise UserError(
+            f"{run} is an exported file, which has no feature vectors. Use the run it was exported from, or leave out "
+            f"--method {method}."
+        )
+    return open_card(run)
 
 
 def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:
