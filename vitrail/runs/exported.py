@@ -27,10 +27,8 @@ from vitrail.weights.card import Architecture, Card
 if TYPE_CHECKING:
     from torch import Tensor
 
-RUNTIMES: dict[str, Callable[[Path, str], Session]] = {
-    ".onnx": OnnxSession,
-    ".xml": OpenvinoSession,
-}  # by the file's extension
+# By the file's extension.
+RUNTIMES: dict[str, Callable[[Path, str], Session]] = {".onnx": OnnxSession, ".xml": OpenvinoSession}
 
 
 def is_exported(source: str | Path) -> bool:
@@ -77,6 +75,10 @@ class ExportedModel:
         self._form: Literal["whole", "pixels", "images"] = "images"  # what the file reads
         if own is not None and name == "pixels":
             self._form = "whole" if shape[1] is None else "pixels"  # files of earlier versions read pixels of one size
+        if self._form == "whole":
+            seen = self.card.preprocess
+            margin = seen.with_margin(np.empty((1, *seen.img_size, seen.channels), seen.dtype))
+            self._session.expect(margin.shape[1:])
         self._outputs = ["logits", self.card.task.meant] if own is not None else self._session.outputs[:1]
 
     @property

@@ -10,7 +10,11 @@ import numpy as np
 from vitrail.errors import UserError, first_line
 from vitrail.runs.session import Array, Input, threads
 
-_TYPES = {"tensor(uint8)": np.uint8, "tensor(uint16)": np.uint16, "tensor(float)": np.float32}
+_TYPES: dict[str, type[np.generic]] = {
+    "tensor(uint8)": np.uint8,
+    "tensor(uint16)": np.uint16,
+    "tensor(float)": np.float32,
+}
 
 
 class OnnxSession:
@@ -38,6 +42,9 @@ class OnnxSession:
         ]
         self.outputs = [output.name for output in self._session.get_outputs()]
         self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def expect(self, shape: tuple[int, ...]) -> None:
+        """Ignored: ONNX Runtime gains nothing by knowing the shape of images."""
 
     def run(self, images: Array, outputs: list[str]) -> list[Array]:
         """The named outputs."""

@@ -50,9 +50,9 @@ class OpenvinoSession:
             raise UserError(f"{path} needs its weights, {weights.name}, in the same folder.")
         try:
             graph = openvino.Core().read_model(path)
-            self._graph = compiled(graph)
         except RuntimeError as error:
             raise UserError(f"{path} is not a valid OpenVINO file: {first_line(error)}.") from error
+        self._graph, self._fixed, self._programs = graph, (), dict[tuple[int, ...], Any]()
         self.inputs: list[Input] = [
             (given.get_any_name(), np.dtype(given.get_element_type().to_dtype()).type, _shape(given))
             for given in graph.inputs
@@ -62,9 +62,19 @@ class OpenvinoSession:
         if graph.has_rt_info([METADATA]):
             self.metadata = {name: str(value) for name, value in graph.get_rt_info([METADATA]).value.items()}
 
+    def expect(self, shape: tuple[int, ...]) -> None:
+        """Tells that most images have this shape, (H, W, C): a graph compiled for it is smaller and faster."""
+        self._fixed = shape
+
     def run(self, images: Array, outputs: list[str]) -> list[Array]:
         """The named outputs."""
-        answers = self._graph([images])
+        shape = self._fixed if images.shape[1:] == self._fixed else ()
+        if shape not in self._programs:
+            graph = self._graph.clone()
+            if shape:
+                graph.reshape([-1, *shape])
+            self._programs[shape] = compiled(graph)
+        answers = self._programs[shape]([images])
         return [np.asarray(answers[self.outputs.index(name)]) for name in outputs]
 
 

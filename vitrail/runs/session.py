@@ -23,6 +23,9 @@ class Session(Protocol):
     outputs: list[str]
     metadata: Mapping[str, str]
 
+    def expect(self, shape: tuple[int, ...]) -> None:
+        """Tells that most images have this shape, (H, W, C)."""
+
     def run(self, images: Array, outputs: list[str]) -> list[Array]:
         """The named outputs."""
 

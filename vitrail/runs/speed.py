@@ -10,11 +10,14 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+
+from vitrail.runs.exported import is_exported
+from vitrail.runs.predictor import Predictor
+from vitrail.runs.session import Array
 
 _BATCH = 16
 _SECONDS = 0.5  # per batch size
@@ -40,24 +43,21 @@ def measured(source: str | Path) -> Speed:
 
 def measure(source: str) -> Speed:
     """`measured`, in this process."""
-    from vitrail.runs.exported import is_exported
-    from vitrail.runs.predictor import Predictor
-
     predictor = Predictor(source) if is_exported(source) else Predictor(source, "cpu", engine="torch")
     seen = predictor.card.preprocess
     shape = (_BATCH, seen.channels, *seen.img_size)
     pixels = np.random.default_rng(0).integers(0, 255, shape, np.uint8, endpoint=True).astype(seen.dtype)
-    seconds = {size: _fastest(lambda size=size: predictor.outputs(pixels[:size])) for size in (1, _BATCH)}
+    seconds = {size: _fastest(predictor, pixels[:size]) for size in (1, _BATCH)}
     return Speed(1000 * seconds[1], _BATCH / seconds[_BATCH], _peak())
 
 
-def _fastest(compute: Callable[[], object]) -> float:
+def _fastest(predictor: Predictor, pixels: Array) -> float:
     """Seconds of the fastest run; the load of the machine varies, but never makes a run faster."""
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < 3 or time.perf_counter() - begun < _SECONDS:
         start = time.perf_counter()
-        compute()
+        predictor.outputs(pixels)
         times.append(time.perf_counter() - start)
     return min(times)
 
