@@ -41,7 +41,9 @@ def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only:
 class SourceConfig:
     """How the data set is read, split and weighted."""
 
-    val_fraction: float = option("share of images held out for validation, if the data has no val split", 0.2)
+    val_fraction: float = option(
+        "share of images held out for validation, if the data has no val split (default: 0.2; pretrain: 0.05)", 0.2
+    )
     folds: int = option("number of cross-validation folds (0 = off)", 0, only="train")
     fold: int = option("train only this fold, from 1 (0 = all folds in turn)", 0, only="train")
     data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
@@ -175,7 +177,7 @@ class OptimConfig:
     cooldown: float = option("share of training in which the constant schedule decays", 0.2)
     clip_grad: float = option("maximum gradient norm (0 = no clipping)", 1.0)
     layer_decay: float = option("layer-wise learning-rate decay, per stage from the head down", 1.0)
-    body_lr: float = option("learning-rate factor of all but the head, with --weights", 0.1)
+    body_lr: float = option("learning-rate factor of all but the head, with --weights (default: 0.1; pretrain: 1)", 0.1)
     model_ema: float = option("decay of the weights' moving average, which is evaluated and saved (0 = off)", 0.0)
 
 
@@ -217,7 +219,9 @@ class TrainConfig:
     """Everything that determines a training run."""
 
     data: str = option("folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set")
-    recipe: str = option("recipe of unset options, see `vitrail recipes` (default: small; finetune with --weights)")
+    recipe: str = option(
+        "recipe of unset options, see `vitrail recipes` (default: small; finetune with --weights; pretrain-small)"
+    )
     model: str = option("model or family, see `vitrail models`")
     weights: str | None = option("pre-trained weights: run, weights file, timm:NAME or hf:REPO", None)
     source: SourceConfig = field(default_factory=SourceConfig)

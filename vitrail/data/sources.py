@@ -48,7 +48,7 @@ def open_data(
     needs no train split, and nothing is held out; data without splits becomes one split, "all".
     """
     if not 0 < val_fraction < 1:
-        raise UserError(f"'val_fraction' must be between 0 and 1, but it is {val_fraction}.")
+        raise UserError(f"'val_fraction' must be above 0 and below 1, but it is {val_fraction:g}.")
     if folds and not (folds >= 2 and 1 <= fold <= folds):
         raise UserError(f"'folds' must be 2 or more and 'fold' from 1 to 'folds', but it is fold {fold} of {folds}.")
     if seed < 0:

@@ -121,7 +121,7 @@ def large(number: int) -> str:
     return str(number)
 
 
-def health(facts: RunFacts) -> tuple[bool, str]:
+def health(facts: RunFacts) -> tuple[bool | None, str]:
     """Whether the features of the kept model differ between images, and a sentence on it; empty with labels."""
     if facts.scores is None or not facts.kept:
         return True, ""

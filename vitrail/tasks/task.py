@@ -386,7 +386,7 @@ class Task(ABC):
         """The charts of training, from the rows of metrics.csv; `kept` is the epoch of the model."""
         return build.curves(rows, self.measures[0], kept)
 
-    def health(self, scores: Any, means: Mapping[str, float], config: TrainConfig) -> tuple[bool, str]:
+    def health(self, scores: Any, means: Mapping[str, float], config: TrainConfig) -> tuple[bool | None, str]:
         """Whether features differ between images, and a sentence on it, from an epoch's scores and training values."""
         return True, ""
 

@@ -39,6 +39,15 @@ from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
 from vitrail.weights import absolute, open_card
 
 LORA_SCALE = 2.0  # alpha / rank
+_LEAST = {  # of the options of self-supervised methods
+    "decoder_width": 1,
+    "decoder_depth": 1,
+    "global_crops": 1,
+    "local_crops": 0,
+    "head_width": 1,
+    "prototypes": 2,
+    "projection": 1,
+}
 
 
 def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
@@ -100,6 +109,12 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
     config = data.task.check_settings(config, given, source)
+    crop, (h, w) = config.pretraining.local_size, data.size
+    if crop and config.pretraining.local_crops and crop > min(h, w):
+        raise UserError(
+            f"The images of {data.name} are {h}x{w}, smaller than crops of {crop}x{crop}. Use a smaller --local-size "
+            "or --img-size, or --local-crops 0."
+        )
     if "name" not in given:
         config = override(config, {"name": free_name(config.run)})
     return check(config)
@@ -227,6 +242,7 @@ def _fit(size: Size, patch: int) -> Size:
 def check(config: TrainConfig) -> TrainConfig:
     """Raises UserError for invalid values and combinations."""
     o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
+    p = config.pretraining
     rules = [
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
@@ -269,6 +285,14 @@ def check(config: TrainConfig) -> TrainConfig:
             for n in ("hflip", "three_augment", "reprob", "mix_prob")
         ),
         *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
+        *(
+            (n, getattr(p, n), getattr(p, n) >= least, f"at least {least}")
+            for n, least in _LEAST.items()
+            if getattr(p, n) is not None
+        ),
+        ("teacher_momentum", p.teacher_momentum, 0 <= (p.teacher_momentum or 0) < 1, "at least 0 and below 1"),
+        ("teacher_temp", p.teacher_temp, p.teacher_temp is None or 0 < p.teacher_temp < math.inf, "above 0"),
+        ("sigreg", p.sigreg, p.sigreg is None or 0 < p.sigreg < 1, "above 0 and below 1, a share of the loss"),
     ]
     for name, value, fine, rule in rules:
         if not fine:
