@@ -52,7 +52,9 @@ class OpenvinoSession:
             graph = openvino.Core().read_model(path)
         except RuntimeError as error:
             raise UserError(f"{path} is not a valid OpenVINO file: {first_line(error)}.") from error
-        self._graph, self._fixed, self._programs = graph, (), dict[tuple[int, ...], Any]()
+        self._graph = graph
+        self._fixed: tuple[int, ...] = ()
+        self._programs: dict[tuple[int, ...], Any] = {}  # by the shape that they are compiled for; () for any
         self.inputs: list[Input] = [
             (given.get_any_name(), np.dtype(given.get_element_type().to_dtype()).type, _shape(given))
             for given in graph.inputs
