@@ -95,7 +95,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Card]] = {
         "coatnet": card(CoAtNetConfig((16, 32, 32), (1, 1, 1), 8, convs=1, img_size=(25, 32), classes=3)),
     }.items()
 }
-CASES["vits"] = (lambda: Together(vits()), card(VIT, Multiclass(tuple(f"class {i}" for i in range(3 * len(vits()))))))
+MANY = tuple(f"class {i}" for i in range(3 * len(vits())))
+CASES["vits"] = (lambda: Together(vits()), card(replace(VIT, classes=len(MANY)), Multiclass(MANY)))
 
 
 def noise(about: Card, batch: int) -> NDArray[Any]:

@@ -38,7 +38,8 @@ class Frame(nn.Module):
         rows, columns = (int(side / self.preprocess.crop) for side in (h, w))
         covered = _larger(rows, columns * height // width), _larger(columns, rows * width // height)
         pixels = self._whole(pixels @ self._weights(width, covered[1], w).T)
-        return self._whole(self._weights(height, covered[0], h) @ pixels)
+        pixels = self._whole(self._weights(height, covered[0], h) @ pixels)
+        return pixels.clamp(0, WHITE[16]) if self.preprocess.bits == 16 else pixels  # bicubic overshoots
 
     def _weights(self, size: int, covered: int, kept: int) -> Tensor:
         """The share of each of `size` pixels in each of the `kept` centre ones after resizing to `covered`."""
@@ -52,11 +53,8 @@ class Frame(nn.Module):
         return weights / weights.sum(dim=1, keepdim=True)
 
     def _whole(self, pixels: Tensor) -> Tensor:
-        """Rounded and clipped like 8-bit pixels; 16-bit ones are only clipped, floats are kept."""
-        white = WHITE[self.preprocess.bits]
-        if self.preprocess.bits == 8:
-            return (pixels + 0.5).floor().clamp(0, white)
-        return pixels.clamp(0, white) if self.preprocess.bits == 16 else pixels
+        """8-bit pixels rounded and clipped, as in training after each of the two passes; others are kept."""
+        return (pixels + 0.5).floor().clamp(0, WHITE[8]) if self.preprocess.bits == 8 else pixels
 
 
 def _larger(a: Number, b: Number) -> Number:
