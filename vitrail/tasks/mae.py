@@ -73,6 +73,7 @@ class MaeObjective(MaskedObjective):
             inner=how.decoder_width,
             depth=how.decoder_depth,
             heads=how.decoder_width // 32,
+            eps=c.eps,
         )
 
     def losses(self, model: Model, images: Tensor, noise: Tensor) -> Tensor:
