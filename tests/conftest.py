@@ -49,6 +49,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The proof of `trained`, exported to ONNX. Read-only."""
+    import vitrail
+
+    return vitrail.export(trained, out=tmp_path_factory.mktemp("exported") / "digits.onnx")
+
+
+@pytest.fixture(scope="session")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run pre-trained on digits by MAE, without their labels, and probed with them. Read-only."""
     import vitrail

@@ -344,3 +344,22 @@ def test_convert_says_where_the_file_is(trained, vitrail_says, refuses):
     assert vitrail_says("convert", trained, "there.safetensors", "--to", "timm") == (0, "there.safetensors\n", "")
     assert vitrail_says("predict", "there.safetensors", "nowhere.png")[0] == 2
     assert vitrail.load("there.safetensors").config == vitrail.load(trained).config
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["run", "--int8"], True),
+        (["--int8", "run"], True),
+        (["--int8", "auto", "run"], "auto"),
+        (["run", "--int8=auto"], "auto"),
+    ],
+)
+def test_a_flag_may_have_a_value(words, value):
+    assert cli.parse("export", words) == {"run": "run", "int8": value}
+
+
+def test_the_value_of_a_flag_is_checked_and_shown():
+    with pytest.raises(UserError, match="'--int8' must be one of auto, but it is 'all'"):
+        cli.parse("export", ["run", "--int8=all"])
+    assert "--int8 [auto] " in cli.help_text("export")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
@@ -11,29 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
-
 from vitrail.charts.draw import save_charts
 from vitrail.charts.kinds import Chart
 from vitrail.config import Size
 from vitrail.data import Data, Source, open_data
-from vitrail.data.preprocess import Preprocess
-from vitrail.data.sources import open_source
-from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
 from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
-from vitrail.evaluate.stream import run_model
 from vitrail.files import write_text
-from vitrail.models import Model, build, register_module
-from vitrail.models.module import ModuleConfig, ModuleModel
 from vitrail.runs import EngineName
-from vitrail.runs.engine import check_engine
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
-from vitrail.tasks import Task
 from vitrail.tasks.scores import Scores
-from vitrail.weights import Card, open_run
+from vitrail.weights import Card
 
 Probe = Literal["knn", "linear", "fewshot"]
 
@@ -53,9 +42,8 @@ def evaluate_on(
     img_size: Size | None = None,
 ) -> Scores:
     """Measures a run's predictions on a split of opened data; writes to `out` or the run's `evaluation` folder."""
-    _check_batch(batch_size)
+    check_batch(batch_size)
     name = split_name(data, split)
-    device = choose_device(device)
     predictor = Predictor(run, device, engine=engine, img_size=img_size)
     card, size = predictor.card, _size_name(img_size)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
@@ -66,75 +54,14 @@ def evaluate_on(
         keep=out is None and img_size is None,
         batch_size=batch_size,
         workers=workers,
-        device=device,
+        device=predictor.device,
         engine=engine,
     )
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, size or "head")
     about = {"model": card.model, "data": data.name, "split": name, "engine": used}
     about |= {"img_size": size} if size else {}
-    _write(scores, card.task.charts(scores), folder, about)
+    write_scores(scores, card.task.charts(scores), folder, about)
     return replace(scores, folder=folder)
-
-
-def evaluate_model(
-    module: nn.Module,
-    source: Source | None,
-    split: str | None,
-    where: Mapping[str, Any],
-    preprocess: Preprocess | None = None,
-    *,
-    batch_size: int = 256,
-    workers: int = 2,
-    device: str | None = None,
-    out: str | Path | None = None,
-) -> Scores:
-    """Measures the predictions of a model in memory; writes to `out`, or nothing.
-
-    A loaded model has its own classes and preprocessing. Any other has the classes of the data, and by default reads
-    pixels from -1 to 1, at its own size, or as a plain module at the size of the data.
-    """
-    _check_batch(batch_size)
-    if source is None:
-        raise UserError("No data was given. Give what to evaluate the model on: vitrail.evaluate(model, data).")
-    card: Card | None = module.card if isinstance(module, Model) else None
-    task = open_source(source, **where).task.plain() if card is None else card.task
-    data = open_data(source, **where, model=task)
-    model = module if isinstance(module, Model) else _as_model(module, task, data, preprocess)
-    if card is None:
-        seen = Preprocess(model.config.img_size, model.config.channels)
-        card = Card(model=type(module).__name__, config=model.config, task=task, preprocess=seen)
-    if preprocess is not None:
-        card = replace(card, preprocess=preprocess)
-    if model.config.classes != task.outputs:
-        raise UserError(
-            f"The model has {model.config.classes} outputs, but the data has {len(task.classes)} {task.many}."
-        )
-    place = str(next(module.parameters()).device)
-    if device is not None and (place := choose_device(device)) != str(next(module.parameters()).device):
-        model = copy.deepcopy(model).to(place)
-    name, training = split_name(data, split), module.training
-    meter = task.meter()
-    read = data.read_as(card.preprocess.channels, card.preprocess.bits).splits[name]
-    try:
-        how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": place, "title": "evaluating"}
-        run_model(model.eval(), read, card.preprocess, [meter], **how)
-    finally:
-        module.train(training)
-    scores: Scores = meter.scores()
-    if out is None:
-        return scores
-    _write(scores, task.charts(scores), Path(out), {"model": card.model, "data": data.name, "split": name})
-    return replace(scores, folder=Path(out))
-
-
-def _as_model(module: nn.Module, task: Task, data: Data, preprocess: Preprocess | None) -> Model:
-    """A plain module for images of this preprocessing, or of the size of the data."""
-    size, channels = (data.size, data.channels) if preprocess is None else (preprocess.img_size, preprocess.channels)
-    name = register_module(module)
-    model = build(ModuleConfig(name, size, channels, task.outputs))
-    assert isinstance(model, ModuleModel)
-    model.check()
-    return model
 
 
 def probe_on(
@@ -152,7 +79,11 @@ def probe_on(
     **chosen: Any,
 ) -> ProbeMetrics | FewShotMetrics:
     """Measures a run's features by a probe fitted to the train split; `chosen` are the probe's own settings."""
-    _check_batch(batch_size)
+    from vitrail.device import choose_device
+    from vitrail.runs.engine import check_engine
+    from vitrail.weights import open_run
+
+    check_batch(batch_size)
     name = split_name(data, split)
     if not data.task.single:
         raise UserError(
@@ -191,7 +122,7 @@ def probe_on(
     )
     title = f"{method}-{size}" if size else method
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, title)
-    _write(metrics, metrics.charts(), folder, {"model": card.model, "data": data.name, "split": name})
+    write_scores(metrics, metrics.charts(), folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
 
@@ -218,7 +149,7 @@ def _size_name(img_size: Size | None) -> str:
     return "" if img_size is None else "{}x{}".format(*img_size)
 
 
-def _check_batch(batch_size: int) -> None:
+def check_batch(batch_size: int) -> None:
     if batch_size < 1:
         raise UserError(f"'batch_size' must be at least 1, but it is {batch_size}.")
 
@@ -246,7 +177,7 @@ def run_data(
     return run.data(card, **where)
 
 
-def _write(
+def write_scores(
     metrics: Scores | ProbeMetrics | FewShotMetrics, charts: Sequence[Chart], folder: Path, about: dict[str, str]
 ) -> None:
     try:

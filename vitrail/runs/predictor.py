@@ -1,10 +1,10 @@
-"""Predictor: answers for images, by the engine that suits the machine, or from an ONNX file.
+"""Predictor: answers for images, by the engine that suits the machine, or from an exported file.
 
 >>> for answer in vitrail.Predictor("runs/demo")(["cat.jpg", "dog.jpg"]):
 ...     print(answer.labels[0], answer.probabilities[0])
 
-ONNX files run without torch. Images are prefetched by threads and predicted in batches: at most the pixels of three
-batches are in memory.
+ONNX and OpenVINO files run without torch. Images are prefetched by threads and predicted in batches: at most the pixels
+of three batches are in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitrail.data.image_like import ImageLike, given, given_image
 from vitrail.data.pixels import Pixels, UnreadableImage
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
-from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
+from vitrail.runs.exported import ExportedModel, exported_card, is_exported
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
 from vitrail.tasks.task import Answer
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 P = TypeVar("P", bound="ImageLike")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TorchModel:
     def __init__(self, model: Model, card: Card, device: str, engine: EngineName):
         from vitrail.runs.engine import Engine
 
-        self.model, self.card, self._device = model, card, device
+        self.model, self.card, self.device = model, card, device
         self._outputs = Engine(model, card.task, device, engine)
         self._features = Engine(model, None, device, engine, "features")
 
@@ -128,12 +129,12 @@ class TorchModel:
         import torch
 
         with torch.inference_mode():
-            images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self._device))
+            images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self.device))
             return compute(images).cpu().numpy()
 
 
 class Predictor:
-    """A trained model for inference: a run, weights of any supported format, a hub name, or an ONNX file."""
+    """A trained model for inference: a run, weights of any supported format, a hub name, or an exported file."""
 
     def __init__(
         self,
@@ -149,14 +150,14 @@ class Predictor:
         `img_size` is another image size than the model's, for which position embeddings are resampled.
         """
         path = source.path if isinstance(source, Run) else source
-        self._model: TorchModel | OnnxModel
-        if is_onnx(path):
+        self._model: TorchModel | ExportedModel
+        if is_exported(path):
             _no_name(path, model)
             if engine != "auto":
-                raise UserError(f"{path} is an ONNX file, which only ONNX Runtime computes. Remove --engine.")
+                raise UserError(f"{path} is an exported file, which only its own runtime computes. Remove --engine.")
             if img_size is not None:
-                raise UserError(f"{path} is an ONNX file, whose image size is fixed. Remove --img-size.")
-            self._model = OnnxModel(path, device or "cpu")
+                raise UserError(f"{path} is an exported file, whose image size is fixed. Remove --img-size.")
+            self._model = ExportedModel(path, device or "cpu")
             return
         from vitrail.device import choose_device
         from vitrail.runs.engine import check_engine
@@ -189,6 +190,16 @@ class Predictor:
     def engine(self) -> str:
         """The name of the engine that computes the outputs, at present: `auto` may change it during a long job."""
         return self._model.engine
+
+    @property
+    def device(self) -> str:
+        """The torch device that the outputs are computed on."""
+        return self._model.device
+
+    @property
+    def exported(self) -> bool:
+        """Whether this is a file of another runtime, which needs no torch."""
+        return isinstance(self._model, ExportedModel)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -257,9 +268,9 @@ class Predictor:
 
 def source_card(source: str | Path, model: str | None = None) -> Card:
     """The card of a model with a head, without loading its weights; `model` as in `Predictor`."""
-    if is_onnx(source):
+    if is_exported(source):
         _no_name(source, model)
-        return onnx_card(source)
+        return exported_card(source)
     from vitrail.models import is_meant
     from vitrail.weights import open_card
 
@@ -272,7 +283,7 @@ def source_card(source: str | Path, model: str | None = None) -> Card:
 
 def _no_name(source: str | Path, model: str | None) -> None:
     if model is not None:
-        raise UserError(f"{source} is an ONNX file, so 'model' does not apply. Leave it out.")
+        raise UserError(f"{source} is an exported file, so 'model' does not apply. Leave it out.")
 
 
 def answer(task: Task, outputs: Array, top: int | None = None, threshold: float | None = None) -> Answer:
@@ -282,17 +293,17 @@ def answer(task: Task, outputs: Array, top: int | None = None, threshold: float 
 
 
 def read_ahead(
-    images: Iterable[P], read: Callable[[P], Pixels], workers: int, ahead: int
-) -> Generator[tuple[P, Pixels | UnreadableImage], None, None]:
+    images: Iterable[T], read: Callable[[T], Pixels], workers: int, ahead: int
+) -> Generator[tuple[T, Pixels | UnreadableImage], None, None]:
     """Reads images in threads and in order, at most `ahead` of them in advance."""
 
-    def attempt(image: P) -> Pixels | UnreadableImage:
+    def attempt(image: T) -> Pixels | UnreadableImage:
         try:
             return read(image)
         except UnreadableImage as error:
             return error
 
-    waiting: deque[tuple[P, Future[Pixels | UnreadableImage]]] = deque()
+    waiting: deque[tuple[T, Future[Pixels | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
     try:
         for image in images:

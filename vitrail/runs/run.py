@@ -33,7 +33,7 @@ from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
 from vitrail.data import Data, Source, full_name, is_object, is_there, open_data
 from vitrail.errors import UserError
 from vitrail.progress import without_info
-from vitrail.runs.onnx import is_onnx
+from vitrail.runs.exported import is_exported
 from vitrail.tasks import METHODS
 from vitrail.weights.card import DECODER_FILE, WEIGHTS_FILE, Card, read_card
 
@@ -93,7 +93,7 @@ class Run:
     @classmethod
     def of(cls, source: str | Path) -> Run:
         """The folder for results of a model: its own, or the current one for hub models."""
-        if is_onnx(source):
+        if is_exported(source):
             return cls(Path(source).parent)
         from vitrail.weights import home
 

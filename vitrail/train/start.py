@@ -113,8 +113,8 @@ def _run(
     verb: Verb,
 ) -> Run:
     if resume is not None:
-        folder, config = reopen(Path(resume), source, asked, verb)
-        run = Run(folder)
+        reopened, config = reopen(Path(resume), source, asked, verb)
+        run = Run(reopened)
         given = {"data", "val"} & {*(config.python or ())}
         data = open_given(config.data if source is None else source, val, flat(config)) if given else run.data()
         model, notes = prepare(config, data, custom)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitrail.data.preprocess import Preprocess
     from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
     from vitrail.tasks.scores import Scores
+    from vitrail.weights import Card
 
 Method = Literal["head", "knn", "linear", "fewshot"]
 
@@ -78,21 +79,22 @@ def evaluate(
         img_size (H[xW]): resize images to this; position embeddings are resampled (default: the model's size)
         out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
     """
-    from vitrail.evaluate.measure import evaluate_model, evaluate_on, probe_on, run_data
+    from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
     from vitrail.runs.predictor import source_card
     from vitrail.runs.run import Run
-    from vitrail.weights import open_card
 
     if not isinstance(run, str | PathLike):
         if method != "head":
             raise UserError(f"--method {method} needs a run or a weights file, but got a {type(run).__name__}.")
         columns = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
         measured = {"batch_size": batch_size, "workers": workers}
-        return evaluate_model(run, data, split, columns, preprocess, **measured, device=device, out=out)
+        from vitrail.evaluate.module import evaluate_module
+
+        return evaluate_module(run, data, split, columns, preprocess, **measured, device=device, out=out)
     run = run if isinstance(run, str) else Path(run)
     if preprocess is not None:
         raise UserError(f"'preprocess' is for model objects; {run} has its own.")
-    card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
+    card, home = source_card(run) if method == "head" else _card(run, method), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     where |= {"image_dir": None if image_dir is None else str(image_dir)}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
@@ -109,6 +111,19 @@ def evaluate(
     # Not by the seed: the same images are always held out, so results are comparable and cached features stay valid.
     opened = run_data(home, data, where, card, {})
     return probe_on(run, opened, method, split, **how, **chosen)
+
+
+def _card(run: str | Path, method: str) -> Card:
+    """The card of a model with features."""
+    from vitrail.runs.exported import is_exported
+    from vitrail.weights import open_card
+
+    if is_exported(run):
+        raise UserError(
+            f"{run} is an exported file, which has no feature vectors. Use the run it was exported from, or leave out "
+            f"--method {method}."
+        )
+    return open_card(run)
 
 
 def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:
