@@ -108,6 +108,16 @@ class TorchModel:
         with torch.no_grad():
             return self._outputs(self.card.preprocess.normalise(pixels))
 
+    def settle(self, pixels: Array) -> None:
+        """Chooses the engine of outputs and features now, by a batch of pixels."""
+        import torch
+
+        from vitrail.runs.engine import Engine
+
+        with torch.inference_mode():
+            self._outputs.settle(self.card.preprocess.normalise(torch.from_numpy(pixels).to(self._device)))
+        self._features = Engine(self.model, None, self._device, self._outputs.name, "features")
+
     def fingerprint(self) -> str:
         """A hash that changes whenever the outputs may."""
         import torch
@@ -186,6 +196,16 @@ class Predictor:
     def engine(self) -> str:
         """The name of the engine that computes the outputs, at present: `auto` may change it during a long job."""
         return self._model.engine
+
+    @property
+    def module(self) -> Model | None:
+        """The PyTorch model; None for a file of another runtime."""
+        return self._model.model if isinstance(self._model, TorchModel) else None
+
+    def settle(self, pixels: Array) -> None:
+        """Chooses the engine now, by a batch of pixels, for a service that must not pause for a speed test later."""
+        if isinstance(self._model, TorchModel):
+            self._model.settle(pixels)
 
     @cached_property
     def fingerprint(self) -> str:
