@@ -51,9 +51,9 @@ def read_bands(file: BinaryIO) -> Bands | None:
 def npy_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an array that is stored as a file claims; raises UnreadableImage if it is not."""
     try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
+        known: Any = np.lib.format  # partly untyped
+        version = known.read_magic(file)
+        shape, _, dtype = (known.read_array_header_1_0 if version == (1, 0) else known.read_array_header_2_0)(file)
     except Exception as error:  # numpy raises many types on damaged files
         raise UnreadableImage("damaged") from error
     start, end = file.tell(), file.seek(0, 2)

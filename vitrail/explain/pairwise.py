@@ -1,7 +1,6 @@
 """Attention between all patches of an image, small enough to be sent to a browser.
 
-Legend: L attention layers, H heads, N tokens, (h, w) the grid of a layer, Q = h·w cells of it. Large grids are merged into
-cells of several patches each.
+Legend: H heads, N tokens, Q = h·w cells of the grid of a layer. Large grids are merged into cells of several patches.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.explain.attention import rollout, watch
+from vitrail.explain.attention import watch
 from vitrail.explain.geometry import Geometry, geometries
 from vitrail.explain.windows import Windows
 from vitrail.models import Model
@@ -53,24 +52,6 @@ def pairwise_attention(model: Model, image: Tensor, most: int = MOST) -> list[Be
 
     watch(model, image, see)
     return found
-
-
-def pairwise_rollout(model: Model, image: Tensor, layers: list[Between]) -> tuple[Grid, Array]:
-    """Attention rollout of the layers: the grid, and (1+Q, Q), or (1, Q) if the grid changes between layers.
-
-    Row 0 is `rollout`. The others follow attention between cells only, without the class token.
-    """
-    whole = rollout(model, image)[0]
-    h, w = layers[0].grid
-    if any(layer.grid != (h, w) for layer in layers):
-        return (whole.shape[0], whole.shape[1]), whole.reshape(1, -1)
-    merged = -(-whole.shape[0] // h)
-    first = whole.reshape(1, -1) @ _cells((whole.shape[0], whole.shape[1]), merged).numpy().T
-    reached = np.eye(h * w, dtype=np.float32)
-    for layer in layers:
-        mean = layer.weights[:, 1:].mean(axis=0)
-        reached = (reached + mean / mean.sum(axis=1, keepdims=True) @ reached) / 2
-    return (h, w), np.concatenate([first, reached])
 
 
 def _numbers(layers: list[Geometry], by: int) -> int:

@@ -60,7 +60,7 @@ def _routes(max_images: int) -> APIRouter:
     body = schema.images_body(max_images)
     post: Callable[..., Any] = partial(router.post, responses=schema.IMAGE_ERRORS)
     one = schema.images_body(1)
-    pictures = {200: {"content": {"image/png": {}, "application/octet-stream": {}}}}
+    pictures: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}, "application/octet-stream": {}}}}
     post("/predict", response_model=schema.Predictions, openapi_extra=body)(predict)
     post("/embed", response_model=schema.Embeddings, openapi_extra=body)(embed)
     post(

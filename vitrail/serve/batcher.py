@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from vitrail.progress import log
 from vitrail.serve.errors import busy
 from vitrail.serve.metrics import Metrics
 
-Compute = Callable[[list[Any]], Sequence[Any]]  # the items of a batch to their results
+Compute = Callable[[list[Any]], Any]  # the items of a batch to a sequence of their results
 
 
 @dataclass(eq=False)

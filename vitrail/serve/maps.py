@@ -24,7 +24,7 @@ from vitrail.errors import UserError
 from vitrail.explain.attention import attention_maps, patch_attention, rollout
 from vitrail.explain.figures.tiles import HEAT, SIGNED
 from vitrail.explain.geometry import attends, geometries
-from vitrail.explain.pairwise import pairwise_attention, pairwise_rollout
+from vitrail.explain.pairwise import pairwise_attention
 from vitrail.explain.relevance import relevance, signed
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor
@@ -43,6 +43,11 @@ class Map:
     values: Array  # h w
     signed: bool = False  # whether there is evidence against, below 0
     target: str | None = None
+
+
+def warm_up(predictor: Predictor, pixels: Pixels) -> None:
+    """Computes once what is slow the first time."""
+    class_relevance(predictor, pixels, None)
 
 
 def facts(predictor: Predictor) -> dict[str, Any]:
@@ -97,12 +102,12 @@ def everything(predictor: Predictor, pixels: Pixels) -> bytes:
     """Attention of every layer and head between all patches, as one binary document.
 
     A little-endian uint32 with the length of a JSON header, the header, then one byte per number, each row divided by
-    its maximum. The header has the grid, heads and offset of every layer, and the grid, rows and offset of the rollout.
+    its maximum. The header has the grid, heads and offset of every layer, and the grid and offset of the rollout.
     """
     model, image = _model(predictor), _image(predictor, pixels)
     _need_attention(model)
     layers = pairwise_attention(model, image)
-    grid, through = pairwise_rollout(model, image, layers)
+    through = rollout(model, image)[0]
     parts = [_bytes(layer.weights) for layer in layers]
     offsets = np.cumsum([0, *map(len, parts)]).tolist()
     header = {
@@ -110,11 +115,11 @@ def everything(predictor: Predictor, pixels: Pixels) -> bytes:
             {"grid": layer.grid, "heads": len(layer.weights), "offset": offset}
             for layer, offset in zip(layers, offsets, strict=False)
         ],
-        "rollout": {"grid": grid, "rows": len(through), "offset": offsets[-1]},
+        "rollout": {"grid": through.shape, "offset": offsets[-1]},
     }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 4)
-    return b"".join([struct.pack("<I", len(text)), text, *parts, _bytes(through)])
+    return b"".join([struct.pack("<I", len(text)), text, *parts, _bytes(through.reshape(-1))])
 
 
 def png(pixels: Pixels, found: Map) -> bytes:
@@ -122,7 +127,7 @@ def png(pixels: Pixels, found: Map) -> bytes:
     picture = to_pil(np.ascontiguousarray(pixels.transpose(1, 2, 0))).convert("RGB")
     times = max(1, -(-_SIDE // min(picture.size)))
     picture = picture.resize((picture.width * times, picture.height * times), Image.Resampling.BICUBIC)
-    values = found.values.astype(np.float32)
+    values = found.values if found.signed else found.values - found.values.min()
     top = float(np.abs(values).max()) or 1.0
     smooth = np.asarray(Image.fromarray(values / top).resize(picture.size, Image.Resampling.BICUBIC)).clip(-1, 1)
     if found.signed:

@@ -73,7 +73,10 @@ class Version:
         self.predictor.settle(images)
         self.predictor.outputs(images)
         self.predictor.outputs(images[:1])
-        _ = self.facts  # imports what `/explain` needs
+        if self.explains:
+            from vitrail.serve import maps
+
+            maps.warm_up(self.predictor, images[0])
 
 
 class Models:

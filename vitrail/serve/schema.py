@@ -14,9 +14,7 @@ class Prediction(BaseModel):
     labels: list[str] | None = Field(None, description="classes or labels, best first")
     probabilities: list[float] | None = Field(None, description="their probabilities")
     values: dict[str, float] | None = Field(None, description="numbers by name, of a regression")
-    scores: list[float] | None = Field(
-        None, description="with scores=true: all probabilities or values, in class order"
-    )
+    scores: list[float] | None = Field(None, description="all probabilities or values in class order, with scores=true")
 
 
 class Predictions(BaseModel):

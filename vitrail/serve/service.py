@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from vitrail.data.images import Pixels
 from vitrail.progress import log
-from vitrail.serve.batcher import Batcher, Job
+from vitrail.serve.batcher import Batcher, Compute, Job
 from vitrail.serve.decode import decode
 from vitrail.serve.errors import ApiError, busy
 from vitrail.serve.metrics import Metrics, Shared
@@ -152,9 +152,7 @@ class Accepted:
         self._service.metrics.add("images", model=version.name)
         return done
 
-    async def _one(
-        self, version: Version, upload: Upload, key: Any, compute: Callable[[list[Any]], Sequence[Any]]
-    ) -> Any:
+    async def _one(self, version: Version, upload: Upload, key: Any, compute: Compute) -> Any:
         service = self._service
         pixels = await service.read_in_thread(decode, version.predictor, upload.content, service.settings.max_pixels)
         self.submitted += 1

@@ -29,8 +29,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP, with a web page to try them.
 
-    Requests are computed together in batches. The page is at /, the API is documented at /docs. Ctrl-C finishes what was
-    accepted, then stops. If the files of a model change, the new version is loaded and swapped in.
+    Requests are computed together in batches. The page is at /, the API is documented at /docs. Ctrl-C finishes what
+    was accepted, then stops. If the files of a model change, the new version is loaded and swapped in.
 
     Args:
         models (NAME=RUN): run folders, weights files or exported files, each with a name if it needs one
