@@ -35,7 +35,8 @@ class Version:
     def __init__(self, name: str, source: str, settings: Settings):
         self.name = name
         self.stamp = stamp(source)
-        self.predictor = Predictor(source, settings.device, engine=settings.engine)
+        # Exported files have their own runtime.
+        self.predictor = Predictor(source, settings.device, engine="auto" if is_exported(source) else settings.engine)
         self.id = self.predictor.fingerprint[:12]
         self.loaded = time.time()
         self._warm_up(settings.max_batch)
@@ -131,6 +132,11 @@ class Models:
         self.current[name] = new
         self._metrics.add("reloads", model=name, result="swapped")
         log.info(f"Model {name}: version {new.id} replaces {old.id}.")
+
+
+def is_exported(source: str) -> bool:
+    """Whether a source is a file of another runtime, which needs no torch."""
+    return Path(source).suffix.lower() in (".onnx", ".xml")
 
 
 def stamp(source: str) -> Stamp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import uvicorn
@@ -23,21 +24,9 @@ _BACKLOG = 2048  # connections that wait to be accepted
 def run(settings: Settings) -> None:
     """Serves until SIGINT or SIGTERM, then finishes what was accepted."""
     _log_with_time()
-    bound = _bind(settings.host, settings.port)
+    bound = bind(settings.host, settings.port)
     shared = Shared([name for name, _ in settings.sources], settings.workers)
-    config = uvicorn.Config(
-        partial(_worker, settings, shared),
-        factory=True,
-        workers=settings.workers,
-        log_config=None,
-        access_log=False,  # ours is in `guard`
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        backlog=_BACKLOG,
-        timeout_graceful_shutdown=int(settings.timeout) + 1,
-        timeout_worker_healthcheck=60,  # a worker that loads a large model does not answer for a while
-    )
+    config = configure(settings, partial(_worker, settings, shared))
     host, port = settings.host, bound.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join(name for name, _ in settings.sources)
@@ -53,13 +42,30 @@ def run(settings: Settings) -> None:
         Multiprocess(config, [bound]).run()
 
 
+def configure(settings: Settings, make_app: Callable[[], ASGIApp]) -> uvicorn.Config:
+    """uvicorn's settings for an application, which is made in every worker."""
+    return uvicorn.Config(
+        make_app,
+        factory=True,
+        workers=settings.workers,
+        log_config=None,
+        access_log=False,  # ours is in `guard`
+        ws="none",
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_graceful_shutdown=int(settings.timeout) + 1,
+        timeout_worker_healthcheck=60,  # a worker that loads a large model does not answer for a while
+    )
+
+
 def _worker(settings: Settings, shared: Shared) -> ASGIApp:
     """The application of a worker, which may be a new process."""
     _log_with_time()
     return create_app(settings, shared)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A socket that workers share."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)

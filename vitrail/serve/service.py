@@ -19,7 +19,7 @@ from vitrail.serve.batcher import Batcher, Compute, Job
 from vitrail.serve.decode import decode
 from vitrail.serve.errors import ApiError, busy
 from vitrail.serve.metrics import Metrics, Shared
-from vitrail.serve.models import Models, Version
+from vitrail.serve.models import Models, Version, is_exported
 from vitrail.serve.settings import Settings
 from vitrail.serve.uploads import Memory, Upload, parse, read_body
 
@@ -183,7 +183,7 @@ def _cores() -> int:
 
 def _share_cores(workers: int, sources: Sequence[tuple[str, str]]) -> None:
     """Gives each worker its share of the cores, unless only exported files are served."""
-    if all(source.lower().endswith((".onnx", ".xml")) for _, source in sources):
+    if all(is_exported(source) for _, source in sources):
         return
     import torch
 

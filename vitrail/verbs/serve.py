@@ -47,7 +47,7 @@ def serve(
         max_images: most images per request
         reload: seconds between two looks for a new version of the files; 0 never looks
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
-        engine: program that computes the models on a CPU; auto tests at the start which is the fastest
+        engine: program that computes PyTorch models on a CPU; auto tests at the start which is the fastest
     """
     from vitrail.serve.settings import Settings, key_from_environment, named_sources
 
