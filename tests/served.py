@@ -59,6 +59,7 @@ def in_thread(*models: object, **settings: Any) -> Iterator[Served]:
         assert server.started
         with_key = {"headers": {"Authorization": f"Bearer {chosen.api_key}"}} if chosen.api_key else {}
         served = Served(f"http://127.0.0.1:{bound.getsockname()[1]}", **with_key)
+        served.server = server
         yield served
         served.client.close()
     finally:

@@ -100,7 +100,10 @@ BODIES = {
     "too many files": ({"files": [("image", GOOD)] * 9}, 413),
     "a field": ({"files": {"image": (None, "text")}}, 422),
     "no boundary": ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400),
-    "a broken form": ({"content": b"nothing of the kind", "headers": {"Content-Type": "multipart/form-data; boundary=x"}}, 400),
+    "a broken form": (
+        {"content": b"nothing of the kind", "headers": {"Content-Type": "multipart/form-data; boundary=x"}},
+        400,
+    ),
 }
 
 
