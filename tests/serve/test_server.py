@@ -52,10 +52,10 @@ def test_a_request_that_is_not_sent_in_time_is_given_up(trained, files):
         assert served.predict(files[0].read_bytes())["labels"]
 
 
-def test_a_killed_worker_comes_back_while_the_other_goes_on(trained, files, tmp_path):
+def test_a_killed_worker_comes_back_while_the_other_goes_on(exported, files, tmp_path):
     content, log = files[0].read_bytes(), tmp_path / "log"
-    with by_command(log, trained, "--workers", 2) as (served, process):
-        until(lambda: log.read_text().count("Model trained") == 2)
+    with by_command(log, exported, "--workers", 2) as (served, process):
+        until(lambda: log.read_text().count("Model digits") == 2)
         end, answers, lost = threading.Event(), [], []
 
         def ask():
@@ -73,7 +73,7 @@ def test_a_killed_worker_comes_back_while_the_other_goes_on(trained, files, tmp_
         os.kill(before[0], signal.SIGKILL)
         killed_at = len(answers)
         until(lambda: len(answers) > killed_at + 50)  # the other one goes on
-        until(lambda: log.read_text().count("Model trained") == 3)
+        until(lambda: log.read_text().count("Model digits") == 3)
         until(lambda: len(workers(process.pid)) == 2)
         end.set()
         for client in clients:

@@ -105,11 +105,13 @@ async def _multipart(headers: Headers, body: bytes, most: int) -> list[Upload]:
     except (ValueError, LookupError) as error:  # an unknown charset, a broken header
         raise ApiError(400, "bad_multipart", "The form cannot be read.") from error
     uploads = []
-    for field, value in form.multi_items():
-        if not isinstance(value, UploadFile):
-            raise ApiError(422, "not_a_file", f"The field {field[:40]!r} is not a file. Options belong in the URL.")
-        uploads.append(Upload(await value.read(), _plain_name(value.filename)))
-        await value.close()
+    try:
+        for field, value in form.multi_items():
+            if not isinstance(value, UploadFile):
+                raise ApiError(422, "not_a_file", f"The field {field[:40]!r} is not a file. Options belong in the URL.")
+            uploads.append(Upload(await value.read(), _plain_name(value.filename)))
+    finally:
+        await form.close()
     return uploads
 
 
