@@ -47,7 +47,7 @@ def seeds() -> list[bytes]:
 
 
 def mutate(content: bytes, other: bytes, rng: np.random.Generator) -> bytes:
-    """A damaged image: flipped bits, other bytes, a missing, repeated or foreign part, or another size in the header."""
+    """A damaged image: flipped bits, other bytes, a missing, repeated or foreign part, or another size."""
     data = bytearray(content)
     for _ in range(rng.integers(1, 4)):
         at, length = int(rng.integers(0, len(data))), int(rng.integers(1, 40))

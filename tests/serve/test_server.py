@@ -62,7 +62,7 @@ def test_a_killed_worker_comes_back_while_the_other_goes_on(exported, files, tmp
             while not end.is_set():
                 try:
                     answers.append(httpx.post(f"{served.address}/predict", content=content, timeout=60).status_code)
-                except httpx.TransportError as error:
+                except httpx.TransportError as error:  # noqa: PERF203  # rare
                     lost.append(error)
 
         clients = [threading.Thread(target=ask) for _ in range(3)]
@@ -98,7 +98,7 @@ def workers(parent: int) -> list[int]:
             is_child = int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent
             if is_child and b"spawn_main" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
-        except OSError:  # it has just ended
+        except OSError:  # noqa: PERF203  # it has just ended
             continue
     return sorted(found)
 

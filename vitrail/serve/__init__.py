@@ -14,5 +14,5 @@ A request passes through these modules:
 | `metrics` | counters of all worker processes, for Prometheus |
 | `server` | uvicorn, its worker processes and their supervision |
 
-Nothing here imports torch: an exported model is served without it. `maps` does, and is imported for PyTorch models only.
+An exported model is served without torch: only `maps` imports it, and only PyTorch models use `maps`.
 """

@@ -1,8 +1,8 @@
 """Dynamic batching: a bounded queue, and one thread that computes what is in it.
 
 Images of many requests are computed together, at most `max_batch` at a time. The thread takes the oldest image with
-all that can be computed with it. It waits for more, up to `max_wait` seconds, only while accepted images are still being
-decoded: at low load nothing waits, and at high load batches fill while the previous one is computed.
+all that can be computed with it. It waits for more, up to `max_wait` seconds, only while accepted images are still
+being decoded: at low load nothing waits, and at high load batches fill while the previous one is computed.
 
 One thread for all models, because a batch uses every core that the process may use. An image keeps the version of
 the model that it was accepted for, so a swap loses nothing.

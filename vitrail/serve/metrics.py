@@ -1,7 +1,7 @@
 """Metrics in the text format of Prometheus, summed over all worker processes.
 
 Each worker writes to its own row of an array in shared memory, and whichever answers `/metrics` adds the rows up. A
-worker that takes the place of a dead one continues on its row, so that counters never decrease. Nothing is written to disk.
+worker that takes the place of a dead one continues on its row, so that counters never decrease. No file is written.
 """
 
 from __future__ import annotations
@@ -72,14 +72,18 @@ class Shared:
 
     def __init__(self, models: Sequence[str], workers: int):
         self.models, self.rows = tuple(models), workers + 2  # during a rolling restart there are more of them
-        width = sum(f.width * len(list(f.series())) for f in families(models).values())
+        length = self.rows * sum(f.width * len(list(f.series())) for f in families(models).values())
+        self.values: Any  # numbers of each worker, a row each
+        self.owners: Any  # their process ids
+        self._claims: Any
+        self.loading: Any  # held while a worker loads its models, because the speed test of engines needs quiet
+        if workers == 1:
+            self.values, self.owners = [0.0] * length, [0] * self.rows
+            self._claims, self.loading = threading.Lock(), threading.Lock()
+            return
         context = multiprocessing.get_context("spawn")
-        self.values = context.RawArray("d", self.rows * width)
-        self.owners = context.RawArray("q", self.rows)  # process ids
-        self._claims = context.Lock()
-        self.loading = (
-            context.Lock()
-        )  # models are loaded by one worker at a time: the speed test of engines needs quiet
+        self.values, self.owners = context.RawArray("d", length), context.RawArray("q", self.rows)
+        self._claims, self.loading = context.Lock(), context.Lock()
 
     def claim(self) -> int | None:
         """A row for this process: a free one, or that of a process that has ended."""

@@ -1,4 +1,4 @@
-"""The page at `/`, the documentation of the API at `/docs`, and their assets: a few files, read once and sent from memory."""
+"""The page at `/`, the documentation of the API at `/docs`, and their assets, read once and sent from memory."""
 
 from __future__ import annotations
 

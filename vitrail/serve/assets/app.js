@@ -210,7 +210,7 @@ function light() {
   const signed = mode === "relevance" && facts.explains?.signed;
   $("ramp").classList.toggle("signed", Boolean(signed));
   $("less").textContent = signed ? "against" : "less";
-  $("more").textContent = signed ? "for" : mode === "relevance" ? "more evidence" : "more attention";
+  $("more").textContent = signed ? "for" : "more";
   for (const slot of active()) {
     const { stage, attention } = slot;
     if (!slot.scores) continue;

@@ -113,9 +113,9 @@ export class Stage {
     const left = (x) => Math.round(x * width / w), top = (y) => Math.round(y * height / h);
     for (let y = 0; y < h; y++) {
       for (let x = 0; x < w; x++) {
-        const value = values[y * w + x], strength = Math.abs(value) ** 0.65;
+        const value = values[y * w + x], strength = Math.abs(value) ** 0.8;
         const place = [left(x), top(y), left(x + 1) - left(x), top(y + 1) - top(y)];
-        context.fillStyle = `rgb(${LEAD} / ${0.8 * (1 - strength)})`;
+        context.fillStyle = `rgb(${LEAD} / ${0.85 * (1 - strength)})`;
         context.fillRect(...place);
         const [red, green, blue] = signed && value < 0 ? SKY : SUN;
         context.globalCompositeOperation = signed && value < 0 ? "source-over" : "soft-light";
