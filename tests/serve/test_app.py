@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from PIL import Image
 import vitrail
 from vitrail.explain import attention_maps, patch_attention, relevance, rollout
 from vitrail.weights import open_run
+
+DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 
 
 def test_answers_are_those_of_predict_however_an_image_is_sent(service, trained, files, photo):
@@ -151,6 +155,13 @@ def test_the_model_describes_itself(service, photo):
 def test_wrong_questions_get_a_reason(service, files, path, params, status, code):
     answer = service.post(path, files[0].read_bytes(), **params)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_the_health_check_of_the_image_passes(service):
+    program = re.search(r'"(import urllib.*)"\]', DOCKERFILE.read_text())[1]
+    exec(program.replace("http://127.0.0.1:8000", service.address))
+    with pytest.raises(OSError, match="404"):
+        exec(program.replace("http://127.0.0.1:8000/health", f"{service.address}/nothing"))
 
 
 def test_probes_and_documents(service):
