@@ -96,8 +96,7 @@ DEIT_AND_DINOV2 = [
 OTHER_ARCHITECTURES = [
     "dinov2_vitb14_lc",
     "dinov2_base_patch16",
-    "vit_base_patch16_clip_224",
-    "vit_base_patch16_clip_224.openai",
+    "vit_medium_patch16_clip_224.tinyclip_yfcc15m",
     "vit_base_patch16_siglip_224",
     "vit_so400m_patch14_siglip_224",
     "ViT-B-16-SigLIP",
@@ -146,9 +145,24 @@ def test_the_names_of_deit_and_dinov2_say_what_they_have(spelling, name, side, p
     assert (config.act == "swiglu") == (name == "dinov2_g14")
 
 
+@pytest.mark.parametrize(
+    ("spelling", "name", "side", "act"),
+    [
+        ("vit_base_patch16_clip_224.openai", "clip_b16", 224, "quick_gelu"),
+        ("vit_base_patch32_clip_quickgelu_224.laion400m_e32", "clip_b32", 224, "quick_gelu"),
+        ("vit_large_patch14_clip_336.laion2b_ft_in12k_in1k", "clip_l14", 336, "gelu"),
+        ("openai/clip-vit-large-patch14-336", "clip_l14", 336, "quick_gelu"),
+    ],
+)
+def test_the_names_of_clips_image_towers(spelling, name, side, act):
+    found, config = models.canonical(spelling)
+    assert (found, config.img_size, config.act) == (name, (side, side), act)
+    assert models.name_of(config) == name
+
+
 @pytest.mark.parametrize("name", OTHER_ARCHITECTURES)
 def test_look_alikes_are_refused(name):
-    with pytest.raises(UserError, match=r"There is no model .*`vitrail models` lists the models"):
+    with pytest.raises(UserError, match=r"There is no model .*(`vitrail models` lists the models|vitrail has no)"):
         models.canonical(name)
 
 
@@ -218,7 +232,7 @@ def test_sizes_may_be_given_in_any_form(size):
     ("changes", "message"),
     [
         ({"clases": 10}, "A model has no option 'clases'. Did you mean 'classes'?"),
-        ({"dropout": 0.1}, "A model has no option 'dropout'. .*It takes width, depth"),
+        ({"dropout": 0.1}, "A model has no option 'dropout'. It is called 'drop' here."),
         ({"classes": "ten"}, "'classes' must be a whole number, but it is 'ten'"),
         ({"classes": 10.5}, "'classes' must be a whole number, but it is 10.5"),
         ({"classes": True}, "'classes' must be a whole number, but it is True"),

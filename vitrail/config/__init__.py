@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitrail.config import habits
 from vitrail.config.options import (
     Option,
     coerce,
@@ -32,6 +33,7 @@ from vitrail.config.settings import (
     RunConfig,
     Size,
     SourceConfig,
+    StopConfig,
     TrainConfig,
     TransferConfig,
     Verb,
@@ -54,6 +56,7 @@ __all__ = [
     "RunConfig",
     "Size",
     "SourceConfig",
+    "StopConfig",
     "TrainConfig",
     "TransferConfig",
     "Verb",
@@ -61,6 +64,7 @@ __all__ = [
     "coerce_names",
     "flat",
     "from_plain",
+    "habits",
     "load_yaml",
     "options",
     "override",

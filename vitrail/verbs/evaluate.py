@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitrail.config import InputConfig, Size, coerce
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
@@ -38,8 +39,10 @@ def evaluate(
     device: str | None = None,
     engine: EngineName = "auto",
     data_dir: str | None = None,
+    image_dir: str | Path | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
+    img_size: str | int | Size | None = None,
     out: str | Path | None = None,
 ) -> Scores | ProbeMetrics | FewShotMetrics:
     """Measure a run's predictions by the metrics of its task, or its features by a probe.
@@ -62,8 +65,10 @@ def evaluate(
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
         engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
         data_dir (FOLDER): folder of the built-in data sets
+        image_dir (FOLDER): folder of a table's images (default: as trained, or that of the table)
         image_column (NAME): table column with the image paths (default: as trained, or detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: as trained, or detected)
+        img_size (H[xW]): resize images to this; position embeddings are resampled (default: the model's size)
         out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
     """
     from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
@@ -73,8 +78,10 @@ def evaluate(
 
     card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
+    where |= {"image_dir": None if image_dir is None else str(image_dir)}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
     how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
+    how["img_size"] = None if img_size is None else coerce(InputConfig, "img_size", img_size)
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
         return evaluate_on(run, opened, split, **how)

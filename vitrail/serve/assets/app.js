@@ -233,10 +233,11 @@ function caption(stage, layer) {
 
 function hint() {
   const touch = matchMedia("(hover: none)").matches;
+  const one = { probabilities: "class", labels: "label", values: "value" }[facts.form];
   const texts = {
-    attention: `${touch ? "Touch a patch" : "Move over a patch"} to see where it looks. ${touch ? "Tap" : "Click"} a ${facts.form === "values" ? "value" : "class"} to see what speaks for it.`,
-    relevance: "The patches that speak for the chosen answer. Choose another one above.",
-    picture: `${touch ? "Tap" : "Click"} a ${facts.form === "values" ? "value" : "class"} to see what speaks for it.`,
+    attention: `${touch ? "Touch a patch" : "Move over a patch"} to see where it looks. ${touch ? "Tap" : "Click"} a ${one} to see what speaks for it.`,
+    relevance: "The patches that speak for the chosen answer. Choose another one in the list.",
+    picture: `${touch ? "Tap" : "Click"} a ${one} to see what speaks for it.`,
   };
   $("hint").textContent = texts[mode] + (latest ? ` Answered in ${Math.round(latest)} ms.` : "");
 }
