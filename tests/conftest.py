@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread per worker. Set before torch is imported; child processes inherit it.
@@ -99,6 +100,25 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     save(path, build(config), card)
     settings = {"weights": str(path), "recipe": "small", "body_lr": 1.0, "val_fraction": 0.5}
     return settings | {"epochs": 1, "batch_size": 64}
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, without a window."""
+    reason = "playwright is not installed: pip install .[dev]"
+    playwright = pytest.importorskip("playwright.sync_api", reason=reason)
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("There is no Chromium: install Debian's package, or run `make test` as root where apt-get can.")
+    flags = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    flags += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]  # a camera
+    if os.geteuid() == 0:
+        flags.append("--no-sandbox")  # as root Chromium has no sandbox
+    with playwright.sync_playwright() as starter:
+        chromium = starter.chromium.launch(executable_path=path, args=flags)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.recipes import recipes
     from vitrail.verbs.report import report
     from vitrail.verbs.run import Run
+    from vitrail.verbs.serve import serve
     from vitrail.verbs.train import train
     from vitrail.weights import load
 
@@ -54,10 +55,11 @@ __all__ = [
     "pretrain",
     "recipes",
     "report",
+    "serve",
     "train",
 ]
 
-_ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "runs", "train", "weights")
+_ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "runs", "serve", "train", "weights")
 _HOMES = {
     "Predictor": "vitrail.runs.predictor",
     "Run": "vitrail.verbs.run",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -21,28 +20,11 @@ from vitrail.charts import build
 from vitrail.report.page import render
 from vitrail.report.text import Headline
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install .[dev]")
-
 # Whoever gets a name of theirs to run leaves a mark.
 HOSTILE = "</script><script>window.hacked=1</script>"
 TAGGED = "<img src=x onerror=window.hacked=2>"
 QUOTED = 'it\'s "{a|b}" & \u2028 so'
 CLASSES = [HOSTILE, TAGGED, QUOTED, *"3456789"]
-
-_FLAGS = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip("There is no Chromium: install Debian's package, or run `make test` as root where apt-get can.")
-    flags = [*_FLAGS, "--no-sandbox"] if os.geteuid() == 0 else _FLAGS  # as root Chromium has no sandbox
-    with playwright.sync_playwright() as starter:
-        chromium = starter.chromium.launch(executable_path=path, args=flags)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -16,7 +17,7 @@ from vitrail.data.pixels import Pixels, UnreadableImage, to_float32
 
 _NPY = b"\x93NUMPY"
 _DEEP_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR.{8}\x10\x02", re.DOTALL)  # 16-bit RGB
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
 # TIFF tags: bits per sample, samples per pixel, extra samples, image description.
 _BITS, _SAMPLES, _EXTRA, _DESCRIPTION = 258, 277, 338, 270
 _STACKED = ('{"shape"', "ImageJ=", "<?xml", "<OME")  # descriptions of files whose pages may be bands of one image
@@ -41,10 +42,42 @@ def read_bands(file: BinaryIO) -> Bands | None:
         return Bands("NPY", _read_npy(file))
     if _DEEP_PNG.match(first):
         return Bands("PNG", _read_png(file))
-    if first[:4] in _TIFF and _beyond_pillow(file):
+    if first[:4] in TIFF and _beyond_pillow(file):
         file.seek(0)
         return Bands("TIFF", _read_tiff(file))
     return None
+
+
+def npy_size(file: BinaryIO) -> tuple[int, int]:
+    """Height and width of an array that is stored as a file claims; raises UnreadableImage if it is not."""
+    try:
+        known: Any = np.lib.format  # partly untyped
+        version = known.read_magic(file)
+        shape, _, dtype = (known.read_array_header_1_0 if version == (1, 0) else known.read_array_header_2_0)(file)
+    except Exception as error:  # numpy raises many types on damaged files
+        raise UnreadableImage("damaged") from error
+    start, end = file.tell(), file.seek(0, 2)
+    if len(shape) not in (2, 3) or math.prod(shape) * dtype.itemsize != end - start:
+        raise UnreadableImage(f"an array of shape {shape} that does not match the file's size")
+    # The two largest sides: bands may come first or last.
+    h, w = sorted(shape)[-2:]
+    return h, w
+
+
+def tiff_size(file: BinaryIO) -> tuple[int, int]:
+    """Height and width of a TIFF file that Pillow cannot open; raises UnreadableImage."""
+    try:
+        import tifffile  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError as error:
+        raise UnreadableImage("this TIFF file needs tifffile: pip install 'vitrail[data]'") from error
+    logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # we report damaged files ourselves
+    try:
+        file.seek(0)
+        with tifffile.TiffFile(file) as tiff:
+            page = tiff.pages.first
+            return int(page.imagelength), int(page.imagewidth)
+    except Exception as error:  # tifffile raises many types on damaged files
+        raise UnreadableImage("damaged") from error
 
 
 def _read_npy(file: BinaryIO) -> Pixels:

@@ -88,6 +88,13 @@ class Engine:
             return self._compute(images).float()
         return self._try(images)
 
+    def settle(self, images: Tensor) -> None:
+        """Chooses the engine now, by a batch of normalised images, for a job that must not pause for a speed test."""
+        from vitrail.runs import fastest
+
+        if self._compute is None and self._auto:
+            self.name, self._compute = fastest.choose(self._module, self._about, images, self._task)
+
     def _try(self, images: Tensor) -> Tensor:
         """Computes with PyTorch until the job has taken as long as the change to another engine may take.
 

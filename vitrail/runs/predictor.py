@@ -108,6 +108,16 @@ class TorchModel:
         with torch.no_grad():
             return self._outputs(self.card.preprocess.normalise(pixels))
 
+    def settle(self, pixels: Array) -> None:
+        """Chooses the engine of outputs and features now, by a batch of pixels."""
+        import torch
+
+        from vitrail.runs.engine import Engine
+
+        with torch.inference_mode():
+            self._outputs.settle(self.card.preprocess.normalise(torch.from_numpy(pixels).to(self.device)))
+        self._features = Engine(self.model, None, self.device, self._outputs.name, "features")
+
     def fingerprint(self) -> str:
         """A hash that changes whenever the outputs may."""
         import torch
@@ -200,6 +210,16 @@ class Predictor:
     def exported(self) -> bool:
         """Whether this is a file of another runtime, which needs no torch."""
         return isinstance(self._model, ExportedModel)
+
+    @property
+    def module(self) -> Model | None:
+        """The PyTorch model; None for a file of another runtime."""
+        return self._model.model if isinstance(self._model, TorchModel) else None
+
+    def settle(self, pixels: Array) -> None:
+        """Chooses the engine now, by a batch of pixels, for a service that must not pause for a speed test later."""
+        if isinstance(self._model, TorchModel):
+            self._model.settle(pixels)
 
     @cached_property
     def fingerprint(self) -> str:

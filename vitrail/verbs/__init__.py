@@ -18,6 +18,7 @@ VERBS = (
     "explain",
     "report",
     "export",
+    "serve",
     "recipes",
     "convert",
 )

@@ -1,0 +1,386 @@
+"""The service under load, beside a plain FastAPI service and LitServe.
+
+    python benchmarks/serve.py                       # about 25 minutes, on an otherwise idle machine
+    python benchmarks/serve.py --seconds 3 --soak 500 --clients 1 8    # a short look
+
+ViT-Ti/16 with 10 classes, JPEG photographs, on every core. Each contestant runs in processes of its own, and the
+clients in this one:
+
+| contestant | what it is |
+|---|---|
+| `vitrail` | `vitrail serve`, with its defaults |
+| `one by one` | the same without batching: `--max-batch 1` |
+| `plain` | `services/plain.py`: FastAPI and PyTorch, what people write today |
+| `LitServe` | `services/lit.py`: LitServe with batches of up to 16 |
+
+Closed loop: each of so many clients sends its next request when it has its answer. Open loop: requests arrive at random
+at 50 and 90 % of the contestant's own capacity, the best of its closed loops, whether or not earlier ones are answered;
+their latency counts from when they were due. Every answer is compared with PyTorch's. At the end `vitrail` answers
+`--soak` more requests while its memory is measured. Results go to `benchmarks/results/serve.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import io
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitrail.files import write_text
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "serve.json"
+MODEL, CLASSES, PICTURES = "vit_ti16", 10, 64
+TOLERANCE = 5e-3  # of a probability: engines round differently
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A request and its right answer."""
+
+    form: bytes  # the body of a request with a file
+    encoded: bytes  # with base64 in JSON
+    label: str
+    probability: float
+
+
+@dataclass
+class Result:
+    """What clients of one contestant saw."""
+
+    contestant: str
+    loop: str
+    clients: int  # or for an open loop, 0
+    rate: float  # of the open loop: requests per second that arrived
+    seconds: float = 0.0
+    answers: int = 0
+    wrong: int = 0
+    refused: int = 0  # 503
+    failed: int = 0  # no answer, or another status
+    memory: float = 0.0  # MiB, afterwards
+    cpu: float = 0.0  # CPU seconds of the contestant
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def throughput(self) -> float:
+        return self.answers / self.seconds
+
+    def quantile(self, share: float) -> float:
+        """A quantile of the latency, in milliseconds."""
+        return 1000 * float(np.quantile(self.latencies, share)) if self.latencies else float("nan")
+
+    def row(self) -> str:
+        what = f"{self.clients} clients" if self.clients else f"{self.rate:.1f}/s arrive"
+        times = " | ".join(f"{self.quantile(share):.0f}" for share in (0.5, 0.95, 0.99))
+        return (
+            f"| {self.contestant} | {what} | {self.throughput:.1f} | {times} | {self.wrong} | "
+            f"{self.refused} | {self.failed} | {1000 * self.cpu / max(self.answers, 1):.0f} | {self.memory:.0f} |"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        facts = {name: value for name, value in asdict(self).items() if name != "latencies"}
+        quantiles = {f"p{100 * share:g}": self.quantile(share) for share in (0.5, 0.95, 0.99)}
+        return facts | {"throughput": self.throughput} | quantiles
+
+
+HEADER = (
+    "| contestant | load | requests/s | p50 ms | p95 ms | p99 ms | wrong | refused | failed | CPU ms | MiB |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+# The model and its right answers ---------------------------------------------------------------------------
+
+
+def make_model(folder: Path) -> Path:
+    """Random weights of Ti/16: speed does not depend on them. A head scaled up gives answers that differ."""
+    from dataclasses import replace
+
+    import torch
+
+    from vitrail.data.preprocess import Preprocess
+    from vitrail.models import build, canonical
+    from vitrail.tasks import Multiclass
+    from vitrail.weights import Card, save
+
+    torch.manual_seed(0)
+    name, config = canonical(MODEL)
+    config = replace(config, classes=CLASSES, img_size=(224, 224))
+    model = build(config)
+    with torch.no_grad():
+        model.head.weight.normal_(std=2)
+    task = Multiclass(tuple(f"class {i}" for i in range(CLASSES)))
+    path = folder / "model.safetensors"
+    save(path, model, Card(model=name, config=config, task=task, preprocess=Preprocess((224, 224), 3)))
+    return path
+
+
+def make_samples(model: Path) -> list[Sample]:
+    """Crops of scikit-learn's photographs as JPEG files, with PyTorch's answers."""
+    from sklearn.datasets import load_sample_images
+
+    import vitrail
+
+    rng, photographs = np.random.default_rng(0), load_sample_images().images
+    files = []
+    for number in range(PICTURES):
+        photograph = photographs[number % 2]
+        side = int(rng.integers(200, 420))
+        y, x = (int(rng.integers(0, length - side + 1)) for length in photograph.shape[:2])
+        file = io.BytesIO()
+        crop = Image.fromarray(photograph[y : y + side, x : x + side]).transpose(number % 7)
+        crop.resize((300, 260)).save(file, "JPEG", quality=90)
+        files.append(file.getvalue())
+    answers = vitrail.Predictor(model, engine="torch")(files)
+    return [
+        _sample(file, *answer.labels[:1], answer.probabilities[0]) for file, answer in zip(files, answers, strict=True)
+    ]
+
+
+def _sample(file: bytes, label: str, probability: float) -> Sample:
+    head = b'--b\r\nContent-Disposition: form-data; name="image"; filename="p.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
+    encoded = json.dumps({"images": [base64.b64encode(file).decode()]}).encode()
+    return Sample(head + file + b"\r\n--b--\r\n", encoded, label, probability)
+
+
+# Contestants -----------------------------------------------------------------------------------------------
+
+JSON, FORM = "application/json", "multipart/form-data; boundary=b"
+
+
+def commands(model: Path) -> dict[str, tuple[list[str], str]]:
+    """How each contestant is started, without its port, and what it is sent."""
+    serve = ["-m", "vitrail", "serve", str(model)]
+    return {
+        "vitrail": ([*serve, "--port"], FORM),
+        "one by one": ([*serve, "--max-batch", "1", "--port"], FORM),
+        "plain": ([str(HERE / "services" / "plain.py"), str(model)], FORM),
+        "LitServe": ([str(HERE / "services" / "lit.py"), str(model)], JSON),
+    }
+
+
+@contextmanager
+def running(words: list[str]) -> Iterator[tuple[int, int]]:
+    """A contestant that is ready: its process and its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, *words, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        asyncio.run(_until_ready(port, process))
+        yield process.pid, port
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # LitServe leaves its workers behind
+        process.wait()
+
+
+async def _until_ready(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(240):
+        if process.poll() is not None:
+            raise SystemExit(f"A contestant ended with {process.returncode}: {process.args}")
+        try:
+            if (await Client(port, FORM).ask("GET", "/ready", b""))[0] == 200:
+                return
+        except OSError:
+            pass
+        await asyncio.sleep(0.5)
+    raise SystemExit(f"A contestant is not ready after two minutes: {process.args}")
+
+
+def tree(pid: int) -> list[int]:
+    """A process and its descendants."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            children.setdefault(int(_stat(folder.name)[1]), []).append(int(folder.name))
+    found, left = [], [pid]
+    while left:
+        found.append(left.pop())
+        left += children.get(found[-1], [])
+    return found
+
+
+def resident(pid: int) -> float:
+    """The resident memory of a process and its descendants, in MiB."""
+    return sum(int(_stat(each)[21]) for each in tree(pid)) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a process and its descendants."""
+    return sum(int(_stat(each)[11]) + int(_stat(each)[12]) for each in tree(pid)) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: object) -> list[str]:
+    """The fields of /proc/PID/stat after the name."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+# Load ------------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A connection that is kept open; as little work as possible, since the clients share the cores."""
+
+    def __init__(self, port: int, kind: str):
+        self._port, self._kind = port, kind
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._writer is None or self._reader is None:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        self._writer.write(f"{head}Content-Type: {self._kind}\r\n\r\n".encode() + body)
+        try:
+            answer = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+            length = next(int(line[15:]) for line in answer.split("\r\n") if line.startswith("content-length:"))
+            return int(answer[9:12]), await self._reader.readexactly(length)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            self.close()
+            raise ConnectionError from error
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+
+
+async def one_request(client: Client, sample: Sample, kind: str, begun: float, result: Result) -> None:
+    """Sends a request and notes what came back."""
+    try:
+        status, body = await client.ask("POST", "/predict", sample.form if kind == FORM else sample.encoded)
+    except ConnectionError:
+        result.failed += 1
+        return
+    if status != 200:
+        result.refused += status == 503
+        result.failed += status != 503
+        return
+    (found,) = json.loads(body)["predictions"]
+    right = found["labels"][0] == sample.label and abs(found["probabilities"][0] - sample.probability) < TOLERANCE
+    result.wrong += not right
+    result.answers += 1
+    result.latencies.append(time.perf_counter() - begun)
+
+
+async def closed_loop(port: int, kind: str, samples: list[Sample], seconds: float, result: Result) -> None:
+    """Each client sends its next request when it has an answer."""
+    end = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        connection = Client(port, kind)
+        draw = random.Random(number)
+        while (begun := time.perf_counter()) < end:
+            await one_request(connection, draw.choice(samples), kind, begun, result)
+        connection.close()
+
+    begun = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(result.clients)))
+    result.seconds = time.perf_counter() - begun
+
+
+async def open_loop(port: int, kind: str, samples: list[Sample], seconds: float, result: Result) -> None:
+    """Requests arrive at random, whether or not earlier ones are answered."""
+    draw, idle, tasks = random.Random(0), [], []
+
+    async def request(due: float) -> None:
+        connection = idle.pop() if idle else Client(port, kind)
+        await one_request(connection, draw.choice(samples), kind, due, result)
+        idle.append(connection)
+
+    begun = due = time.perf_counter()
+    while (due := due + draw.expovariate(result.rate)) < begun + seconds:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        tasks.append(asyncio.create_task(request(due)))
+    await asyncio.gather(*tasks)
+    result.seconds = time.perf_counter() - begun
+    for connection in idle:
+        connection.close()
+
+
+def contest(name: str, words: list[str], kind: str, samples: list[Sample], chosen: argparse.Namespace) -> list[Result]:
+    """All loads of one contestant."""
+    found = []
+    with running(words) as (pid, port):
+        warm = Result(name, "warm-up", 8, 0.0)
+        asyncio.run(closed_loop(port, kind, samples, min(5.0, chosen.seconds), warm))
+        for clients in chosen.clients:
+            result = Result(name, "closed", clients, 0.0, cpu=-cpu_seconds(pid))
+            asyncio.run(closed_loop(port, kind, samples, chosen.seconds, result))
+            found.append(_noted(result, pid))
+        capacity = max(result.throughput for result in found)
+        for share in (0.5, 0.9):
+            result = Result(name, f"open, {share:.0%}", 0, share * capacity, cpu=-cpu_seconds(pid))
+            asyncio.run(open_loop(port, kind, samples, chosen.seconds, result))
+            found.append(_noted(result, pid))
+    return found
+
+
+def soak(words: list[str], kind: str, samples: list[Sample], requests: int) -> list[tuple[int, float]]:
+    """The memory of a contestant while it answers many requests: pairs of requests and MiB."""
+    with running(words) as (pid, port):
+        total = Result("vitrail", "soak", 32, 0.0)
+        measured = []
+        while total.answers < requests:
+            asyncio.run(closed_loop(port, kind, samples, 2.0, total))
+            measured.append((total.answers, resident(pid)))
+    assert not total.wrong + total.failed, total
+    return measured
+
+
+def _noted(result: Result, pid: int) -> Result:
+    result.memory = resident(pid)
+    result.cpu += cpu_seconds(pid)
+    print(result.row(), flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--soak", type=int, default=20_000, help="requests at the end, for the memory")
+    parser.add_argument("--only", nargs="+", help="some contestants")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_model(Path(folder))
+        samples = make_samples(model)
+        known = commands(model)
+        print(HEADER, flush=True)
+        results = []
+        for name in chosen.only or known:
+            results += contest(name, *known[name], samples, chosen)
+        memory = soak(*known["vitrail"], samples, chosen.soak) if chosen.soak else []
+    for answered, mebibytes in memory[:: max(1, len(memory) // 10)]:
+        print(f"after {answered:,} requests: {mebibytes:.0f} MiB")
+    document = {"results": [result.to_json() for result in results], "memory": memory, "seconds": chosen.seconds}
+    write_text(RESULTS, json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+/* The page: pictures in, answers and explanations out. */
+
+import { Answers, plain, readable } from "/assets/answers.js";
+import { ask, Attention, Refused, stretched } from "/assets/api.js";
+import { Camera } from "/assets/camera.js";
+import { Stage } from "/assets/stage.js";
+
+const $ = (id) => document.getElementById(id);
+const slots = [...document.querySelectorAll(".slot")].map((slot) => ({
+  stage: new Stage(slot, { onPoint: () => light() }),
+  blob: null, scores: null, attention: null, evidence: new Map(), job: 0,
+}));
+const answers = new Answers($("answers"), { onTarget: chooseTarget });
+const camera = new Camera($("camera"), { onFrame: (blob) => analyse(0, blob), onError: say });
+let facts = null, name = null, mode = "attention", target = null, comparing = false, latest = 0, wanted = null;
+
+const layers = () => facts.explains?.layers ?? [];
+const active = () => slots.filter((slot, i) => i === 0 || comparing);
+
+/* The model ------------------------------------------------------------------------------------------ */
+
+async function begin() {
+  const { models } = await (await ask("/models")).json();
+  $("model").replaceChildren(...models.map((each) => new Option(each, each)));
+  document.querySelector(".pick").hidden = models.length < 2;
+  await useModel(models[0]);
+}
+
+async function useModel(chosen) {
+  name = chosen;
+  facts = await (await ask("/model", { params: { model: name } })).json();
+  document.title = `${facts.name} · vitrail`;
+  const count = facts.task.classes.length, what = { probabilities: "class", labels: "label", values: "value" }[facts.form];
+  const plural = count === 1 ? what : what === "class" ? "classes" : `${what}s`;
+  $("facts").textContent = [facts.architecture, facts.size, `${count.toLocaleString("en")} ${plural}`].join(" · ");
+  $("curl").textContent = `curl -F image=@picture.jpg '${location.origin}/predict${slots.length && $("model").options.length > 1 ? `?model=${name}` : ""}'`;
+  target = null;
+  mode = layers().length ? "attention" : "picture";
+  $("compare").hidden = false;
+  answers.begin(facts);
+  setUpControls();
+  headline();
+  await Promise.all(active().map((slot) => slot.blob && analyse(slots.indexOf(slot), slot.blob)));
+}
+
+function setUpControls() {
+  $("controls").hidden = !facts.explains;
+  const radios = document.querySelectorAll("input[name=mode]");
+  for (const radio of radios) {
+    radio.checked = radio.value === mode;
+    radio.parentElement.hidden = radio.value === "attention" && !layers().length;
+  }
+  $("layer").max = layers().length;
+  $("layer").value = 0;
+  $("head").value = 0;
+  heads();
+}
+
+function heads() {
+  const layer = Number($("layer").value);
+  const count = layer ? layers()[layer - 1].heads : 0;
+  $("head").max = count;
+  $("head").disabled = !layer;
+  if (Number($("head").value) > count || !layer) $("head").value = 0;
+  $("layer-value").textContent = layer ? `${layer} of ${layers().length}` : "all";
+  $("head-value").textContent = Number($("head").value) ? `${$("head").value} of ${count}` : layer ? "mean" : "–";
+}
+
+/* Pictures --------------------------------------------------------------------------------------------- */
+
+async function analyse(number, blob) {
+  const slot = slots[number], job = ++slot.job;
+  slot.blob = blob;
+  say("");
+  let bitmap = null;
+  try {
+    bitmap = await createImageBitmap(blob);
+  } catch { /* the service may read what the browser cannot show, and otherwise gives the reason */ }
+  if (job !== slot.job) return;
+  const params = { model: name }, begun = performance.now();
+  try {
+    const predicting = ask("/predict", { blob, params: { ...params, scores: true } });
+    const explaining = layers().length ? ask("/explain", { blob, params: { ...params, format: "binary" } }) : null;
+    explaining?.catch(() => {}); // its error is that of the prediction
+    const { predictions } = await (await predicting).json();
+    if (job !== slot.job) return;
+    latest = performance.now() - begun;
+    if (bitmap) slot.stage.show(bitmap, facts.preprocess);
+    else say("The browser cannot show this format, but here is the answer.");
+    slot.scores = predictions[0].scores;
+    slot.answer = predictions[0];
+    slot.evidence.clear();
+    slot.attention = null;
+    showAnswers();
+    if (explaining && bitmap) slot.attention = new Attention(await (await explaining).arrayBuffer());
+    if (job === slot.job) await show();
+  } catch (error) {
+    if (job === slot.job) fail(error);
+  }
+}
+
+function take(files, number) {
+  const pictures = [...files].filter((file) => file.size);
+  if (!pictures.length) return;
+  camera.stop();
+  if (pictures.length > 1 && !comparing) compare(true);
+  if (pictures.length > 1) pictures.slice(0, 2).forEach((file, i) => analyse(i, file));
+  else analyse(number ?? (comparing && slots[0].blob && !slots[1].blob ? 1 : 0), pictures[0]);
+}
+
+function compare(on) {
+  comparing = on;
+  $("compare").setAttribute("aria-pressed", String(on));
+  $("compare").textContent = on ? "One picture" : "Compare";
+  $("bench").classList.toggle("comparing", on);
+  slots[1].stage.slot.hidden = !on;
+  if (!on) Object.assign(slots[1], { blob: null, scores: null, attention: null, job: slots[1].job + 1 });
+  showAnswers();
+}
+
+/* Answers ------------------------------------------------------------------------------------------------ */
+
+function showAnswers() {
+  answers.show(active().map((slot) => slot.scores), mode === "relevance" ? target : null);
+  headline();
+  alike();
+}
+
+/* The answer in a sentence. Class names are inserted as text. */
+function headline() {
+  const place = $("headline"), [first, second] = active().map((slot) => slot.answer && slot.scores ? said(slot) : null);
+  const strong = (text) => Object.assign(document.createElement("em"), { textContent: text });
+  if (!first) return place.replaceChildren("What does ", strong(facts.name), " see?");
+  if (second) return place.replaceChildren(strong(first), " and ", strong(second));
+  return place.replaceChildren(strong(first));
+}
+
+function said({ answer, scores }) {
+  if (answer.values) return Object.entries(answer.values).slice(0, 3).map(([key, value]) => `${readable(key)} ${plain(value)}`).join(", ");
+  if (facts.form === "labels") return answer.labels.slice(0, 4).map(readable).join(", ") || "No label";
+  return `${readable(answer.labels[0])}, ${Math.round(100 * Math.max(...scores))}%`;
+}
+
+/* How alike two pictures are to the model: the cosine of their feature vectors. */
+async function alike() {
+  const [a, b] = slots;
+  $("alike").hidden = !(comparing && a.scores && b.scores && facts.embeds);
+  if ($("alike").hidden) return;
+  const jobs = [a.job, b.job];
+  try {
+    const [u, v] = await Promise.all([a, b].map(async ({ blob }) => (await (await ask("/embed", { blob, params: { model: name } })).json()).embeddings[0]));
+    if (jobs[0] !== a.job || jobs[1] !== b.job) return;
+    const dot = (x, y) => x.reduce((sum, value, i) => sum + value * y[i], 0);
+    const cosine = dot(u, v) / Math.sqrt(dot(u, u) * dot(v, v));
+    $("alike").textContent = `Cosine similarity of their feature vectors: ${cosine.toFixed(2)}`;
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/* Explanations ------------------------------------------------------------------------------------------- */
+
+function chooseTarget(chosen) {
+  const same = mode === "relevance" && target === chosen;
+  target = chosen;
+  setMode(same ? (layers().length ? "attention" : "picture") : "relevance");
+}
+
+function setMode(chosen) {
+  mode = chosen;
+  for (const radio of document.querySelectorAll("input[name=mode]")) radio.checked = radio.value === mode;
+  if (mode === "relevance") target ??= strongest();
+  show();
+}
+
+function strongest() {
+  const scores = slots[0].scores;
+  return scores ? facts.task.classes[scores.indexOf(Math.max(...scores))] : null;
+}
+
+/* Fetches what is missing, then lights it. */
+async function show() {
+  answers.show(active().map((slot) => slot.scores), mode === "relevance" ? target : null);
+  light();
+  if (mode !== "relevance") return;
+  await Promise.all(active().map((slot) => findEvidence(slot, target)));
+  light();
+}
+
+async function findEvidence(slot, chosen) {
+  if (!slot.scores || !chosen || slot.evidence.has(chosen)) return;
+  const job = slot.job;
+  slot.evidence.set(chosen, null);
+  try {
+    const params = { model: name, method: "relevance", target: chosen };
+    const { map, signed } = await (await ask("/explain", { blob: slot.blob, params })).json();
+    if (job === slot.job) slot.evidence.set(chosen, { grid: [map.length, map[0].length], values: stretched(map.flat(), signed), signed });
+  } catch (error) {
+    slot.evidence.delete(chosen);
+    fail(error);
+  }
+}
+
+function light() {
+  const layer = Number($("layer").value), head = Number($("head").value);
+  $("sliders").hidden = mode !== "attention";
+  document.querySelector(".legend").hidden = mode === "picture";
+  const waiting = !active().some((slot) => slot.scores);
+  document.querySelector(".legend").classList.toggle("idle", waiting);
+  const signed = mode === "relevance" && facts.explains?.signed;
+  $("ramp").classList.toggle("signed", Boolean(signed));
+  $("less").textContent = signed ? "against" : "less";
+  $("more").textContent = signed ? "for" : "more";
+  for (const slot of active()) {
+    const { stage, attention } = slot;
+    if (!slot.scores) continue;
+    if (mode === "attention" && attention) stage.light(attention.row(layer, head, stage.cell));
+    else stage.light(mode === "relevance" ? slot.evidence.get(target) ?? null : null);
+    stage.caption.textContent = caption(stage, layer);
+  }
+  hint();
+}
+
+function caption(stage, layer) {
+  if (mode === "relevance" && !stage.map) return "Computing the evidence…";
+  if (mode === "relevance") return target ? `What speaks for ${readable(target)}` : "";
+  if (mode === "picture" || !stage.map) return "";
+  const [h, w] = stage.map.grid, place = (cell) => `row ${Math.floor(cell / w) + 1}, column ${(cell % w) + 1}`;
+  if (stage.cell === null) return layer ? `Where layer ${layer} looks` : "Where the model looks, through all layers (rollout)";
+  const most = stage.map.values.indexOf(Math.max(...stage.map.values));
+  return `The patch in ${place(stage.cell)} looks mostly at ${most === stage.cell ? "itself" : place(most)}`;
+}
+
+function hint() {
+  const touch = matchMedia("(hover: none)").matches;
+  const one = { probabilities: "class", labels: "label", values: "value" }[facts.form];
+  const texts = {
+    attention: `${touch ? "Touch a patch" : "Move over a patch"} to see where it looks. ${touch ? "Tap" : "Click"} a ${one} to see what speaks for it.`,
+    relevance: "The patches that speak for the chosen answer. Choose another one in the list.",
+    picture: `${touch ? "Tap" : "Click"} a ${one} to see what speaks for it.`,
+  };
+  $("hint").textContent = texts[mode] + (latest ? ` Answered in ${Math.round(latest)} ms.` : "");
+}
+
+/* Messages and wiring --------------------------------------------------------------------------------------- */
+
+function say(text) {
+  $("message").textContent = text;
+  $("message").hidden = !text;
+}
+
+function fail(error) {
+  if (!(error instanceof Refused)) throw error;
+  say(error.message);
+}
+
+$("model").addEventListener("change", () => useModel($("model").value).catch(fail));
+for (const radio of document.querySelectorAll("input[name=mode]")) radio.addEventListener("change", () => setMode(radio.value));
+for (const id of ["layer", "head"]) {
+  $(id).addEventListener("input", () => {
+    heads();
+    light();
+  });
+}
+$("choose").addEventListener("click", () => {
+  wanted = null;
+  $("file").click();
+});
+$("file").addEventListener("change", () => {
+  take($("file").files, wanted);
+  $("file").value = "";
+});
+$("compare").addEventListener("click", () => compare(!comparing));
+$("copy").addEventListener("click", async () => {
+  await navigator.clipboard?.writeText($("curl").textContent);
+  $("copy").textContent = "Copied";
+  setTimeout(() => { $("copy").textContent = "Copy"; }, 1500);
+});
+slots.forEach(({ stage }, i) => stage.box.addEventListener("click", () => {
+  if (stage.picture) return;
+  wanted = i;
+  $("file").click();
+}));
+document.addEventListener("paste", (event) => take(event.clipboardData.files));
+document.addEventListener("dragover", (event) => {
+  event.preventDefault();
+  document.body.classList.add("dragging");
+});
+document.addEventListener("dragleave", (event) => event.relatedTarget ?? document.body.classList.remove("dragging"));
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  document.body.classList.remove("dragging");
+  const slot = event.target.closest?.(".slot");
+  if (!event.dataTransfer.files.length) say("That was not a file. Save the picture and drop the file.");
+  take(event.dataTransfer.files, slot && Number(slot.dataset.slot));
+});
+for (const glass of document.querySelectorAll(".empty .window")) {
+  for (let i = 0; i < 20; i++) glass.append(document.createElement("span"));
+}
+
+begin().catch((error) => {
+  $("headline").textContent = "The model cannot be loaded.";
+  fail(error);
+});

@@ -1,0 +1,142 @@
+/* The stage: a picture as the model sees it, and light through its patches where the model looks. */
+
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const LEAD = "12 13 16";
+const SUN = [255, 196, 92];
+const SKY = [86, 160, 235];
+
+export class Stage {
+  constructor(slot, { onPoint }) {
+    this.slot = slot;
+    this.box = slot.querySelector(".stage");
+    this.canvas = slot.querySelector("canvas");
+    this.context = this.canvas.getContext("2d");
+    this.caption = slot.querySelector(".caption");
+    this.picture = null;
+    this.map = null;
+    this.shown = null;
+    this.cell = null;
+    this.onPoint = onPoint;
+    this.box.addEventListener("pointermove", (event) => this.point(event));
+    this.box.addEventListener("pointerdown", (event) => this.point(event));
+    this.box.addEventListener("pointerleave", (event) => {
+      if (event.pointerType === "mouse") this.move(null);
+    });
+    this.box.addEventListener("keydown", (event) => this.press(event));
+    this.box.addEventListener("blur", () => this.move(null));
+    new ResizeObserver(() => this.draw()).observe(this.box);
+  }
+
+  /* Shows a picture, cropped as the model's preprocessing does. */
+  show(bitmap, preprocess) {
+    const [h, w] = preprocess.img_size;
+    this.aspect = w / h;
+    this.box.style.aspectRatio = `${w} / ${h}`;
+    this.box.classList.add("full");
+    const width = Math.min(bitmap.width, bitmap.height * this.aspect) * preprocess.crop;
+    const height = width / this.aspect;
+    this.crop = [(bitmap.width - width) / 2, (bitmap.height - height) / 2, width, height];
+    this.picture = bitmap;
+    this.small = width < 48;
+    this.map = this.shown = null;
+    this.cell = null;
+    this.draw();
+  }
+
+  /* Lets light through where a map is high: {grid, values, signed}, or null for the plain picture. */
+  light(map) {
+    const before = this.shown;
+    this.map = map;
+    cancelAnimationFrame(this.frame);
+    const same = before && map && before.values.length === map.values.length && before.signed === map.signed;
+    if (!same || calm.matches) {
+      this.shown = map && { ...map, values: Float32Array.from(map.values) };
+      this.draw();
+      return;
+    }
+    const begun = performance.now(), from = Float32Array.from(before.values);
+    const step = (now) => {
+      const share = Math.min(1, (now - begun) / 140), eased = 1 - (1 - share) ** 3;
+      this.shown = { ...map, values: Float32Array.from(map.values, (to, i) => from[i] + (to - from[i]) * eased) };
+      this.draw();
+      if (share < 1) this.frame = requestAnimationFrame(step);
+    };
+    this.frame = requestAnimationFrame(step);
+  }
+
+  point(event) {
+    if (!this.map) return;
+    const box = this.canvas.getBoundingClientRect(), [h, w] = this.map.grid;
+    const x = Math.floor((event.clientX - box.left) / box.width * w);
+    const y = Math.floor((event.clientY - box.top) / box.height * h);
+    this.move(x >= 0 && x < w && y >= 0 && y < h ? y * w + x : null);
+  }
+
+  press(event) {
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+    if (event.key === "Escape") this.move(null);
+    if (!by || !this.map) return;
+    event.preventDefault();
+    const [h, w] = this.map.grid;
+    const at = this.cell === null ? [Math.floor(h / 2), Math.floor(w / 2)] : [Math.floor(this.cell / w), this.cell % w];
+    const y = Math.min(h - 1, Math.max(0, at[0] + by[0])), x = Math.min(w - 1, Math.max(0, at[1] + by[1]));
+    this.move(y * w + x);
+  }
+
+  move(cell) {
+    if (cell === this.cell) return;
+    this.cell = cell;
+    this.onPoint(this);
+    this.draw();
+  }
+
+  draw() {
+    if (!this.picture) return;
+    const sharp = devicePixelRatio || 1;
+    const width = Math.round(this.box.clientWidth * sharp), height = Math.round(width / this.aspect);
+    if (!width) return;
+    if (this.canvas.width !== width || this.canvas.height !== height) {
+      this.canvas.width = width;
+      this.canvas.height = height;
+    }
+    const context = this.context;
+    context.imageSmoothingEnabled = !this.small;
+    context.imageSmoothingQuality = "high";
+    context.fillStyle = "#fff"; // as the model sees transparency
+    context.fillRect(0, 0, width, height);
+    context.drawImage(this.picture, ...this.crop, 0, 0, width, height);
+    if (this.shown) this.drawPanes(context, width, height, sharp);
+  }
+
+  drawPanes(context, width, height, sharp) {
+    const { grid: [h, w], values, signed } = this.shown;
+    const left = (x) => Math.round(x * width / w), top = (y) => Math.round(y * height / h);
+    for (let y = 0; y < h; y++) {
+      for (let x = 0; x < w; x++) {
+        const value = values[y * w + x], strength = Math.abs(value) ** 0.8;
+        const place = [left(x), top(y), left(x + 1) - left(x), top(y + 1) - top(y)];
+        context.fillStyle = `rgb(${LEAD} / ${0.85 * (1 - strength)})`;
+        context.fillRect(...place);
+        const [red, green, blue] = signed && value < 0 ? SKY : SUN;
+        context.globalCompositeOperation = signed && value < 0 ? "source-over" : "soft-light";
+        context.fillStyle = `rgb(${red} ${green} ${blue} / ${(signed ? 0.6 : 0.75) * strength})`;
+        context.fillRect(...place);
+        context.globalCompositeOperation = "source-over";
+      }
+    }
+    if (width / w > 9 * sharp) {
+      context.fillStyle = `rgb(${LEAD} / .5)`;
+      const lead = Math.max(1, Math.round(sharp * Math.min(2, width / w / sharp / 24)));
+      for (let x = 1; x < w; x++) context.fillRect(left(x) - Math.floor(lead / 2), 0, lead, height);
+      for (let y = 1; y < h; y++) context.fillRect(0, top(y) - Math.floor(lead / 2), width, lead);
+    }
+    if (this.cell !== null && this.cell < h * w) {
+      const x = this.cell % w, y = Math.floor(this.cell / w), line = 2.5 * sharp;
+      for (const [colour, wide] of [["rgb(0 0 0 / .55)", line + 3 * sharp], ["#fff", line]]) {
+        context.strokeStyle = colour;
+        context.lineWidth = wide;
+        context.strokeRect(left(x), top(y), left(x + 1) - left(x), top(y + 1) - top(y));
+      }
+    }
+  }
+}
