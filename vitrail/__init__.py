@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.explain import explain
     from vitrail.verbs.export import export
     from vitrail.verbs.models import models
+    from vitrail.verbs.plan import plan
     from vitrail.verbs.predict import predict
     from vitrail.verbs.pretrain import pretrain
     from vitrail.verbs.recipes import recipes
@@ -48,6 +49,7 @@ __all__ = [
     "export",
     "load",
     "models",
+    "plan",
     "predict",
     "pretrain",
     "recipes",
@@ -55,7 +57,7 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "runs", "train", "weights")
+_ROOMS = ("data", "evaluate", "explain", "export", "models", "plan", "report", "runs", "train", "weights")
 _HOMES = {
     "Predictor": "vitrail.runs.predictor",
     "Run": "vitrail.runs.run",

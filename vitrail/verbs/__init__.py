@@ -19,5 +19,6 @@ VERBS = (
     "report",
     "export",
     "recipes",
+    "plan",
     "convert",
 )

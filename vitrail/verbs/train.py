@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrail.plan.estimate import Plan
 
 
 def train(
@@ -13,8 +17,9 @@ def train(
     resume: str | Path | None = None,
     overwrite: bool = False,
     find_lr: bool = False,
+    plan: bool = False,
     **settings: object,
-) -> Path:
+) -> Path | Plan:
     """Train a model on a data set and evaluate it. Options that are not given are chosen by the recipe.
 
     Returns the run folder; the command also writes its report. With --folds the folder holds one run per fold, and the
@@ -25,22 +30,30 @@ def train(
         resume (RUN): continue this run from its last checkpoint
         overwrite: replace an existing run of the same name
         find_lr: run a learning-rate range test instead of training
+        plan: print the memory and time of the run instead of training
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from vitrail.train import folds
     from vitrail.train.start import start
 
     source, run = None if data is None else str(data), None if resume is None else str(resume)
+    if plan:
+        from vitrail.plan.settings import plan_run
+
+        return plan_run(source, run, settings)
     if folds.wanted(resume, settings) and not find_lr:
         return folds.train(source, run, overwrite, settings)
     return start(source, run, overwrite, find_lr, settings)
 
 
-def show(run: Path, *, find_lr: bool = False) -> int:
+def show(run: Path | Plan, *, find_lr: bool = False) -> int:
     """Write the report of the run. A failure is only logged: the run itself is complete."""
     from vitrail.progress import log
+    from vitrail.verbs.plan import show as show_plan
     from vitrail.verbs.report import report
 
+    if not isinstance(run, Path):
+        return show_plan(run)
     if find_lr:
         return 0
     try:
