@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vitrail import models
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.blank import blank
-from vitrail import models
 from vitrail.models import build
 from vitrail.models.bit import BiTConfig
 from vitrail.models.mixer import MixerConfig
 from vitrail.models.swin import SwinConfig
 from vitrail.models.vit import ViTConfig
-from vitrail.plan.settings import planned
 from vitrail.plan.machines import Machine
+from vitrail.plan.settings import planned
 from vitrail.plan.trace import trace
 from vitrail.tasks.objective import Batch
 from vitrail.train.loop import autocast

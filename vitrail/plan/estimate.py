@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -220,10 +221,8 @@ def _variants(config: TrainConfig, data: Data, machine: Machine, shard: bool, tr
         yield _variant("--shard", traced, config, machine, True)
     tuned = config.transfer.freeze is not None or config.transfer.lora_rank
     if data.task.labelled and not tuned:
-        try:
+        with suppress(UserError):  # without attention
             yield other("--lora-rank 8", {"lora_rank": 8, "lora_alpha": 16.0})
-        except UserError:
-            pass  # without attention, or narrower
         yield other("--freeze all", {"freeze": "all"})
 
 

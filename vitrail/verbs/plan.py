@@ -42,9 +42,9 @@ def plan(
         watts: power of a device (default: a GPU's maximum)
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
+    from vitrail.plan.estimate import make_plan
     from vitrail.plan.machines import machine
     from vitrail.plan.settings import planned
-    from vitrail.plan.estimate import make_plan
 
     where = machine(device, devices)
     config, opened = planned(data, classes, method, where, settings)

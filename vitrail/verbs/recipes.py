@@ -9,6 +9,7 @@ from typing import overload
 from vitrail.config import TrainConfig, to_plain, to_yaml
 from vitrail.verbs.pretrain import Method
 
+
 @overload
 def recipes(recipe: None = None, data: None = None) -> dict[str, str]: ...
 
