@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.pretrain import pretrain
     from vitrail.verbs.recipes import recipes
     from vitrail.verbs.report import report
+    from vitrail.verbs.study import study
     from vitrail.verbs.train import train
     from vitrail.weights import load
 
@@ -54,10 +55,11 @@ __all__ = [
     "pretrain",
     "recipes",
     "report",
+    "study",
     "train",
 ]
 
-_ROOMS = ("data", "evaluate", "explain", "export", "models", "plan", "report", "runs", "train", "weights")
+_ROOMS = ("data", "evaluate", "explain", "export", "models", "plan", "report", "runs", "studies", "train", "weights")
 _HOMES = {
     "Predictor": "vitrail.runs.predictor",
     "Run": "vitrail.runs.run",

@@ -13,7 +13,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.charts.kinds import Bars, Chart, ErrorBars, Heads, Line, Lines, Matrix, Reliability, Scatter, Tone
+from vitrail.charts.kinds import Bars, Chart, ErrorBars, Heads, Line, Lines, Matrix, Reliability, Scatter, Series, Tone
 from vitrail.charts.style import BLUE, GREY, INK, ORANGE, RUNS, SHADES, SKY, heading, save, short, styled
 from vitrail.files import atomic_write
 
@@ -57,7 +57,7 @@ def _draw(chart: Chart, panel: FigureBase) -> None:
     raise NotImplementedError(type(chart))
 
 
-_SIZES = {Reliability: (4.6, 5.4), Scatter: (3.9, 5.2), Heads: (6.8, 4.2), ErrorBars: (5.0, 3.6)}
+_SIZES = {Reliability: (4.6, 5.4), Scatter: (3.9, 5.2), Heads: (6.8, 4.2), ErrorBars: (5.0, 3.6), Series: (6.0, 4.2)}
 
 
 def _size(chart: Chart, alone: bool) -> tuple[float, float]:
@@ -303,3 +303,42 @@ def _(chart: ErrorBars, panel: FigureBase) -> None:
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(xlabel=chart.x, ylabel=chart.y)
+
+
+# Series ---------------------------------------------------------------------------------------------------
+
+
+@_draw.register
+def _(chart: Series, panel: FigureBase) -> None:
+    axes = panel.add_subplot()
+    heading(axes, chart.title, chart.note)
+    for points in chart.series:
+        colour = RUNS[points.tone % len(RUNS)]
+        if points.dashed:
+            axes.plot(points.x, points.y, color=colour, linestyle=_DASHED, linewidth=1.2, label=short(points.name, 40))
+            continue
+        # A wide interval must not flatten the other series.
+        axes.errorbar(
+            points.x,
+            points.y,
+            np.nan_to_num(np.abs(np.stack([points.y - points.low, points.high - points.y]))),
+            color=colour,
+            marker="o",
+            markersize=5,
+            linestyle="-" if points.joined else "none",
+            elinewidth=0.9,
+            capsize=2.5,
+            label=short(points.name, 40),
+        )
+    if chart.log:
+        axes.set_xscale("log")
+    if chart.names:
+        many = max(map(len, chart.names)) * len(chart.names) > 60
+        turn = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if many else {}
+        axes.set_xticks(range(len(chart.names)), [short(name) for name in chart.names], **turn)
+        axes.set_xlim(-0.4, len(chart.names) - 0.6)
+    if chart.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set(xlabel=chart.x, ylabel=chart.y)
+    if len(chart.series) > 1:
+        axes.legend(loc="best", fontsize=8)

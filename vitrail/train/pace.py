@@ -18,8 +18,10 @@ from vitrail.train.recompute import recompute_activations
 _SECONDS = 2
 
 
-def images_per_second(config: TrainConfig, data: Data, batch_size: int | None = None) -> float:
-    """Approximate training speed: optimiser steps on blank images for about two seconds."""
+def images_per_second(
+    config: TrainConfig, data: Data, batch_size: int | None = None, seconds: float = _SECONDS
+) -> float:
+    """Approximate training speed: optimiser steps on blank images for some seconds."""
     model, _ = prepare(config, data)
     device, size, targets = config.run.device, batch_size or config.optim.batch_size, data.splits["train"].targets
     objective = make_card(config, data, model).task.objective(model.to(device), config, targets).to(device)
@@ -32,7 +34,7 @@ def images_per_second(config: TrainConfig, data: Data, batch_size: int | None = 
     labels = torch.from_numpy(np.resize(targets[:size], (size, *targets.shape[1:]))).to(device)
     precision = autocast(config)
     count, begun = -2, time.monotonic()  # two for warm-up
-    while count < 3 or time.monotonic() - begun < _SECONDS:
+    while count < 3 or time.monotonic() - begun < seconds:
         if count == 0:
             begun = time.monotonic()
         generator = torch.Generator().manual_seed(count + 2)

@@ -20,5 +20,6 @@ VERBS = (
     "export",
     "recipes",
     "plan",
+    "study",
     "convert",
 )

@@ -1,0 +1,149 @@
+"""The laboratory of a study: its data, its budget, and the runs that it can make."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.models import canonical, configure, macs
+from vitrail.studies.sets import Cut
+from vitrail.studies.study import Fair, Job, Label, Results
+
+RATES = (3e-4, 1e-3, 3e-3)  # learning rates of AdamW to choose from
+TUNING = 0.25  # length of a tuning run, as a share of a full one
+TUNING_SEED = 1000
+
+# The same for all families, so that none has another's recipe: Adam, warm-up and cosine, light augmentation.
+COMMON: dict[str, Any] = {
+    "recipe": "small",
+    "opt": "adamw",
+    "lr": 1e-3,
+    "sched": "cosine",
+    "weight_decay": 0.05,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "drop_path": 0.0,
+    "smoothing": 0.1,
+}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What a study may use. `images` is the length of a full run: images seen, or for equal compute those of `unit`."""
+
+    cut: Cut
+    images: int
+    seeds: int
+    batch: int
+    fair: Fair
+    unit: float = 0.0  # multiply-accumulates of an image, to which equal compute refers
+    targets: tuple[Cut, ...] = ()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The side of the images: their own if they are small, else 64 pixels; a multiple of 4."""
+        h, w = (min(side, 64) for side in self.cut.data.size)
+        return max(round(h / 4), 2) * 4, max(round(w / 4), 2) * 4
+
+    @property
+    def patch(self) -> int:
+        """A patch size with about 7 patches a side."""
+        return max(min(self.size) // 7 // 2 * 2, 2) if min(self.size) >= 28 else max(min(self.size) // 4, 1)
+
+    def macs(self, model: str, **settings: Any) -> int:
+        """Multiply-accumulates of a model for an image of this data."""
+        arch = {name: settings[name] for name in ("pool", "pos", "stem") if name in settings}
+        size = settings.get("img_size", self.size)
+        channels, classes = self.cut.data.channels, len(self.cut.data.classes)
+        return macs(configure(model, img_size=size, channels=channels, classes=classes, **arch))
+
+    def job(
+        self,
+        labels: Mapping[str, Label],
+        model: str,
+        *,
+        seed: int,
+        share: float = 1.0,
+        train: int | None = None,
+        cut: Cut | None = None,
+        method: str = "",
+        weights: Job | None = None,
+        probes: tuple[tuple[str, str], ...] = (),
+        look: str = "",
+        tuning: bool = False,
+        **settings: Any,
+    ) -> Job:
+        """A run of a model. `share` is its length in full runs; `train` limits the training images.
+
+        For equal compute, the number of images is that of a full run times the compute of `unit` over the model's.
+        """
+        cut = cut or self.cut
+        count = cut.images if train is None else min(train, cut.images)
+        seen = self.images * share
+        if self.fair == "compute" and weights is None:
+            seen *= self.unit / self.macs(model, **settings)
+        epochs = max(seen / count, 1 / max(count // self.batch, 1))
+        data = str(cut.file(train, seed % TUNING_SEED))
+        common = {name: value for name, value in COMMON.items() if not (method or weights) or name in ("opt", "lr")}
+        if weights is not None:
+            common = {"recipe": "finetune"} | {name: value for name, value in common.items() if name == "lr"}
+        if not method and weights is None:
+            common["warmup_epochs"] = round(0.1 * epochs, 4)
+        if method:
+            common = {}
+        size = {} if "img_size" in settings else {"img_size": self.size}
+        model_settings = {} if weights is not None else {"model": model, **size}
+        if weights is not None and "img_size" in settings:
+            model_settings = {"img_size": settings["img_size"]}
+        chosen = {**common, **model_settings, "seed": seed, "batch_size": self.batch, "cache_gb": 0.0, **settings}
+        labels = {**labels, "seed": seed}
+        name = "-".join(_slug(value) for value in labels.values())
+        full = {**chosen, "epochs": round(epochs, 4)}
+        digest = hashlib.blake2b(
+            json.dumps([full, Path(data).name, method, weights.name if weights else ""], default=str).encode(),
+            digest_size=3,
+        ).hexdigest()
+        return Job(
+            name=f"{name}-{digest}",
+            labels=dict(labels),
+            data=data,
+            settings=chosen,
+            epochs=full["epochs"],
+            method=method,
+            weights=None if weights is None else weights.name,
+            probes=probes,
+            look=look,
+            tuning=tuning,
+        )
+
+    def choose_lr(
+        self, models: Mapping[str, Mapping[str, Any]], rates: tuple[float, ...] = RATES
+    ) -> Generator[list[Job], Results, dict[str, float]]:
+        """The best learning rate of each model on held-out images, by short runs with a seed of their own."""
+        jobs = [
+            self.job(
+                {"tuning": name, "lr": lr},
+                seed=TUNING_SEED,
+                share=TUNING,
+                tuning=True,
+                **{**settings, "lr": lr},
+            )
+            for name, settings in models.items()
+            for lr in rates
+        ]
+        results = yield jobs
+        return {name: float(results.best("held_out", "lr", tuning=name)[0]) for name in models}
+
+
+def _slug(value: Label) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return "".join(character if character.isalnum() or character in "._" else "_" for character in text)
+
+
+def width_of(model: str) -> int:
+    """The width of a named model's features."""
+    return canonical(model)[1].width
