@@ -1,10 +1,8 @@
 """Models of any size, built from their names, for images of 8 to 96 pixels: ladders of models need sizes between.
 
-| name                        | model                                                                                   |
-|-----------------------------|-----------------------------------------------------------------------------------------|
-| `vit_w64d4h2m128p4`         | the paper's ViT: width 64, depth 4, 2 heads, MLPs of 128 units, patches of 4 pixels      |
-| `bit_w32d1-1-1`             | BiT: stages of width 32, 64 and 128 with a block each, a stem that does not downsample   |
-| `hybrid_w64d4h2m128r32b1`   | hybrid: such a ViT on a ResNet stage of width 32 with one block, whose stride is 4       |
+- `vit_w64d4h2m128p4`: the paper's ViT of width 64 and depth 4, 2 heads, MLPs of 128 units, patches of 4 pixels.
+- `bit_w32d1-1-1`: BiT with stages of width 32, 64 and 128, of a block each, and a stem that does not downsample.
+- `hybrid_w64d4h2m128r32b1`: such a ViT on a ResNet stage of width 32 with one block, whose stride is 4.
 """
 
 from __future__ import annotations

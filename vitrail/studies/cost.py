@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitrail.config import Duration
+from vitrail.config import Duration, TrainConfig, TransferConfig, options
 from vitrail.data import Data, open_data
 from vitrail.errors import UserError
 from vitrail.progress import log
@@ -21,7 +21,10 @@ _SLACK = 1.1  # reading images, saving, others on the machine
 _STEPS = 20  # least optimiser steps of a full run
 _MEASURED = 0.4  # seconds that a speed is measured
 # Settings that do not change the speed.
-_FREE = {"seed", "lr", "warmup_epochs", "min_lr", "smoothing", "weight_decay", "body_lr", "layer_decay"}
+_FREE = {"seed", "epochs", "lr", "warmup_epochs", "min_lr", "smoothing", "weight_decay", "body_lr", "layer_decay"}
+
+
+_ARCHITECTURE = ("model", "img_size", "stem", "pool", "pos")
 
 
 class Clock:
@@ -38,16 +41,25 @@ class Clock:
         return [self._time(job, by_name) for job in jobs]
 
     def _time(self, job: Job, jobs: dict[str, Job]) -> float:
-        settings, data = _settings(job, jobs, self._device), self._open(job)
-        kind = {name: value for name, value in settings.items() if name not in _FREE}
-        key = repr((sorted(kind.items()), job.method, data.size, data.channels))
-        if key not in self._rates:
-            config = resolve(job.data, data, typed(settings))
-            self._rates[key] = images_per_second(config, data, seconds=_MEASURED)
+        data, kind = self._open(job), self.kind(job, jobs)
+        if kind not in self._rates:
+            self._rates[kind] = images_per_second(self.config(job, jobs), data, seconds=_MEASURED)
         train, val = len(data.splits["train"]), len(data.splits["val"])
         seen = job.epochs * train + max(job.epochs, 1) * val / 3
         seen += (0 if job.method else (val + len(data.splits["test"])) / 3) + len(job.probes) * train / 3
-        return _SLACK * seen / self._rates[key] + _OVERHEAD + _PROBE * len(job.probes)
+        return _SLACK * seen / self._rates[kind] + _OVERHEAD + _PROBE * len(job.probes)
+
+    def kind(self, job: Job, jobs: dict[str, Job]) -> str:
+        """What the speed of a run depends on."""
+        settings = _settings(job, jobs, self._device)
+        telling = {name: value for name, value in settings.items() if name not in _FREE}
+        data = self._open(job)
+        return repr((sorted(telling.items()), job.method, data.size, data.channels, len(data.classes)))
+
+    def config(self, job: Job, jobs: dict[str, Job]) -> TrainConfig:
+        """The configuration of a run; raises UserError for settings that cannot be."""
+        asked = typed(_settings(job, jobs, self._device), "pretrain" if job.method else "train")
+        return resolve(job.data, self._open(job), asked)
 
     def _open(self, job: Job) -> Data:
         key = f"{job.data} {job.method}"
@@ -58,12 +70,10 @@ class Clock:
 
 
 def check_jobs(jobs: Sequence[Job], device: str | None) -> None:
-    """Raises UserError for a run with settings that cannot be."""
-    by_name, opened = {job.name: job for job in jobs}, Clock(device)
-    for job in jobs:
-        resolve(
-            job.data, opened._open(job), typed(_settings(job, by_name, device), "pretrain" if job.method else "train")
-        )
+    """Raises UserError for a run with settings that cannot be; those that differ in a number only are checked once."""
+    by_name, clock = {job.name: job for job in jobs}, Clock(device)
+    for job in {clock.kind(job, by_name): job for job in jobs}.values():
+        clock.config(job, by_name)
 
 
 def _settings(job: Job, jobs: dict[str, Job], device: str | None) -> dict[str, Any]:
@@ -74,11 +84,8 @@ def _settings(job: Job, jobs: dict[str, Job], device: str | None) -> dict[str, A
     origin = job
     while origin.weights is not None:
         origin = jobs[origin.weights]
-        settings = {
-            name: origin.settings[name]
-            for name in ("model", "img_size", "stem", "pool", "pos")
-            if name in origin.settings
-        } | settings
+        own = {name: origin.settings[name] for name in _ARCHITECTURE if name in origin.settings}
+        settings = own | {name: value for name, value in settings.items() if name not in options(TransferConfig)}
     return settings
 
 

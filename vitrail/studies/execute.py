@@ -129,7 +129,7 @@ def prepare(
     clock = Clock(device)
     about = {"study": study.name, "data": first.data.name, "targets": [each.data.name for each in others]}
     lab = Lab(first, images or 0, seeds, batch, study.fair, 0.0, tuple(others))
-    unit = float(lab.macs(f"vit_w64d4h2m128p{lab.patch}"))
+    unit = float(lab.macs(lab.vit()))
     lab = replace(lab, unit=unit)
     if plan is not None:
         for name, value in about.items():
@@ -213,7 +213,8 @@ def perform(job: Job, folder: Folder, device: str | None) -> Scores:
     if device is not None:
         settings["device"] = device
     if job.weights is not None:
-        settings["weights"] = str(folder.run(job.weights))
+        origin = folder.run(job.weights)
+        settings["weights"] = str(forgetful(origin) if job.forget else origin)
     source, resume = (None, str(path)) if Run(path).exists else (job.data, None)
     asked = {} if resume else settings
     with _quiet():
@@ -222,6 +223,24 @@ def perform(job: Job, folder: Folder, device: str | None) -> Scores:
         else:
             start(source, resume, False, False, asked)
         return measured(job, path, choose_device(device))
+
+
+def forgetful(run: Path) -> Path:
+    """A copy of a run's weights with new position embeddings."""
+    import torch
+
+    from vitrail.weights import open_run, save
+
+    path = run / "forgetful" / "model.safetensors"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        model, card = open_run(run)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for positions, _ in model.position_embeddings():
+                positions.copy_(0.02 * torch.randn(positions.shape, generator=generator))
+        save(path, model, card)
+    return path
 
 
 def _announce(job: Job, number: int, runs: int, begun: float, done: int) -> None:

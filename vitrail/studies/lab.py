@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.models import canonical, configure, macs
+from vitrail.models import configure, macs
 from vitrail.studies.sets import Cut
 from vitrail.studies.study import Fair, Job, Label, Results
 
@@ -61,6 +61,10 @@ class Lab:
         channels, classes = self.cut.data.channels, len(self.cut.data.classes)
         return macs(configure(model, img_size=size, channels=channels, classes=classes, **arch))
 
+    def vit(self, width: int = 64, depth: int = 4, heads: int = 2, mlp: int = 128, patch: int | None = None) -> str:
+        """The name of a ViT; by default the one to whose compute `unit` refers."""
+        return f"vit_w{width}d{depth}h{heads}m{mlp}p{patch or self.patch}"
+
     def job(
         self,
         labels: Mapping[str, Label],
@@ -72,6 +76,7 @@ class Lab:
         cut: Cut | None = None,
         method: str = "",
         weights: Job | None = None,
+        forget: bool = False,
         probes: tuple[tuple[str, str], ...] = (),
         look: str = "",
         tuning: bool = False,
@@ -88,23 +93,17 @@ class Lab:
             seen *= self.unit / self.macs(model, **settings)
         epochs = max(seen / count, 1 / max(count // self.batch, 1))
         data = str(cut.file(train, seed % TUNING_SEED))
-        common = {name: value for name, value in COMMON.items() if not (method or weights) or name in ("opt", "lr")}
         if weights is not None:
-            common = {"recipe": "finetune"} | {name: value for name, value in common.items() if name == "lr"}
-        if not method and weights is None:
-            common["warmup_epochs"] = round(0.1 * epochs, 4)
-        if method:
-            common = {}
-        size = {} if "img_size" in settings else {"img_size": self.size}
-        model_settings = {} if weights is not None else {"model": model, **size}
-        if weights is not None and "img_size" in settings:
-            model_settings = {"img_size": settings["img_size"]}
-        chosen = {**common, **model_settings, "seed": seed, "batch_size": self.batch, "cache_gb": 0.0, **settings}
+            base: dict[str, Any] = {"recipe": "finetune"}  # model and image size are those of the weights
+        else:
+            base = {"model": model, "img_size": self.size}
+            base |= {} if method else {**COMMON, "warmup_epochs": round(0.1 * epochs, 4)}
+        chosen = {**base, "seed": seed, "batch_size": self.batch, "cache_gb": 0.0, **settings}
         labels = {**labels, "seed": seed}
         name = "-".join(_slug(value) for value in labels.values())
         full = {**chosen, "epochs": round(epochs, 4)}
         digest = hashlib.blake2b(
-            json.dumps([full, Path(data).name, method, weights.name if weights else ""], default=str).encode(),
+            json.dumps([full, Path(data).name, method, weights.name if weights else "", forget], default=str).encode(),
             digest_size=3,
         ).hexdigest()
         return Job(
@@ -115,6 +114,7 @@ class Lab:
             epochs=full["epochs"],
             method=method,
             weights=None if weights is None else weights.name,
+            forget=forget,
             probes=probes,
             look=look,
             tuning=tuning,
@@ -142,8 +142,3 @@ class Lab:
 def _slug(value: Label) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return "".join(character if character.isalnum() or character in "._" else "_" for character in text)
-
-
-def width_of(model: str) -> int:
-    """The width of a named model's features."""
-    return canonical(model)[1].width

@@ -27,7 +27,7 @@ def bits(lab: Lab) -> Ladder:
     }
 
 
-def hybrids(lab: Lab) -> Ladder:
+def hybrids(_lab: Lab) -> Ladder:
     """The hybrid: a ViT on the feature map of a small ResNet, whose stride is 4."""
     sizes = {
         "XS": (16, 2, 1, 16, 1),

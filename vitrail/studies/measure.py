@@ -36,6 +36,7 @@ def measured(job: Job, run: Path, device: str) -> Scores:
             file = Run(run).outputs_file(data.name, split)
             found, _, _ = split_scores(predictor, data.splits[split], file, keep=False, device=device, engine="torch")
             scores |= {name: found.summary()["top1"], f"{name}_loss": found.summary()["loss"]}
+        scores["last"] = Run(run).history[-1]["val_top1"]  # of the last epoch, on held-out images
     for source, method in job.probes:
         scores |= _probed(run, open_data(source), method, Path(source).stem, device)
     if job.look:

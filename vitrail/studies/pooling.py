@@ -1,9 +1,11 @@
+"""Pooling: the class token and the average, figure 9."""
+
 from __future__ import annotations
 
 from vitrail.charts.measure import number
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
-from vitrail.studies.rule import difference, within
+from vitrail.studies.rule import difference, opposite, within
 from vitrail.studies.study import Claim, Findings, Steps, register
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
@@ -22,7 +24,7 @@ def pooling(lab: Lab) -> Steps:
     The paper first found average pooling far worse than the class token, and then that only its learning rate was
     wrong. Both are trained here at every learning rate; each is judged at its best one on held-out images.
     """
-    model = f"vit_w64d4h2m128p{lab.patch}"
+    model = lab.vit()
     results = yield [
         lab.job({"pool": pool, "lr": lr}, model, seed=seed, pool=pool, lr=lr)
         for seed in range(lab.seeds)
@@ -45,7 +47,7 @@ def pooling(lab: Lab) -> Steps:
             Claim(
                 "at a learning rate that suits only one of them, they differ",
                 f"largest difference at one rate {worst.text()}",
-                "agrees" if within(worst, MARGIN) == "disagrees" else "cannot tell",
+                opposite(within(worst, MARGIN)),
             ),
         ],
         charts=[

@@ -70,3 +70,8 @@ def within(value: Estimate, margin: float) -> Verdict:
     if -margin < value.low and value.high < margin:
         return "agrees"
     return "disagrees" if value.low > margin or value.high < -margin else "cannot tell"
+
+
+def opposite(verdict: Verdict) -> Verdict:
+    """The verdict on the opposite claim."""
+    return {"agrees": "disagrees", "disagrees": "agrees", "cannot tell": "cannot tell"}[verdict]  # type: ignore[return-value]

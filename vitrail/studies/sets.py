@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,29 @@ class Cut:
     held: Numbers
     tested: Numbers  # of the test split
     folder: Path  # for the files
+    kept: tuple[int, ...] = ()  # numbers of the classes, if not all
+
+    @property
+    def name(self) -> str:
+        """Of the files."""
+        return self.data.name + (f"-classes{self.kept[0]}to{self.kept[-1]}" if self.kept else "")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.data.classes[i] for i in self.kept) if self.kept else self.data.classes
+
+    def halves(self) -> tuple[Cut, Cut]:
+        """The first half of the classes, to pre-train on, and the second, to transfer to."""
+        count = len(self.data.classes)
+        first, second = tuple(range(count // 2)), tuple(range(count // 2, count))
+        return self._only(first), self._only(second)
+
+    def _only(self, kept: tuple[int, ...]) -> Cut:
+        def own(split: Split, numbers: Numbers) -> Numbers:
+            return numbers[np.isin(split.targets[numbers], kept)]
+
+        rest, held = own(self.train, self.rest), own(self.train, self.held)
+        return replace(self, rest=rest, held=held, tested=own(self.test, self.tested), kept=kept)
 
     @property
     def images(self) -> int:
@@ -43,14 +66,15 @@ class Cut:
         """The file of a data set with some of the training images, or all; writes it if it is missing."""
         count = self.images if images is None else min(images, self.images)
         whole = count == self.images
-        stem = f"{self.data.name}-{count}" + ("" if whole else f"-seed{seed}")
+        stem = f"{self.name}-{count}" + ("" if whole else f"-seed{seed}")
         arrays = isinstance(self.train, ArraySplit | MappedSplit)
         path = self.folder / f"{stem}.{'npz' if arrays else 'csv'}"
         if not path.exists():
             numbers = self.rest if whole else self._subset(count, seed)
             parts = {"train": (self.train, numbers), "val": (self.train, self.held), "test": (self.test, self.tested)}
             self.folder.mkdir(parents=True, exist_ok=True)
-            (_write_arrays if arrays else _write_table)(path, parts, self.data.classes)
+            kept = self.kept or tuple(range(len(self.data.classes)))
+            (_write_arrays if arrays else _write_table)(path, parts, self.data.classes, kept)
         return path
 
     def _subset(self, count: int, seed: int) -> Numbers:
@@ -93,16 +117,20 @@ def check_size(cut: Cut, study: str, images: int, classes: int) -> None:
         )
 
 
-def _write_arrays(path: Path, parts: dict[str, tuple[Split, Numbers]], classes: tuple[str, ...]) -> None:
-    arrays: dict[str, NDArray[np.generic]] = {"classes": np.array(classes)}
+def _write_arrays(
+    path: Path, parts: dict[str, tuple[Split, Numbers]], classes: tuple[str, ...], kept: tuple[int, ...]
+) -> None:
+    arrays: dict[str, NDArray[np.generic]] = {"classes": np.array([classes[i] for i in kept])}
     for name, (split, numbers) in parts.items():
         assert isinstance(split, ArraySplit | MappedSplit)
-        arrays |= {f"x_{name}": split.take(numbers), f"y_{name}": split.targets[numbers]}
+        arrays |= {f"x_{name}": split.take(numbers), f"y_{name}": np.searchsorted(kept, split.targets[numbers])}
     with atomic_write(path) as temporary, temporary.open("wb") as stream:
         np.savez(stream, **arrays)  # type: ignore[arg-type]
 
 
-def _write_table(path: Path, parts: dict[str, tuple[Split, Numbers]], classes: tuple[str, ...]) -> None:
+def _write_table(
+    path: Path, parts: dict[str, tuple[Split, Numbers]], classes: tuple[str, ...], _kept: tuple[int, ...]
+) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "label", "split"])

@@ -29,6 +29,7 @@ class Job:
     epochs: float
     method: str = ""  # of `vitrail pretrain`; without one, `vitrail train`
     weights: str | None = None  # name of the run whose model it starts from
+    forget: bool = False  # whether the positions of the weights are drawn anew
     probes: tuple[tuple[str, str], ...] = ()  # data sets and methods of `vitrail evaluate`
     look: str = ""  # name of a function in `looks` that measures the model in another way
     tuning: bool = False  # a run that only chooses a setting: every part of a study repeats it

@@ -74,8 +74,9 @@ def study(
         if not any(job.name in mine and not job.tuning for job in jobs):
             raise UserError(f"Part {part} is empty: the study '{name}' has fewer runs. Use fewer parts.")
         if dry:
-            chosen = [job for job in jobs if job.name in mine]
-            return Outcome(found, folder.path, chosen, clock.seconds(jobs)[: len(chosen)], plan, Results())
+            timed = [(job, time) for job, time in zip(jobs, clock.seconds(jobs), strict=True) if job.name in mine]
+            chosen, times = [job for job, _ in timed], [time for _, time in timed]
+            return Outcome(found, folder.path, chosen, times, plan, Results())
         outcome = carry_out(found, lab, plan, folder, share, device)
         write_result(outcome)
         return outcome
