@@ -11,6 +11,7 @@ from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
     from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
+    from vitrail.evaluate.real import RealScores
     from vitrail.tasks.scores import Scores
 
 Method = Literal["head", "knn", "linear", "fewshot"]
@@ -40,13 +41,14 @@ def evaluate(
     data_dir: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
+    real: str | Path | None = None,
     out: str | Path | None = None,
-) -> Scores | ProbeMetrics | FewShotMetrics:
+) -> Scores | ProbeMetrics | FewShotMetrics | RealScores:
     """Measure a run's predictions by the metrics of its task, or its features by a probe.
 
     Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, on data
     with its classes. knn, linear and fewshot fit a classifier to the features of the train split; the data may have any
-    classes.
+    classes. With --real, ImageNet's validation images are measured by ImageNet-ReaL: any of several labels is right.
 
     Args:
         run: run folder or weights file
@@ -64,6 +66,7 @@ def evaluate(
         data_dir (FOLDER): folder of the built-in data sets
         image_column (NAME): table column with the image paths (default: as trained, or detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: as trained, or detected)
+        real (FILE): real.json of ImageNet-ReaL, the right labels of each of ImageNet's validation images
         out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
     """
     from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
@@ -71,10 +74,19 @@ def evaluate(
     from vitrail.runs.run import Run
     from vitrail.weights import open_card
 
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
+    if real is not None:
+        from vitrail.evaluate.real import evaluate_real
+
+        given = {"k": k, "shots": shots, "draws": draws, "seed": seed, "split": split, "label_column": label_column}
+        if method != "head" or any(value is not None for value in given.values()):
+            raise UserError("--real measures predictions on ImageNet's validation images. Remove the other options.")
+        return evaluate_real(
+            run, data, real, batch_size=batch_size, workers=workers, device=device, engine=engine, out=out
+        )
     card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
-    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
         return evaluate_on(run, opened, split, **how)
@@ -88,7 +100,7 @@ def evaluate(
     return probe_on(run, opened, method, split, **how, **chosen)
 
 
-def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:
+def show(metrics: Scores | ProbeMetrics | FewShotMetrics | RealScores, *, json: bool = False) -> int:
     """Print the metrics.
 
     Args:
