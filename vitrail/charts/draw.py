@@ -20,6 +20,7 @@ from vitrail.files import atomic_write
 COUNTED = 20  # maximum classes of a confusion matrix with counts in its cells
 NAMED = 100  # maximum names on an axis
 _ACROSS = 4  # charts in a row
+_TICKS = 6  # values named on a logarithmic axis
 _DASHED = (0, (4, 3))
 
 
@@ -332,6 +333,10 @@ def _(chart: Series, panel: FigureBase) -> None:
         )
     if chart.log:
         axes.set_xscale("log")
+        at = sorted({float(x) for points in chart.series for x in points.x})
+        if len(at) <= _TICKS:  # else matplotlib's powers of ten
+            axes.set_xticks(at, [f"{x:,.6g}" for x in at])
+            axes.set_xticks([], minor=True)
     if chart.names:
         many = max(map(len, chart.names)) * len(chart.names) > 60
         turn = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if many else {}

@@ -13,10 +13,10 @@ VARIANTS = {
     "1-D": "learned",
     "2-D": "learned2d",
     "relative": "relative",
-    "1-D, every layer": "learned_every",
-    "1-D, shared": "learned_shared",
-    "2-D, every layer": "learned2d_every",
-    "2-D, shared": "learned2d_shared",
+    "1-D in every layer": "learned_every",
+    "1-D shared by layers": "learned_shared",
+    "2-D in every layer": "learned2d_every",
+    "2-D shared by layers": "learned2d_shared",
 }
 
 
@@ -41,9 +41,14 @@ def positions(lab: Lab) -> Steps:
     scores = {name: results(positions=name) for name in VARIANTS}
     with_any = difference(scores["1-D"], scores["none"])
     claims = [Claim("1-D positions are far better than none (64.2 against 61.4 %)", with_any.text(), above(with_any))]
-    for name, told in (("2-D", "64.0"), ("relative", "64.0"), ("1-D, every layer", "64.0"), ("1-D, shared", "64.3")):
+    for name, told in (
+        ("2-D", "64.0"),
+        ("relative", "64.0"),
+        ("1-D in every layer", "64.0"),
+        ("1-D shared by layers", "64.3"),
+    ):
         apart = difference(scores[name], scores["1-D"])
-        told = f"{name} positions equal 1-D ones at the input ({told} against 64.2 %), up to a point"
+        told = f"{name} equals 1-D at the input ({told} against 64.2 %), up to a point"
         claims.append(Claim(told, apart.text(), within(apart, MARGIN)))
     chart = series(
         {"test accuracy": scores},
