@@ -40,7 +40,9 @@ def main() -> None:
                 run = vitrail.train(data, **settings)
                 real = Run(run).history[-1]["seconds"]
                 rows.append({"model": model, "side": side, "planned": round(planned, 2), "real": round(real, 2)})
-                print(f"{model:<12}{side:>4} px   planned {planned:6.1f} s   real {real:6.1f} s   {planned / real:5.2f}")
+                print(
+                    f"{model:<12}{side:>4} px   planned {planned:6.1f} s   real {real:6.1f} s   {planned / real:5.2f}"
+                )
     worst = max(abs(row["planned"] / row["real"] - 1) for row in rows)
     print(f"largest error {worst:.0%}")
     RESULTS.parent.mkdir(exist_ok=True)

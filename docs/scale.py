@@ -1,6 +1,6 @@
 """Writes the tables of docs/scale.md: what the paper's pre-training takes on GPUs, computed by `vitrail plan`.
 
-    python docs/scale.py        # some minutes
+python docs/scale.py        # some minutes
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes docs/studies.md from the folders of finished studies, and copies their figures.
 
-    python docs/studies.py studies/*
+python docs/studies.py studies/*
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitrail.config import Duration
-from vitrail.plan.estimate import USABLE, Memory, Plan, Variant
+from vitrail.plan.estimate import USABLE, Plan, Variant
 
 _COLUMNS = ("weights", "gradients", "optimizer", "averages", "activations", "total")
 _TITLES = ("weights", "gradients", "optimiser", "average", "activations", "total")
@@ -146,6 +146,3 @@ def _row(variant: Variant, first: int) -> str:
 def _divisor(batch: int, most: int) -> int:
     """The largest divisor of a batch size up to `most`; 0 if there is none."""
     return max((d for d in range(1, min(batch, most) + 1) if batch % d == 0), default=0)
-
-
-__all__ = ["Memory", "advice", "duration", "giga", "size", "text", "to_json"]

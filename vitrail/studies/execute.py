@@ -31,8 +31,8 @@ from vitrail.runs.run import Run
 from vitrail.studies.cost import Clock, check_jobs, fitting, least_images
 from vitrail.studies.lab import Lab
 from vitrail.studies.measure import measured
-from vitrail.studies.sets import cut
-from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, _Any, listed
+from vitrail.studies.sets import check_size, cut
+from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, listed
 from vitrail.train.start import start, start_pretraining
 
 _PLAN = ("study", "data", "targets", "images", "batch", "unit", "fair")
@@ -118,8 +118,6 @@ def prepare(
     device: str | None,
 ) -> tuple[Lab, dict[str, Any], Clock]:
     """The laboratory of a study, from its plan if there is one, else within a budget."""
-    from vitrail.studies.sets import check_size
-
     if len(data) > 1 and not study.targets:
         raise UserError(f"The study '{study.name}' takes one data set, but {len(data)} were given.")
     first, *others = [cut(source, scratch / "data") for source in data]
@@ -143,10 +141,10 @@ def prepare(
         return replace(lab, images=plan["images"]), plan, clock
     least = least_images(batch)
     if images is None:
-        runs = len(listed(study, replace(lab, images=least)).jobs)
+        runs = len(listed(study, replace(lab, images=least)))
 
         def total(length: int) -> float:
-            return sum(clock.seconds(listed(study, replace(lab, images=length)).jobs))
+            return sum(clock.seconds(listed(study, replace(lab, images=length))))
 
         images = fitting(budget, least, total, study.name, runs)
     elif images < batch:
@@ -159,7 +157,7 @@ def carry_out(
     study: Study, lab: Lab, plan: dict[str, Any], folder: Folder, part: tuple[int, int], device: str | None
 ) -> Outcome:
     """Runs what is not finished of a part of a study; returns its findings if nothing is missing."""
-    jobs = listed(study, lab).jobs
+    jobs = listed(study, lab)
     check_jobs(jobs, device)
     folder.save_plan(plan)
     begun, done, results, missing = time.monotonic(), 0, Results(), 0
@@ -177,12 +175,12 @@ def carry_out(
                     scores = perform(job, folder, device)
                     folder.record(job, scores)
                 missing += scores is None
-                found.append(Result(job, _Any() if scores is None else scores))
+                found.append(Result(job, Unknown() if scores is None else scores))
             results += found
             wanted = steps.send(found)
     except StopIteration as stop:
         findings = None if missing else stop.value
-        complete = Results(result for result in results if not isinstance(result.scores, _Any))
+        complete = Results(result for result in results if not isinstance(result.scores, Unknown))
         return Outcome(study, folder.path, [result.job for result in results], [], plan, complete, findings)
 
 

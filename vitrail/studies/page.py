@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,6 +135,3 @@ def _cell(value: Any) -> str:
     if value is None:
         return "–"
     return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
-
-
-__all__ = ["Path", "listing", "text", "to_json", "write_result"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vitrail.charts.kinds import Chart
@@ -127,36 +127,21 @@ def register(
     return add
 
 
-@dataclass
-class Listing:
-    """All runs of a study, in order, as far as they can be known before any has run."""
-
-    jobs: list[Job] = field(default_factory=list)
-
-    @property
-    def final(self) -> list[Job]:
-        return [job for job in self.jobs if not job.tuning]
-
-
-def listed(study: Study, lab: Lab) -> Listing:
-    """The runs of a study, found by sending it made-up results."""
-    listing, steps = Listing(), study.run(lab)
+def listed(study: Study, lab: Lab) -> list[Job]:
+    """The runs of a study, in order, found by sending it made-up results."""
+    jobs: list[Job] = []
+    steps = study.run(lab)
     try:
-        jobs = next(steps)
+        wanted = next(steps)
         while True:
-            listing.jobs += jobs
-            jobs = steps.send(Results(Result(job, _Any()) for job in jobs))
+            jobs += wanted
+            wanted = steps.send(Results(Result(job, Unknown()) for job in wanted))
     except StopIteration:
-        return listing
+        return jobs
 
 
-class _Any(dict[str, Any]):
+class Unknown(dict[str, Any]):
     """Scores of a run that has not run: every one of them is 0.5."""
 
     def __missing__(self, name: str) -> Any:
         return [[0.5, 0.5], [0.5, 0.5]] if name.startswith("map_") else 0.5
-
-
-def merged(parts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Settings with further ones; None removes one."""
-    return {name: value for name, value in {**parts, **more}.items() if value is not None}

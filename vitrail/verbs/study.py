@@ -69,7 +69,7 @@ def study(
         lab, plan, clock = prepare(
             found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device
         )
-        jobs = listed(found, lab).jobs
+        jobs = listed(found, lab)
         mine = set(of_part(jobs, share))
         if not any(job.name in mine and not job.tuning for job in jobs):
             raise UserError(f"Part {part} is empty: the study '{name}' has fewer runs. Use fewer parts.")
