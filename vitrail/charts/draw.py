@@ -339,8 +339,11 @@ def _(chart: Series, panel: FigureBase) -> None:
             axes.set_xticks([], minor=True)
     if chart.names:
         many = max(map(len, chart.names)) * len(chart.names) > 60
-        turn = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if many else {}
-        axes.set_xticks(range(len(chart.names)), [short(name) for name in chart.names], **turn)
+        axes.set_xticks(range(len(chart.names)), [short(name) for name in chart.names])
+        if many:
+            axes.tick_params(axis="x", rotation=30)
+            for label in axes.get_xticklabels():
+                label.set(horizontalalignment="right", rotation_mode="anchor")
         axes.set_xlim(-0.4, len(chart.names) - 0.6)
     if chart.percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1))

@@ -56,7 +56,7 @@ class RealScores:
 def imagenet_classes() -> dict[str, str]:
     """The names of ImageNet's 1,000 classes by WordNet id, in the order of the classes. Names are WordNet's."""
     text = Path(__file__).with_name("imagenet_classes.tsv").read_text(encoding="utf-8")
-    return dict(line.split("\t") for line in text.splitlines())  # type: ignore[misc]
+    return dict(line.split("\t") for line in text.splitlines())
 
 
 def evaluate_real(

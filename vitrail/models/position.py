@@ -101,14 +101,14 @@ class Positions(nn.Module):
 class Place(nn.Module):
     """Adds position embeddings before a block; `table` is a module, or for those of the input a method of the model."""
 
-    def __init__(self, table: Callable[[], Tensor], tokens: int, patches: int):
+    def __init__(self, table: Callable[[], Tensor | None], tokens: int, patches: int):
         super().__init__()
         self.own = table if isinstance(table, nn.Module) else None
         self.shared = None if isinstance(table, nn.Module) else table
         self.tokens, self.patches = tokens, patches
 
     def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
-        rows: Tensor = self.own() if self.own is not None else self.shared()  # type: ignore[misc]
+        rows: Tensor = self.own() if self.own is not None else self.shared()  # type: ignore[misc,assignment]
         placed = rows.shape[1] - self.patches
         between = rows.new_zeros(1, self.tokens - rows.shape[1], rows.shape[2])  # tokens without a position
         rows = torch.cat([rows[:, :placed], between, rows[:, placed:]], dim=1)

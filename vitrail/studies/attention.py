@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from vitrail.studies.charts import series
@@ -37,7 +39,7 @@ def attention(lab: Lab) -> Steps:
         for size in SIZES
         for share in (SHARES if size == SIZES[-1] else SHARES[-1:])
     ]
-    largest = {"size": SIZES[-1], "share": 1.0}
+    largest: dict[str, Any] = {"size": SIZES[-1], "share": 1.0}
     deeper = estimate([b - a for a, b in zip(results("first", **largest), results("last", **largest), strict=True)])
     varied = estimate(
         [a - b for a, b in zip(results("spread_first", **largest), results("spread_last", **largest), strict=True)]

@@ -34,9 +34,9 @@ def series(
         means, low, high = (np.array([f(each) for each in values.values()]) for f in (np.mean, np.min, np.max))
         found.append(Points(label, np.array(at, float), means, low, high, tone, joined))
     for tone, (label, line) in enumerate((lines or {}).items()):
-        at, level = np.array(list(line), float), np.array(list(line.values()), float)
+        level = np.array(list(line.values()), float)
         nothing = np.full_like(level, np.nan)
-        found.append(Points(label, at, level, nothing, nothing, tone, True, True))
+        found.append(Points(label, np.array(list(line), float), level, nothing, nothing, tone, True, True))
     return Series(
         name=name,
         title=title,

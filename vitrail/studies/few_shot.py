@@ -54,7 +54,7 @@ def few_shot(lab: Lab) -> Steps:
     shots = yield checkpoints
     tuned = yield [
         lab.job(
-            {"fine-tuned": job.labels["checkpoint"]},
+            {"tuned": job.labels["checkpoint"]},
             lab.vit(),
             seed=int(job.labels["seed"]),
             cut=target,
@@ -65,7 +65,7 @@ def few_shot(lab: Lab) -> Steps:
         for job in checkpoints
     ]
     scores = {n: {share: shots(f"{n}-shot:{file.stem}", checkpoint=share) for share in SHARES} for n in SHOTS}
-    reached = {share: tuned(**{"fine-tuned": share}) for share in SHARES}
+    reached = {share: tuned(tuned=share) for share in SHARES}
     rising = difference(scores[5][SHARES[-1]], scores[5][SHARES[0]])
     more = difference(scores[10][SHARES[-1]], scores[1][SHARES[-1]])
     alike = estimate(

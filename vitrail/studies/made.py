@@ -28,7 +28,7 @@ def made(folder: Path, side: int) -> dict[str, Path]:
         folder.mkdir(parents=True, exist_ok=True)
         rng = np.random.default_rng([side, len(name)])
         labels = np.arange(TRAIN + TEST) % len(classes)
-        pixels = np.stack([_noisy(draw(rng, side, label), rng) for label in labels])
+        pixels = np.stack([_noisy(draw(rng, side, int(label)), rng) for label in labels])
         arrays = {"classes": np.array(classes)}
         arrays |= {
             "x_train": pixels[:TRAIN],

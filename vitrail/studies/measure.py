@@ -62,7 +62,8 @@ def _probed(run: Path, data: Data, method: str, name: str, device: str) -> Score
     if method == "fewshot":
         found = fewshot(*given, shots=SHOTS, draws=_DRAWS)
         return {f"{shots.shots}-shot:{name}": shots.mean for shots in found.shots}
-    return {f"{method}:{name}": {"knn": knn, "linear": linear}[method](*given).top1}
+    probe = knn if method == "knn" else linear
+    return {f"{method}:{name}": probe(*given).top1}
 
 
 def _attention(run: Path, data: Data, device: str) -> Scores:

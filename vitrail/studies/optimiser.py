@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vitrail.studies.charts import series
 from vitrail.studies.lab import RATES, Lab
 from vitrail.studies.ladders import FAMILIES
@@ -10,7 +12,10 @@ from vitrail.studies.study import Claim, Findings, Steps, register
 
 OPTIMISERS = {"Adam": "adamw", "SGD": "sgd", "Muon": "muon"}
 GRIDS = {"Adam": RATES, "SGD": (0.03, 0.1, 0.3), "Muon": (1e-3, 3e-3, 1e-2)}
-TUNED = {"Adam": {"opt": "adamw"}, "SGD": {"opt": "sgd", "lr": 0.03, "weight_decay": 0.0}}  # fine-tuning
+TUNED: dict[str, dict[str, Any]] = {
+    "Adam": {"opt": "adamw"},
+    "SGD": {"opt": "sgd", "lr": 0.03, "weight_decay": 0.0},
+}  # fine-tuning
 FEW = 1000  # most images to fine-tune on
 SHARE = 0.25  # length of fine-tuning
 

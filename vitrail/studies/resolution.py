@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.rule import above, difference
@@ -9,7 +11,11 @@ from vitrail.studies.study import Claim, Findings, Steps, register
 
 SCALES = (1.0, 1.5, 2.0)
 SHARE = 0.25  # length of fine-tuning
-POSITIONS = {"resampled": {}, "resampled as in the paper": {"pos_resample": "linear"}, "new": {"forget": True}}
+POSITIONS: dict[str, dict[str, Any]] = {
+    "resampled": {},
+    "resampled as in the paper": {"pos_resample": "linear"},
+    "new": {"forget": True},
+}
 
 
 @register(

@@ -97,7 +97,7 @@ def cut(source: str, folder: Path, data_dir: str | None = None) -> Cut:
         )
     share = min(_HELD_OUT / len(train), 0.2)
     rest, held = stratify(train.targets, share, 0)
-    tested = np.arange(len(test))
+    tested: Numbers = np.arange(len(test))
     if len(test) > _TEST:
         _, tested = stratify(test.targets, _TEST / len(test), 0)
     return Cut(data, train, test, rest, held, tested, folder)
