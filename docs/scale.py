@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrail.config import override
-from vitrail.plan.describe import duration, size
+from vitrail.plan.describe import size
 from vitrail.plan.estimate import USABLE, memory_of
 from vitrail.plan.machines import UTILISATION, Machine, machine
 from vitrail.plan.settings import planned
@@ -49,7 +49,7 @@ def main() -> None:
                     where = machine(devices=f"{count}x{gpu}")
                     how, factor = _fitting(traces, where)
                     seconds = factor * total / (UTILISATION * where.peak["bf16"] * count)
-                    cells.append(f"{duration(seconds)}{how}")
+                    cells.append(f"{_long(seconds)}{how}")
                 days = total / (UTILISATION * machine(gpu).peak["bf16"]) / 86_400
                 times.append(
                     f"| {name} | {data}, {config.optim.epochs:g} epochs | {gpu} | {' | '.join(cells)} | {days:,.0f} |"
@@ -84,6 +84,13 @@ def main() -> None:
     )
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     PAGE.write_text(before + BEGIN + text + END + rest.split(END)[1], encoding="utf-8")
+
+
+def _long(seconds: float) -> str:
+    """A time: 46.6 days, 5.3 h, 31 min."""
+    if seconds >= 2 * 86_400:
+        return f"{seconds / 86_400:,.1f} days"
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 def _need(name: str, traces: list[Trace]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -55,6 +57,13 @@ def images(config: ViTConfig) -> Tensor:
     return torch.randn(2, config.channels, *config.img_size, generator=torch.Generator().manual_seed(1))
 
 
+def shown(config: Any) -> Any:
+    """A configuration as tensors show it, without the activation, epsilon and resampling of the weights' source."""
+    gelu = {"act": "gelu"} if getattr(config, "act", "swiglu") != "swiglu" else {}
+    others = {name: getattr(type(config), name) for name in ("eps", "resample") if name in vars(config)}
+    return replace(config, **gelu, **others)
+
+
 def identical(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> bool:
     """Whether two state dicts are bit-identical."""
     return old.keys() == new.keys() and all(torch.equal(_bits(old[name]), _bits(new[name])) for name in old)
@@ -90,7 +99,13 @@ def timm_vit(config: ViTConfig, **options: Any) -> nn.Module:
         "mlp_ratio": config.mlp / config.width * (2 if gated else 1),
         "init_values": config.layer_scale or None,
         "reg_tokens": config.registers,
-        **({"mlp_layer": timm("timm.layers").SwiGLUPacked, "act_layer": nn.SiLU} if gated else {}),
+        "norm_layer": partial(nn.LayerNorm, eps=config.eps),
+        "pre_norm": config.stem == "clip",
+        **(
+            {"mlp_layer": timm("timm.layers").SwiGLUPacked, "act_layer": nn.SiLU}
+            if gated
+            else {"act_layer": config.act}
+        ),
         **_TIMM_POOL.get(config.pool, {}),
     }
     return randomise(getattr(timm(f"timm.models.{module}"), name)(**(shape | options)))
@@ -120,8 +135,7 @@ def hf_vit(name: str, config: ViTConfig, **options: Any) -> nn.Module:
         patch_size=config.patch,
         num_channels=config.channels,
         num_labels=config.classes,
-        layer_norm_eps=1e-6,
-        **(plain | options),
+        **({"layer_norm_eps": 1e-6 if kind.startswith("Dinov2") else 1e-12} | plain | options),  # as released
     )
     return randomise(getattr(transformers(), name)(about))
 
@@ -297,7 +311,7 @@ def jax_forward(arrays: Mapping[str, NDArray[np.float32]], x: Tensor) -> tuple[T
         weights = (torch.einsum("bnhe,bmhe->bhnm", q, k) / q.shape[-1] ** 0.5).softmax(-1)
         y = torch.einsum("bhnm,bmhe->bnhe", weights, v)
         x = x + torch.einsum("bnhe,hed->bnd", y, a[f"{attention}/out/kernel"]) + a[f"{attention}/out/bias"]
-        y = F.gelu(dense(norm(x, f"{block}/LayerNorm_2"), f"{block}/MlpBlock_3/Dense_0"))
+        y = F.gelu(dense(norm(x, f"{block}/LayerNorm_2"), f"{block}/MlpBlock_3/Dense_0"), approximate="tanh")
         x = x + dense(y, f"{block}/MlpBlock_3/Dense_1")
     features = norm(x, "Transformer/encoder_norm")[:, 0]
     hidden = torch.tanh(dense(features, "pre_logits")) if "pre_logits/kernel" in a else features

@@ -151,7 +151,7 @@ def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):
 
 
 def test_the_version(vitrail_says):
-    assert vitrail_says("--version") == (0, f"{vitrail.__version__}\n", "")
+    assert vitrail_says("--version") == (0, f"vitrail {vitrail.__version__}\n", "")
 
 
 # Mistakes
@@ -278,7 +278,8 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
     [
         ("train digits --epoch 3", "`vitrail train` has no option '--epoch'. Did you mean '--epochs'?"),
         ("train digits --lrr=3", "`vitrail train` has no option '--lrr'. Did you mean '--lr'?"),
-        ("train digits --learning-rate 3", "`vitrail train` has no option '--learning-rate'."),
+        ("train digits --learning-rate 3", "--learning-rate is called --lr here. Use `vitrail train digits --lr 3`."),
+        ("train digits --learnig-rate 3", "`vitrail train` has no option '--learnig-rate'."),
         ("evaluate run --spilt val", "`vitrail evaluate` has no option '--spilt'. Did you mean '--split'?"),
         ("train digits --epochs ten", "'--epochs' must be a number, but it is 'ten'."),
         ("train digits --opt sgd -b=x", "'--batch-size' must be a whole number, but it is 'x'."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def test_the_table_of_recipes_is_what_they_resolve_to():
             f"{o.lr:g}",
             f"{o.weight_decay:g}",
             f"{o.sched}, {o.warmup_epochs:g}",
-            ", ".join(colour + mixing) or "-",
+            ", ".join(colour + mixing + [f"{a.aug_repeats} copies"] * (a.aug_repeats > 1)) or "-",
         )
     published = {name: row for name, row in expected.items() if name not in ("small", "finetune", "pretrain-small")}
     assert values == published, "\n".join(f"| `{name}` | {' | '.join(row)} |" for name, row in published.items())
@@ -50,3 +51,10 @@ def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_page_for_users_of_other_tools_is_the_table_of_synonyms():
+    spec = importlib.util.spec_from_file_location("coming_from", DOCS / "coming_from.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "run python docs/coming_from.py"

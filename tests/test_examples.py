@@ -29,3 +29,19 @@ def test_regression(tmp_path):
     assert float(re.search(r"^mean R2 ([-\d.]+)", said).group(1)) > 0.5  # the mean alone reaches 0
     assert len(re.findall(r"MAE", said)) == 3
     assert len(re.findall(r"\.png x [\d.-]+, y [\d.-]+, diameter [\d.-]+", said)) == 5
+
+
+def test_photos(tmp_path):
+    said = run("photos.py", tmp_path, "--images", 60, "--epochs", 1)
+    assert "copy of 0.jpg" in said
+    assert "balanced accuracy" in said
+    assert re.search(r"new\.jpg (poppy \d+%|not sure)", said)
+    assert "lost.jpg no such file" in said
+
+
+def test_from_other_tools(tmp_path):
+    said = run("from_other_tools.py", tmp_path, "--epochs", 1)
+    for answer in ("use vitrail.create(NAME)", "It is called 'lr' here.", "amp='fp16'", "bit_r50x1"):
+        assert answer in said
+    assert "ViT (224, 224)" in said
+    assert float(re.search(r"after one more epoch: top-1 ([\d.]+)%", said).group(1)) > 50  # by chance 10

@@ -93,7 +93,13 @@ def test_it_is_converted_to_what_has_a_place_for_it(finished, tmp_path):
     _, run, _ = finished
     model, card = open_run(run)
     images = torch.randn(2, card.config.channels, *card.config.img_size, generator=torch.Generator().manual_seed(1))
-    names = {"vitrail": "model.safetensors", "timm": "model.safetensors", "npz": "model.npz", "hf": ""}
+    names = {
+        "vitrail": "model.safetensors",
+        "timm": "model.safetensors",
+        "npz": "model.npz",
+        "big_vision": "model.npz",
+        "hf": "",
+    }
     layouts = recognise.formats_of(models.family(card.config))
     for format in ["vitrail", *(format for format, layout in layouts.items() if layout.write)]:
         path = tmp_path / format / names.get(format, "model.safetensors")

@@ -6,13 +6,15 @@ is instant.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, nearest
 from vitrail.verbs import VERBS
 from vitrail.version import VERSION as __version__
 
@@ -72,7 +74,7 @@ class _VerbRoom(ModuleType):
     """A package with the name of a verb: `vitrail.train(...)` is the verb, `vitrail.train.loop` a module."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
+        return _checked(self.__wrapped__)(*args, **kwargs)
 
     @property
     def __wrapped__(self) -> Any:  # read by `inspect.signature`
@@ -100,8 +102,29 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"vitrail.{name}")
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'vitrail' has no attribute '{name}'")
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+        return _checked(found) if name in VERBS else found
+    from vitrail.config import habits
+
+    here = None if name.startswith("_") else habits.name(name)
+    raise AttributeError(f"module 'vitrail' has no attribute '{name}'" + ("" if here is None else f": use {here}"))
+
+
+def _checked(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """A verb that answers keywords of other tools with vitrail's own."""
+    known = inspect.signature(verb).parameters
+
+    @functools.wraps(verb)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            for name in kwargs.keys() - known.keys():
+                from vitrail.config import habits
+
+                hint = habits.keyword(verb.__name__, name, known) or nearest(name, known)
+                raise UserError(f"vitrail.{verb.__name__} has no keyword '{name}'.{hint}")
+        return verb(*args, **kwargs)
+
+    return call
 
 
 def __dir__() -> list[str]:

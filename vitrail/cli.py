@@ -15,13 +15,14 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, options
+from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, habits, options
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log_to_console
 from vitrail.verbs import VERBS
@@ -46,6 +47,7 @@ class Argument:
     positional: bool = False
     alias: str = ""
     group: str = ""  # section of the help
+    bare: bool = False  # may be given without a value, which means its default
 
     @property
     def flag(self) -> str:
@@ -61,7 +63,7 @@ class Argument:
     @property
     def usage(self) -> str:
         """The argument in the help: `-b, --batch-size INT`, `IMAGES…`, `[DATA]`."""
-        value = self.metavar + "…" * self.many
+        value = f"[{self.metavar}]" if self.bare else self.metavar + "…" * self.many
         if self.positional:
             return value if self.required else f"[{value}]"
         return f"{', '.join(self.names)} {value}".rstrip()
@@ -157,7 +159,7 @@ def _setting(option: Option) -> Argument:
     kind = float if many else kind
     about = (metavar or _metavar(kind), option.help, option.default, many)
     group = _summary(get_type_hints(TrainConfig)[option.group]).rstrip(".") if option.group else ""
-    return Argument(option.name, kind, *about, alias=option.alias, group=group)
+    return Argument(option.name, kind, *about, bare=option.bare, alias=option.alias, group=group)
 
 
 def _metavar(kind: Any) -> str:
@@ -223,11 +225,8 @@ def parse(verb: str, words: Sequence[str]) -> dict[str, Any]:
     known = arguments(verb)
     flags = {name: argument for argument in known for name in argument.names}
     words = [_with_dashes(word) for word in words]
-    for word in words:
-        flag = word.partition("=")[0]
-        if re.match("--?[a-zA-Z]", flag) and flag not in flags and flag[:2] not in flags:
-            hint = nearest(flag, flags) or f" `vitrail {verb} --help` lists them all."
-            raise UserError(f"`vitrail {verb}` has no option '{flag}'.{hint}")
+    _check_flags(verb, words, flags, [argument.name.upper() for argument in known if argument.positional])
+    words = [word for word, value in zip(words, [*words[1:], ""], strict=False) if not _is_bare(flags.get(word), value)]
     parser = _Parser(usage=_usage(verb, known), add_help=False, allow_abbrev=False, exit_on_error=False)
     for argument in known:
         _add(parser, argument)
@@ -239,6 +238,29 @@ def parse(verb: str, words: Sequence[str]) -> dict[str, Any]:
             parser.error(str(error))
         rule = "takes no value" if flags[flag].kind is bool else "must be followed by a value"
         raise UserError(f"'{flag}' {rule}.") from None
+
+
+def _check_flags(verb: str, words: Sequence[str], flags: Mapping[str, Argument], positional: Collection[str]) -> None:
+    """Raises UserError for options that the verb does not have: those of other tools, misspelled ones, `epochs=10`."""
+    given = [word.partition("=")[0] for word in words]
+    unknown = [f for f in given if re.match("--?[a-zA-Z]", f) and f not in flags and f[:2] not in flags]
+    if unknown:
+        hint = nearest(unknown[0], flags) or f" `vitrail {verb} --help` lists them all."
+        answer = habits.wrong_flags(verb, words, unknown, {*flags, *positional})
+        raise UserError(answer or f"`vitrail {verb}` has no option '{unknown[0]}'.{hint}")
+    for before, word in zip(["", *words], words, strict=False):
+        takes_value = before in flags and flags[before].kind is not bool
+        answer = None if takes_value else habits.assignment(verb, word, {*flags, *positional})
+        if answer is not None and not Path(word).exists():
+            raise UserError(answer)
+
+
+def _is_bare(argument: Argument | None, value: str) -> bool:
+    """Whether an option is given without the value that it may have; then its default applies."""
+    if argument is None or not argument.bare:
+        return False
+    choices = get_args(argument.kind)
+    return value not in choices and not nearest(value, choices)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -294,10 +316,12 @@ def _read(argument: Argument, text: str) -> Any:
 def run(words: Sequence[str]) -> int:
     """Runs a command and returns its exit code."""
     if words in (["--version"], ["-h"], ["--help"]):
-        print(VERSION if words == ["--version"] else help_text())
+        print(f"vitrail {VERSION}" if words == ["--version"] else help_text())
         return 0
     if not words or words[0] not in VERBS:
         first = f"There is no command '{words[0]}'.{nearest(words[0], VERBS)}" if words else "No command was given."
+        if words and (answer := habits.command(words[0])):
+            raise UserError(f"There is no command '{words[0]}'. {answer}")
         raise UserError(f"{first} The commands are {', '.join(VERBS)}; see `vitrail --help`.")
     verb, *rest = words
     if "--help" in rest or "-h" in rest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import time
 from functools import cache
 from pathlib import Path
@@ -23,12 +24,20 @@ def choose_device(requested: str | None) -> str:
         if torch.cuda.is_available():
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
+    requested = device_name(requested)
     try:
         torch.empty(0, device=requested)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise UserError(f"The device '{requested}' cannot be used: {reason}.") from error
     return requested
+
+
+def device_name(text: str) -> str:
+    """A device as torch names it: 0 is cuda:0."""
+    if re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
+        raise UserError(f"A run uses one device, but --device is {text}. Choose one, such as cuda:{text[0]}.")
+    return f"cuda:{text}" if text.isascii() and text.isdigit() else text
 
 
 def choose_precision(device: str) -> Precision:

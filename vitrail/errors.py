@@ -11,10 +11,14 @@ class UserError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint " Did you mean 'X'?" for the known name closest to `name`, or an empty string."""
-    by_lower = {k.lower(): k for k in known}
-    match = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f" Did you mean '{by_lower[match[0]]}'?" if match else ""
+    """The hint " Did you mean 'X'?" for the known name that is almost `name`, or an empty string.
+
+    Names that are only alike are not offered: --pretrained does not mean --streaming.
+    """
+    plain, by_plain = name.lower().lstrip("-"), {k.lower().lstrip("-"): k for k in known}
+    swapped = [other for other in by_plain if sorted(other) == sorted(plain)]  # the same letters in another order
+    match = get_close_matches(plain, by_plain, n=1, cutoff=0.8) or swapped
+    return f" Did you mean '{by_plain[match[0]]}'?" if match else ""
 
 
 def shortlist(names: Sequence[str], limit: int) -> str:

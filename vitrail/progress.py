@@ -1,10 +1,12 @@
-"""Progress bars (on a terminal only) and log lines."""
+"""Progress bars on a terminal, progress in lines elsewhere, and the log."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -12,6 +14,8 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 log = logging.getLogger("vitrail")
+
+LINE_EVERY = 30.0  # seconds between lines of progress, without a terminal
 
 
 class _Console(logging.Handler):
@@ -29,15 +33,34 @@ def log_to_console() -> None:
         log.setLevel(logging.INFO)
 
 
-def track(items: Iterable[T], title: str, total: int | None = None, unit: str = "it", done: int = 0) -> tqdm[T]:
-    """Iterates over `items` with a progress bar, which is disabled if stderr is not a terminal."""
-    return tqdm(
-        items,
-        desc=title,
-        total=total,
-        unit=unit,
-        initial=done,
-        leave=False,
-        disable=not sys.stderr.isatty(),
-        dynamic_ncols=True,
-    )
+@contextmanager
+def without_info() -> Iterator[None]:
+    """Leaves log lines below warnings out, for what has been logged before."""
+
+    def important(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    log.addFilter(important)
+    try:
+        yield
+    finally:
+        log.removeFilter(important)
+
+
+def track(items: Iterable[T], title: str, total: int | None = None, unit: str = "it", done: int = 0) -> Iterable[T]:
+    """Iterates over `items` with a progress bar, or, in notebooks and pipes, with a log line every half minute."""
+    if not sys.stderr.isatty():
+        return _in_lines(items, title, total, unit, done)
+    return tqdm(items, desc=title, total=total, unit=unit, initial=done, leave=False, dynamic_ncols=True)
+
+
+def _in_lines(items: Iterable[T], title: str, total: int | None, unit: str, done: int) -> Iterator[T]:
+    begun = spoke = time.monotonic()
+    for count, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - spoke >= LINE_EVERY:
+            spoke = now
+            of = "" if total is None else f" of {total:,}"
+            left = "" if total is None else f", {(now - begun) / count * (total - done - count):.0f} s left"
+            log.info(f"{title}: {done + count:,}{of} {unit}{left}")

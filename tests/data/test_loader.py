@@ -173,6 +173,27 @@ def test_random_crops_differ_by_epoch_and_image_and_stay_in_the_image():
         assert torch.equal(image, second[order.tolist().index(target)])
 
 
+def test_repeated_augmentation_shows_fewer_images_several_times():
+    """Copies follow each other, each with its own number, and so with its own crop."""
+    loader = TrainBatches(array_split(20), Preprocess((8, 8), 1), 6, seed=0, repeats=3)
+    assert len(loader) == 3
+    numbers = np.concatenate(loader.numbers(0))
+    assert len(np.unique(numbers)) == len(numbers) == 18
+    shown = (numbers % 20).reshape(6, 3)
+    assert (shown == shown[:, :1]).all()
+    assert len(np.unique(shown)) == 6
+    assert not np.array_equal(shown, np.concatenate(loader.numbers(1)).reshape(6, 3) % 20)
+    resumed = loader.numbers(1, start=2)
+    assert np.array_equal(resumed, loader.numbers(1)[2:])
+
+
+def test_copies_of_an_image_are_cropped_independently():
+    split = array_split(12)
+    pixels, targets = next(TrainBatches(split, Preprocess((8, 8), 1), 3, seed=0, crop_scale=0.2, repeats=3).epoch(0))
+    assert len(targets.unique()) == 1
+    assert len({image.numpy().tobytes() for image in pixels}) == 3
+
+
 @pytest.mark.parametrize(("height", "width"), [(100, 100), (60, 90), (7, 5), (1, 1)])
 def test_a_random_crop_has_the_area_and_the_aspect_asked_for(height, width):
     rng = np.random.default_rng(0)

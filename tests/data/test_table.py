@@ -143,7 +143,7 @@ def test_a_column_called_split_may_be_the_label(folder):
     ("header", "given", "message"),
     [
         (("image", "a", "b"), {}, "which of the columns image, a, b has the labels? Set --label-column."),
-        (("id", "label", "b"), {}, "which of the columns id, label, b has the paths? Set --image-column."),
+        (("key", "label", "b"), {}, "which of the columns key, label, b has the paths? Set --image-column."),
         (("image", "split", ""), {}, "which of the columns image, split has the labels?"),
         (("image", "label", "b"), {"image_column": "imag"}, "has no column 'imag'. Did you mean 'image'?"),
         (("image", "label", "b"), {"label_column": "x"}, "has no column 'x'. It has image, label, b."),
@@ -283,3 +283,46 @@ def test_a_run_on_a_table_is_evaluated_and_resumed_on_its_own_split(tmp_path, di
     assert vitrail.evaluate(run, other, **columns).per_class[0].support > 0
     with pytest.raises(UserError, match="Set --label-column"):
         vitrail.evaluate(run, other)
+
+
+def kaggle(folder: Path) -> Path:
+    """A table of names without suffixes, whose images are one folder further."""
+    (folder / "pictures").mkdir()
+    rows = []
+    for number in range(12):
+        Image.new("L", (8, 8), 20 * number).save(folder / "pictures" / f"x.{number}.{'png' if number % 2 else 'jpg'}")
+        rows.append(f"x.{number},{'ab'[number % 2]}")
+    table = folder / "train.csv"
+    table.write_text("image_id,label\n" + "\n".join(rows) + "\n")
+    return table
+
+
+def test_names_without_suffixes_in_another_folder(tmp_path, monkeypatch):
+    table = kaggle(tmp_path)
+    data = open_data(table, image_dir=str(tmp_path / "pictures"))
+    assert sum(map(len, (data.splits["train"], data.splits["val"]))) == 12
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"None of the images in the column 'image_id' of train.csv exist: x.0 is the"):
+        open_data("train.csv")
+    with pytest.raises(UserError, match=r"Use --image-dir pictures\."):
+        open_data("train.csv")
+    with pytest.raises(UserError, match="--image-dir must be a folder, but nowhere is none"):
+        open_data("train.csv", image_dir="nowhere")
+    with pytest.raises(UserError, match="--image-dir applies to tables"):
+        open_data("digits", image_dir="pictures")
+
+
+def test_a_run_remembers_where_the_images_of_its_table_are(tmp_path, monkeypatch, tiny, caplog):
+    import vitrail
+
+    caplog.set_level("INFO", "vitrail")
+    table = kaggle(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = vitrail.train(table, image_dir="pictures", out="runs", name="run", **tiny | {"batch_size": 4})
+    monkeypatch.chdir(tmp_path.parent)
+    run = tmp_path / "runs" / "run"
+    assert vitrail.evaluate(run).images > 0
+    assert sum("images are in the column" in message for message in caplog.messages) == 1
+    table.rename(tmp_path / "moved.csv")
+    with pytest.raises(UserError, match=r"is no longer there. If it has moved, give its new place: vitrail evaluate"):
+        vitrail.evaluate(run)

@@ -134,8 +134,7 @@ def test_a_file_that_is_named_is_tried_whatever_its_ending(model: Model, run: Pa
     assert prediction.labels[0] == by_hand(model, plain)[0][0]
 
 
-def test_paths_without_images_are_an_error_before_anything_is_read(run: Path, tmp_path: Path):
-    paint(tmp_path / "a.png")
+def test_nothing_to_predict_is_an_error_before_anything_is_read(run: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     for source, message in [
         ("missing.png", "does not exist"),
@@ -143,7 +142,19 @@ def test_paths_without_images_are_an_error_before_anything_is_read(run: Path, tm
         ("*.jpg", "No image matches"),
     ]:
         with pytest.raises(UserError, match=message):
-            predict(run, [tmp_path / "a.png", tmp_path / source])
+            predict(run, [tmp_path / source])
+        with pytest.raises(UserError, match=message):
+            predict(run, [tmp_path / source, tmp_path / source])
+
+
+def test_a_missing_file_among_others_is_reported_like_an_unreadable_one(run: Path, tmp_path: Path, vitrail_says):
+    paint(tmp_path / "a.png")
+    names = [tmp_path / "missing.png", tmp_path / "a.png", tmp_path / "*.jpg"]
+    errors = [p.error for p in predict(run, names)]
+    assert errors == ["no such file or directory", None, "no such file or directory"]
+    code, out, _ = vitrail_says("predict", run, *names)
+    assert code == 1
+    assert out.count("unreadable: no such file") == 2
 
 
 def test_wrong_inputs_are_one_sentence(run: Path, tmp_path: Path):

@@ -96,8 +96,7 @@ DEIT_AND_DINOV2 = [
 OTHER_ARCHITECTURES = [
     "dinov2_vitb14_lc",
     "dinov2_base_patch16",
-    "vit_base_patch16_clip_224",
-    "vit_base_patch16_clip_224.openai",
+    "vit_medium_patch16_clip_224.tinyclip_yfcc15m",
     "vit_base_patch16_siglip_224",
     "vit_so400m_patch14_siglip_224",
     "ViT-B-16-SigLIP",
@@ -144,6 +143,21 @@ def test_the_names_of_deit_and_dinov2_say_what_they_have(spelling, name, side, p
     assert models.name_of(config) == name
     assert (config.layer_scale > 0) == name.startswith("dinov2")
     assert (config.act == "swiglu") == (name == "dinov2_g14")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name", "side", "act"),
+    [
+        ("vit_base_patch16_clip_224.openai", "clip_b16", 224, "quick_gelu"),
+        ("vit_base_patch32_clip_quickgelu_224.laion400m_e32", "clip_b32", 224, "quick_gelu"),
+        ("vit_large_patch14_clip_336.laion2b_ft_in12k_in1k", "clip_l14", 336, "gelu"),
+        ("openai/clip-vit-large-patch14-336", "clip_l14", 336, "quick_gelu"),
+    ],
+)
+def test_the_names_of_clips_image_towers(spelling, name, side, act):
+    found, config = models.canonical(spelling)
+    assert (found, config.img_size, config.act) == (name, (side, side), act)
+    assert models.name_of(config) == name
 
 
 @pytest.mark.parametrize("name", OTHER_ARCHITECTURES)

@@ -52,7 +52,12 @@ TRACED = {
     **RELATIVES,
 }
 # What takes milliseconds is run with every switch alone too, and what takes no memory with every pair.
-REAL = {**TRACED, **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()}}
+REAL = {
+    **TRACED,
+    **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()},
+    "CLIP": replace(SMALL, stem="clip", act="quick_gelu"),
+    "act=gelu_tanh": replace(SMALL, act="gelu_tanh"),
+}
 PAIRS = {f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)}
 # The large relatives are built where they are counted: as slow as they are deep, even on the meta device.
 ALL = {**{name: config for name, config in models.CONFIGS.items() if models.family(config) == "vit"}, **PAIRS, **REAL}

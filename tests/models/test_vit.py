@@ -171,7 +171,7 @@ def from_hugging_face(state: dict[str, Tensor], depth: int) -> dict[str, Tensor]
 @SIZES
 def test_hugging_face_classifier(img_size):
     config = small(img_size=img_size)
-    theirs = hf_vit("ViTForImageClassification", config)
+    theirs = hf_vit("ViTForImageClassification", config, layer_norm_eps=1e-6)
     ours = ViT(config).eval()
     ours.load_state_dict(from_hugging_face(theirs.state_dict(), config.depth), strict=True)
     x = images(config)
@@ -183,7 +183,7 @@ def test_hugging_face_classifier(img_size):
 @SIZES
 def test_hugging_face_pooler_is_the_hidden_tanh_layer(img_size):
     config = small(img_size=img_size, head="tanh")
-    theirs = hf_vit("ViTModel", config)
+    theirs = hf_vit("ViTModel", config, layer_norm_eps=1e-6)
     head = randomise(nn.Linear(config.width, config.classes))
     ours = ViT(config).eval()
     state = theirs.state_dict() | {f"classifier.{name}": value for name, value in head.state_dict().items()}

@@ -107,7 +107,7 @@ def test_curves_are_those_of_the_method(page, dino_page):
 
 
 def test_pictures_are_reconstructions_where_there_are_some_and_attention(page, dino_page):
-    assert "predicts for masked parts" in text_of(page)
+    assert "predicted for the masked parts" in text_of(page)
     assert "predicts for masked parts" not in text_of(dino_page)
     for each in (page, dino_page):
         assert each.read_text().count('alt="attention rollout"') == 8

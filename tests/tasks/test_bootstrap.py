@@ -41,7 +41,7 @@ def test_of_classes():
     logits, labels = classes()
     samples = TASK.sample(measure(logits, labels, CLASSES), logits, labels)
     check(samples, [measure(logits[rows], labels[rows], CLASSES) for rows in drawn()[:20]], "per_class")
-    assert samples.whole.keys() == {"top1", "top5", "loss", "ece"}
+    assert samples.whole.keys() == {"top1", "top5", "loss", "ece", "macro_f1", "balanced_accuracy"}
 
 
 def test_of_labels():
@@ -91,7 +91,7 @@ def test_a_confusion_matrix_tells_as_much_as_the_images_where_it_can():
     logits, labels = classes(images=2000)
     metrics = measure(logits, labels, CLASSES)
     whole, kept = TASK.sample(metrics, logits, labels), TASK.sample(metrics, None, None)
-    assert kept.whole.keys() == {"top1"}
+    assert kept.whole.keys() == {"top1", "macro_f1", "balanced_accuracy"}
     np.testing.assert_allclose(kept.interval("top1"), whole.interval("top1"), atol=0.003)
     np.testing.assert_allclose(kept.intervals("f1"), whole.intervals("f1"), atol=0.02)
     assert kept.interval("loss") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -227,17 +228,36 @@ def test_validation_uses_the_same_masks_every_time(method):
     assert first.shape == (6, 1 + 32)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0, 1.5, -0.5])
+@pytest.mark.parametrize("ratio", [0.0, 1.0, 1.5, -0.5, float("nan")])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_ratio_must_mask_some_patches_and_leave_some(method, ratio):
     config = settings(method, mask_ratio=ratio)
-    with pytest.raises(UserError, match="'mask_ratio' must mask some of the"):
+    with pytest.raises(UserError, match="'mask_ratio' must be above 0 and at most"):
         task_type(method)().check_model(build(VIT), config)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_largest_ratio_of_the_message_is_accepted(method):
+    with pytest.raises(UserError, match="at most") as raised:
+        task_type(method)().check_model(build(VIT), settings(method, mask_ratio=0.999))
+    most = re.search(r"at most ([\d.]+),", str(raised.value))
+    assert most is not None
+    task_type(method)().check_model(build(VIT), settings(method, mask_ratio=float(most[1])))
+
+
+def test_an_image_of_one_patch_cannot_be_masked_in_part():
+    with pytest.raises(UserError, match=r"a single patch.*a smaller patch size or a larger --img-size"):
+        task_type("mae")().check_model(build(replace(VIT, patch=16, img_size=(16, 16))), settings("mae"))
+
+
+def test_masked_squares_are_whole_patches():
+    with pytest.raises(UserError, match="'mask_size' must be a multiple of"):
+        task_type("simmim")().check_model(build(VIT), settings("simmim", mask_size=5))
 
 
 def test_methods_that_mask_tokens_need_patches():
     for method in ("mae", "masked"):
-        with pytest.raises(UserError, match="masks the tokens of patches, but a Swin has none"):
+        with pytest.raises(UserError, match="only a ViT allows, not a Swin"):
             task_type(method)().check_model(build(TINY["swin"]), settings(method))
 
 

@@ -139,7 +139,8 @@ def test_json_is_complete_and_plain():
     metrics = measure(logits, labels, ABC)
     document = json.loads(json.dumps(metrics.to_json()))
     assert metrics.summary().items() <= document.items()
-    assert set(metrics.summary()) == {"images", "top1", "top5", "loss", "ece", "temperature", "unscaled_ece"}
+    means = {"macro_f1", "balanced_accuracy"}
+    assert set(metrics.summary()) == means | {"images", "top1", "top5", "loss", "ece", "temperature", "unscaled_ece"}
     assert document["loss"] == round(metrics.loss, 6)
     assert document["confusion"] == metrics.confusion.tolist()
     assert [score["name"] for score in document["per_class"]] == ABC

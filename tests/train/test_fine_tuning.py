@@ -247,7 +247,7 @@ def test_what_fits_of_another_architecture_is_taken_if_asked(train, weights, cap
         ({"lora_rank": 1, "weights": None}, "--lora-rank needs trained weights"),
         ({"partial": True, "weights": None}, "--partial needs trained weights"),
         ({"pos_resample": "linear", "weights": None}, "--pos-resample needs trained weights"),
-        ({"pos_resample": "cubic"}, "'pos_resample' must be one of bicubic, bilinear, linear"),
+        ({"pos_resample": "cubic"}, "'pos_resample' must be one of bicubic, bicubic_plain, "),
     ],
     ids=str,
 )

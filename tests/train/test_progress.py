@@ -46,6 +46,9 @@ class Scored:
     def row(self) -> dict[str, float]:
         return {"loss": 1.0, "top1": self.main}
 
+    def by(self, _: str | None) -> tuple[float, float]:
+        return self.main, self.standard_error
+
 
 @pytest.mark.parametrize(
     ("scores", "kept"),

@@ -9,7 +9,8 @@ from made_up import data_of, model_file
 
 import vitrail
 from vitrail.config import TrainConfig, flat, load_yaml
-from vitrail.data.preprocess import Preprocess
+from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
+from vitrail.errors import UserError
 from vitrail.models import build, canonical
 from vitrail.runs.run import Run
 from vitrail.tasks import Multiclass
@@ -88,6 +89,7 @@ PUBLISHED = {
         **{"epochs": 300, "batch": 1024, "lr": 1e-3, "min_lr": 0.01, "weight_decay": 0.05, "warmup_epochs": 5.0},
         **{"sched": "cosine", "clip_grad": 0.0, "crop_scale": 0.08, "hflip": 0.5, "randaug": 2, "magnitude": 9.0},
         **{"reprob": 0.25, "mixup": 0.8, "cutmix": 1.0, "mix_prob": 1.0, "smoothing": 0.1, "crop": 0.875},
+        **{"normalize": "imagenet", "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "aug_repeats": 3},
     },
     "deit3": {
         **{
@@ -107,7 +109,8 @@ PUBLISHED = {
             "color_jitter": 0.3,
             "randaug": 0,
         },
-        **{"reprob": 0.0, "mixup": 0.8, "cutmix": 1.0, "smoothing": 0.0, "clip_grad": 0.0},
+        **{"reprob": 0.0, "mixup": 0.8, "cutmix": 1.0, "smoothing": 0.0, "aug_repeats": 3},
+        **{"normalize": "imagenet", "mean": IMAGENET_MEAN, "std": IMAGENET_STD, "crop": 1.0},
     },
 }
 
@@ -165,6 +168,31 @@ def test_deit3_goes_by_the_size_of_the_model(model, lr, drop_path):
     settings = published("deit3", model=model)
     assert (settings["lr"], settings["drop_path"]) == (lr, drop_path)
     assert settings["min_lr"] * settings["lr"] == pytest.approx(1e-5)
+
+
+def test_augreg_pools_by_average_without_a_hidden_layer_on_imagenet_21k():
+    settings = published("augreg", 14_000_000)
+    assert (settings["pool"], settings["head"]) == ("gap", "linear")
+    assert published("augreg")["pool"] == "cls"
+
+
+def test_deit3_clips_the_mean_over_the_classes_at_one():
+    """The loss is the sum over the classes, so its gradient is that many times as large."""
+    settings = published("deit3")
+    assert settings["clip_grad"] == imagenet().task.outputs
+
+
+def test_imagenets_mean_is_for_three_channels():
+    grey = flat(resolve("made-up", data_of(8, 1500, channels=1), {"recipe": "deit"}))
+    assert (grey["normalize"], grey["mean"]) == ("half", (0.5,))
+    assert published("deit", normalize="half")["mean"] == (0.5,)
+
+
+@pytest.mark.parametrize("other", [{"balanced_sampling": True}, {"streaming": True}])
+def test_images_are_repeated_for_one_reason(other):
+    with pytest.raises(UserError, match="--aug-repeats 1"):
+        published("deit", **other)
+    assert published("deit", aug_repeats=1, **other)["aug_repeats"] == 1
 
 
 @pytest.mark.parametrize(("images", "epochs"), [(1_020, 251), (3_680, 70), (50_000, 103), (1_281_167, 8)])

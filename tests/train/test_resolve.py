@@ -102,6 +102,7 @@ def test_the_images_decide_the_channels():
 
 
 ASKED = {
+    "aug_repeats": 1,
     "cache_gb": 1.0,
     "streaming": True,
     "time_budget": Duration(600),

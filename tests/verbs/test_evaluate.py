@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from measuring import measure
 from PIL import Image
 
+import vitrail
 from vitrail.config import (
     ArchConfig,
     AugmentConfig,
@@ -271,3 +273,18 @@ def test_a_pretrained_model_makes_no_predictions_and_the_error_says_what_to_do(p
     assert code == 2
     assert f"{pretrained} was pre-trained by MAE and has no head. Fine-tune it with `vitrail train LABELLED" in error
     assert f"vitrail evaluate {pretrained} LABELLED --method knn`." in error
+
+
+def test_another_image_size_is_measured_beside_the_own(trained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    own = json.loads((run / "evaluation/digits-val/metrics.json").read_text())
+    scores = vitrail.evaluate(run, img_size=12)
+    assert scores.folder == run / "evaluation/digits-val-12x12"
+    assert json.loads((scores.folder / "metrics.json").read_text())["img_size"] == "12x12"
+    assert scores.images == own["images"]
+    assert scores.loss != own["loss"]
+    assert json.loads((run / "evaluation/digits-val/metrics.json").read_text()) == own
+    assert vitrail.evaluate(run).loss == pytest.approx(own["loss"], abs=1e-5)
+    with pytest.raises(UserError, match="multiple of the patch size"):
+        vitrail.evaluate(run, img_size=9)

@@ -228,3 +228,20 @@ def test_a_pretrained_model_is_explained_with_its_own_images_and_with_others(pre
     assert [path.stem.split("-")[0] for path in given.files] == drawn[:1] + drawn[2:-2]
     with pytest.raises(UserError, match="has no head, so there are no classes to explain"):
         vitrail.explain(pretrained, files, target="3")
+
+
+def test_a_folder_of_many_images_is_drawn_on_one_sheet_per_kind(trained, digits, tmp_path, monkeypatch):
+    monkeypatch.setattr("vitrail.explain.subject.SHEET", 3)
+    monkeypatch.setattr("vitrail.explain.figures.relevance.OWN", 2)
+    folder, count = digits / "0", len(list((digits / "0").iterdir()))
+    explanation = vitrail.explain(trained, [folder], out=tmp_path / "sheets")
+    names = [path.stem.split("-")[0] for path in explanation.files]
+    assert names.count("rollout") == names.count("relevance") == names.count("heads") == 1
+    assert len(explanation.arrays["rollout"]["files"]) == 3
+    assert len(explanation.arrays["relevance"]["files"]) == 2
+    assert f"Drawn for 3 of {count} images, a sheet per kind. --pictures {count} draws them all." in explanation.notes
+    asked = vitrail.explain(trained, [folder], out=tmp_path / "asked", pictures=4)
+    assert [path.stem.split("-")[0] for path in asked.files].count("heads") == 4
+    assert not any("Drawn for" in note for note in asked.notes)
+    with pytest.raises(UserError, match="'pictures' must be from 1 to 256, but it is 300"):
+        vitrail.explain(trained, [folder], pictures=300)

@@ -161,8 +161,27 @@ def test_options_of_labels_and_of_other_methods_are_refused(tmp_path):
         vitrail.pretrain("digits", method="mae", recipe="small", **how)
     with pytest.raises(UserError, match="Use `vitrail pretrain`"):
         vitrail.train("digits", recipe="mae", **how)
-    with pytest.raises(UserError, match="masks the tokens of patches, but a Swin has none"):
+    with pytest.raises(UserError, match="only a ViT allows, not a Swin"):
         vitrail.pretrain("digits", method="mae", model="swin_nano", img_size=32, **how)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("dino", {"teacher_temp": 0.0}, "'teacher_temp' must be above 0, but it is 0"),
+        ("dino", {"teacher_momentum": 1.5}, "'teacher_momentum' must be at least 0 and below 1"),
+        ("dino", {"prototypes": 1}, "'prototypes' must be at least 2"),
+        ("dino", {"local_crops": -1}, "'local_crops' must be at least 0"),
+        ("dino", {"global_crops": 0}, "'global_crops' must be at least 1"),
+        ("dino", {"img_size": 64}, "The images of digits are 8x8, smaller than crops of"),
+        ("lejepa", {"projection": 0}, "'projection' must be at least 1"),
+        ("lejepa", {"sigreg": 0.0}, "'sigreg' must be above 0 and below 1"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_before_the_run_exists(method, given, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        vitrail.pretrain("digits", method=method, out=tmp_path, device="cpu", **given)
     assert not any(tmp_path.iterdir())
 
 

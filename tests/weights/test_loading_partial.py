@@ -33,12 +33,12 @@ def broken(state):
     """A tensor too few, one too many, and one of another shape."""
     state = {name: value.clone() for name, value in state.items()}
     del state["blocks.1.norm2.weight"]
-    return state | {"norm_pre.weight": torch.zeros(16), "blocks.0.mlp.fc2.weight": torch.zeros(16, 8)}
+    return state | {"adapter.weight": torch.zeros(16), "blocks.0.mlp.fc2.weight": torch.zeros(16, 8)}
 
 
 TABLE = """only part of it fits:
   missing     blocks.1.norm2.weight (16,)
-  unexpected  norm_pre.weight (16,)
+  unexpected  adapter.weight (16,)
   reshaped    blocks.0.mlp.fc2.weight (16, 8), not (16, 32)
 Missing tensors are initialised; unexpected and reshaped ones are skipped"""
 
@@ -57,7 +57,7 @@ def test_what_fits_is_taken_if_that_is_asked_for(tmp_path, own, caplog):
     if not own:
         path.with_suffix(".json").unlink()
     hint = None if own else config
-    with pytest.raises(UserError, match=r"unexpected  norm_pre\.weight \(16,\)(.|\n)*partial=True, or with --partial"):
+    with pytest.raises(UserError, match=r"unexpected  adapter\.weight \(16,\)(.|\n)*partial=True, or with --partial"):
         load(path, hint)
     with caplog.at_level("INFO"):
         loaded = load(path, hint, partial=True)

@@ -51,7 +51,8 @@ def test_a_b16_of_full_size_is_known_in_every_format(format):
         state = build(config).state_dict()
     weights = recognise.recognise(from_state_dict(vit.FORMATS[format].write(state, config), "it"), "it")
     assert weights.format == format
-    assert recognise.architecture(weights, recognise.Sidecar(), None) == config
+    sidecar = recognise.read_sidecar(weights, None)
+    assert peers.shown(recognise.architecture(weights, sidecar, None)) == config
     assert {n: v.shape for n, v in weights.shapes(config).items()} == {n: v.shape for n, v in state.items()}
 
 
@@ -108,13 +109,13 @@ def test_positions_of_no_square_need_to_be_told():
 def test_the_table_of_what_does_not_fit():
     state = timm_vit(CONFIG).state_dict()
     del state["blocks.1.norm2.weight"]
-    state["norm_pre.weight"] = torch.zeros(32)
+    state["adapter.weight"] = torch.zeros(32)
     state["blocks.0.mlp.fc2.weight"] = torch.zeros(32, 64)
     with pytest.raises(UserError) as caught:
         load(state, CONFIG)
     assert str(caught.value).splitlines()[1:] == [
         "  missing     blocks.1.norm2.weight (32,)",
-        "  unexpected  norm_pre.weight (32,)",
+        "  unexpected  adapter.weight (32,)",
         "  reshaped    blocks.0.mlp.fc2.weight (32, 64), not (32, 128)",
         "Load the tensors that fit with partial=True, or with --partial of train and convert.",
     ]

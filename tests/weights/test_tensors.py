@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from peers import randomise
+from peers import randomise, shown
 from safetensors.torch import save_file
 
 from vitrail.errors import UserError
@@ -50,7 +50,7 @@ KINDS = pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".bin", ".npz
 
 @KINDS
 def test_the_whole_file_is_read(tmp_path, state, suffix):
-    assert load(write(tmp_path / f"m{suffix}", state), CONFIG).config == CONFIG
+    assert shown(load(write(tmp_path / f"m{suffix}", state), CONFIG).config) == CONFIG
 
 
 @KINDS
@@ -126,7 +126,7 @@ def test_code_in_an_npz_is_not_run(tmp_path):
 
 def test_the_flags_of_a_training_program_do_no_harm(tmp_path, state):
     torch.save({"model": state, "args": argparse.Namespace(lr=0.1), "epoch": 3}, tmp_path / "m.pth")
-    assert load(tmp_path / "m.pth", CONFIG).config == CONFIG
+    assert shown(load(tmp_path / "m.pth", CONFIG).config) == CONFIG
 
 
 @KINDS
@@ -170,7 +170,7 @@ def test_names_that_are_no_words(tmp_path, state, name):
 
 
 def test_wrappings_in_wrappings(state):
-    assert load({"model": {"state_dict": {"model": state}}}, CONFIG).config == CONFIG
+    assert shown(load({"model": {"state_dict": {"model": state}}}, CONFIG).config) == CONFIG
     endless = {}
     endless["model"] = endless
     for content in (endless, {"model": [state]}, {"model": {}}, {"model": None}, {}):

@@ -16,6 +16,7 @@ class Measure:
     lower_is_better: bool = False
     heading: str = ""  # chart title, such as "Top-1 accuracy"; by default `title`
     at_most_one: bool = False  # bounded by 1 above only, like R²
+    detail: bool = False  # left out of the lines that a run logs
     comparable: bool = True  # whether it ranks runs; the loss of a self-supervised method does not
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitrail.config import habits
 from vitrail.config.options import (
     Option,
     coerce,
@@ -33,6 +34,7 @@ from vitrail.config.settings import (
     RunConfig,
     Size,
     SourceConfig,
+    StopConfig,
     TrainConfig,
     TransferConfig,
     Verb,
@@ -56,6 +58,7 @@ __all__ = [
     "RunConfig",
     "Size",
     "SourceConfig",
+    "StopConfig",
     "TrainConfig",
     "TransferConfig",
     "Verb",
@@ -63,6 +66,7 @@ __all__ = [
     "coerce_names",
     "flat",
     "from_plain",
+    "habits",
     "load_yaml",
     "options",
     "override",

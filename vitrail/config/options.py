@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import yaml
 
+from vitrail.config.habits import keyword
 from vitrail.config.settings import Duration, Floats, Freeze, Ints, Names, Size, TrainConfig, Verb
 from vitrail.errors import UserError, nearest
 
@@ -28,6 +29,7 @@ class Option:
     help: str
     alias: str
     only: Verb  # the only verb that has it, if there is one
+    bare: bool  # its flag may be given without a value, which means the default
 
 
 def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
@@ -39,8 +41,9 @@ def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
             inner = options(hints[f.name])
             found |= {name: dataclasses.replace(o, group=f.name) for name, o in inner.items()}
         else:
-            about = [f.metadata.get(key, "") for key in ("help", "alias", "only")]
-            found[f.name] = Option(f.name, "", hints[f.name], f.default, *about)
+            about = {key: f.metadata.get(key, "") for key in ("help", "alias", "only")}
+            bare = bool(f.metadata.get("bare"))
+            found[f.name] = Option(f.name, "", hints[f.name], f.default, **about, bare=bare)
     return found
 
 
@@ -68,7 +71,8 @@ def unknown_setting(given: Any, known: Any) -> None:
     """Raises UserError for the first name in `given` that is not `known`."""
     for name in given:
         if name not in known:
-            raise UserError(f"There is no setting '{name}'.{nearest(name, known)}")
+            hint = keyword("train", name, known) or nearest(name, known)
+            raise UserError(f"There is no setting '{name}'.{hint}")
 
 
 def flat(config: Any) -> dict[str, Any]:

@@ -44,19 +44,25 @@ class Duration(float):
 Verb = Literal["", "train", "pretrain"]
 
 
-def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "") -> Any:
-    """A field with its help text, an alias of its flag, and the only verb that has it, if there is one."""
-    return field(default=default, metadata={"help": help, "alias": alias, "only": only})
+def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "", bare: bool = False) -> Any:
+    """A field with its help text, an alias of its flag, and the only verb that has it, if there is one.
+
+    The flag of a `bare` option may be given without a value, which means its default.
+    """
+    return field(default=default, metadata={"help": help, "alias": alias, "only": only, "bare": bare})
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
     """How the data set is read, split and weighted."""
 
-    val_fraction: float = option("share of images held out for validation, if the data has no val split", 0.2)
+    val_fraction: float = option(
+        "share of images held out for validation, if the data has no val split (default: 0.2; pretrain: 0.05)", 0.2
+    )
     folds: int = option("number of cross-validation folds (0 = off)", 0, only="train")
     fold: int = option("train only this fold, from 1 (0 = all folds in turn)", 0, only="train")
     data_dir: str | None = option("folder of the built-in data sets (default: $VITRAIL_DATA, then common places)", None)
+    image_dir: str | None = option("folder of a table's images (default: that of the table)", None)
     image_column: str | None = option("column of a table or hf: data set with the images (default: detected)", None)
     label_column: Names | None = option(
         "column with the labels, or several: x,y (default: detected)", None, only="train"
@@ -65,6 +71,7 @@ class SourceConfig:
     streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
     class_weights: bool = option("weight each class in the loss by its inverse frequency", False, only="train")
     balanced_sampling: bool = option("sample all classes equally often", False, only="train")
+    max_pixels: int | None = option("pixels of the largest image to read (default: 178956970)", None)
     workers: int = option("threads that read images", 2, alias="-j")
     cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
 
@@ -104,7 +111,9 @@ class ArchConfig:
     head: Literal["linear", "tanh"] | None = option(
         "one linear layer, or with a hidden tanh layer as in pre-training", only="train"
     )
-    stem: Literal["patch", "conv"] | None = option("patch projection, or overlapping convolutions")
+    stem: Literal["patch", "conv", "clip"] | None = option(
+        "patch projection, overlapping convolutions, or CLIP's: no bias, and a LayerNorm after it"
+    )
     registers: int | None = option("number of register tokens")
     layer_scale: float | None = option("initial value of LayerScale (0 = off)")
     drop: float = option("dropout rate")
@@ -122,8 +131,10 @@ class TransferConfig:
     lora_alpha: float = option(
         "LoRA scale alpha; adapters are scaled by alpha / rank (default: twice the rank)", 0.0, only="train"
     )
-    pos_resample: Literal["bicubic", "bilinear", "linear"] = option(
-        "resampling of position embeddings at another image size; linear as in the paper", "bicubic"
+    pos_resample: Literal[
+        "bicubic", "bicubic_plain", "bicubic_offset", "bicubic_aligned", "bilinear", "bilinear_plain", "linear"
+    ] = option(
+        "resampling of position embeddings at another image size (default: as the source of --weights)", "bicubic"
     )
     partial: bool = option("load the weights that fit, initialise the rest, and list both", False)
 
@@ -188,8 +199,23 @@ class OptimConfig:
     cooldown: float = option("share of training in which the constant schedule decays", 0.2)
     clip_grad: float = option("maximum gradient norm (0 = no clipping)", 1.0)
     layer_decay: float = option("layer-wise learning-rate decay, per stage from the head down", 1.0)
-    body_lr: float = option("learning-rate factor of all but the head, with --weights", 0.1)
+    body_lr: float = option("learning-rate factor of all but the head, with --weights (default: 0.1; pretrain: 1)", 0.1)
     model_ema: float = option("decay of the weights' moving average, which is evaluated and saved (0 = off)", 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopConfig:
+    """Which epoch is kept, and when training stops."""
+
+    best: Literal["top1", "f1", "balanced", "map", "r2", "loss"] | None = option(
+        "score by which an epoch is kept; f1 = macro F1, balanced = balanced accuracy (default: top1, map or r2)",
+        None,
+        only="train",
+    )
+    patience: int = option("stop after this many epochs without a better score (0 = off)", 0, only="train")
+    restarts: Floats | None = option(
+        "epochs after which the learning rate warms up and decays anew; --resume RUN --epochs N adds one", None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +230,11 @@ class AugmentConfig:
     three_augment: float = option("probability of 3-Augment: greyscale, solarize or blur", 0.0)
     color_jitter: float = option("strength of brightness, contrast and saturation jitter", 0.0)
     reprob: float = option("probability of random erasing", 0.0)
+    aug_repeats: int = option(
+        "copies of each image in a batch, augmented independently; an epoch then has fewer images (1 = off)",
+        1,
+        alias="--repeated-aug",
+    )
     mixup: float = option("mixup alpha (0 = off)", 0.0, only="train")
     cutmix: float = option("CutMix alpha (0 = off)", 0.0, only="train")
     mix_prob: float = option("probability of mixup or CutMix per batch", 1.0, only="train")
@@ -218,9 +249,12 @@ class RunConfig:
     out: str = option("parent folder of runs", "runs", alias="--output")
     seed: int = option("random seed", 0)
     device: str = option("cpu, cuda, cuda:1 or mps (default: the fastest available)")
-    amp: Literal["off", "bf16", "fp16"] = option("automatic mixed precision (default: the best for the device)")
+    amp: Literal["off", "bf16", "fp16"] = option(
+        "automatic mixed precision (default: the best for the device)", bare=True
+    )
     compile: bool = option("compile the model with torch.compile", False)
     grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
+    log: Names | None = option("also log to wandb or mlflow; metrics.csv and TensorBoard are always written", None)
     save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)
     probe: str | None = option("labelled data set to measure k-NN accuracy on while training", None, only="pretrain")
 
@@ -230,7 +264,9 @@ class TrainConfig:
     """Everything that determines a training run."""
 
     data: str = option("folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set")
-    recipe: str = option("recipe of unset options, see `vitrail recipes` (default: small; finetune with --weights)")
+    recipe: str = option(
+        "recipe of unset options, see `vitrail recipes` (default: small; finetune with --weights; pretrain-small)"
+    )
     model: str = option("model or family, see `vitrail models`")
     weights: str | None = option("pre-trained weights: run, weights file, timm:NAME or hf:REPO", None)
     source: SourceConfig = field(default_factory=SourceConfig)
@@ -240,5 +276,6 @@ class TrainConfig:
     distillation: DistillConfig = field(default_factory=DistillConfig)
     pretraining: PretrainConfig = field(default_factory=PretrainConfig)
     optim: OptimConfig
+    stop: StopConfig = field(default_factory=StopConfig)
     augment: AugmentConfig
     run: RunConfig

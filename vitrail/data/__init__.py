@@ -2,6 +2,16 @@
 
 from vitrail.data.dataset import ArraySplit, Data, FileSplit, Split
 from vitrail.data.images import UnreadableImage, read_image
-from vitrail.data.sources import full_name, open_data
+from vitrail.data.sources import full_name, is_there, open_data
 
-__all__ = ["ArraySplit", "Data", "FileSplit", "Split", "UnreadableImage", "full_name", "open_data", "read_image"]
+__all__ = [
+    "ArraySplit",
+    "Data",
+    "FileSplit",
+    "Split",
+    "UnreadableImage",
+    "full_name",
+    "is_there",
+    "open_data",
+    "read_image",
+]

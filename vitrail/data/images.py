@@ -8,7 +8,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,16 +25,32 @@ from vitrail.data.multiband import Bands, read_bands
 from vitrail.data.pixels import BIT_DEPTHS, bits_of, fit, to_float32, to_pil
 from vitrail.data.pixels import Pixels as Pixels
 from vitrail.data.pixels import UnreadableImage as UnreadableImage
+from vitrail.data.remote import fetched
+from vitrail.errors import UserError
+
+with suppress(ImportError):  # the extra `heic`
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+with suppress(ImportError):  # the extra `jxl`; importing it registers it
+    import pillow_jxl  # noqa: F401
 
 # Listed, because Pillow would otherwise try every plugin on every file, and one of them starts Ghostscript.
 # `init` registers the plugins now, before several threads could do so at once.
 Image.init()
 _FORMATS = tuple(
     kind
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF", "JXL")
     if kind in Image.OPEN
 )
+# Formats that need a plugin. Their files are images even without it, so that none is skipped unnoticed.
+_PLUGINS = {
+    "HEIF": ((".heic", ".heif", ".hif"), "HEIC, which needs pillow-heif: pip install 'vitrail[heic]'"),
+    "JXL": ((".jxl",), "JPEG XL, which needs a plugin: pip install 'vitrail[jxl]'"),
+    "AVIF": ((".avif",), "AVIF, which needs Pillow 11.3 or newer: pip install -U pillow"),
+}
 _FORMAT_OF: dict[str, str] = {".npy": "NPY"}
+_FORMAT_OF |= {end: kind for kind, (ends, _) in _PLUGINS.items() for end in ends}
 _FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().items() if kind in _FORMATS}
 EXTENSIONS = frozenset(_FORMAT_OF)
 THUMBNAIL = 16  # side
@@ -97,6 +113,7 @@ def read_image(
     unless `channels` is 4; NumPy and TIFF files keep their channels. With `min_side`, a picture is read at 1/2, 1/4
     or 1/8 of its size as long as its shorter side keeps that many pixels, which saves time and memory.
     """
+    source = fetched(source)
     if (decoded := _decode_jpeg(source, min_side)) is not None:
         return fit(decoded, channels, bits)
     with _opened(source) as image:
@@ -226,9 +243,10 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
     except UnreadableImage:
         raise
     except UnidentifiedImageError as error:
-        raise UnreadableImage("not an image") from error
+        raise UnreadableImage(_missing_plugin(source) or "not an image") from error
     except Image.DecompressionBombError as error:
-        raise UnreadableImage("too many pixels (decompression bomb)") from error
+        count = next(iter(re.findall(r"\d+", str(error))), "0")
+        raise UnreadableImage(f"{int(count):,} pixels, above the limit: allow them by --max-pixels {count}") from error
     except MemoryError as error:
         raise UnreadableImage("too large for the memory") from error
     except Exception as error:  # Pillow's decoders raise nearly any exception on damaged files
@@ -236,6 +254,27 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
             raise UnreadableImage(error.strerror[0].lower() + error.strerror[1:]) from error
         reason = "truncated" if "truncated" in str(error).lower() else f"damaged ({error})"
         raise UnreadableImage(reason) from error
+
+
+def allow_pixels(most: int) -> None:
+    """Sets the number of pixels above which an image is unreadable, for the whole process; Pillow's is 178,956,970.
+
+    Small files that would decode to gigabytes are called decompression bombs.
+    """
+    if most < 1:
+        raise UserError(f"'max_pixels' must be at least 1, but it is {most}.")
+    Image.MAX_IMAGE_PIXELS = -(-most // 2)  # Pillow refuses images of more than twice this
+
+
+def _missing_plugin(source: str | Path | bytes) -> str | None:
+    """What the format of a file needs to be read, by its content or its extension; None if it needs nothing."""
+    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+        start = file.read(12)
+    brand = start[8:] if start[4:8] == b"ftyp" else b""
+    kind = "HEIF" if brand in (b"heic", b"heix", b"hevc", b"mif1", b"msf1") else "AVIF" if brand == b"avif" else None
+    if start.startswith((b"\xff\x0a", b"\x00\x00\x00\x0cJXL ")):
+        kind = "JXL"
+    return _PLUGINS[kind][1] if kind is not None and kind not in _FORMATS else None
 
 
 @contextmanager

@@ -84,6 +84,7 @@ class TrainBatches:
     crop_scale: float = 1.0  # smallest fraction of the area that a random crop keeps; 1 = no random crop
     workers: int = 2
     balanced: bool = False  # class-balanced sampling, with the same number of batches
+    repeats: int = 1  # copies of each image, with the same number of batches: repeated augmentation
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -100,6 +101,9 @@ class TrainBatches:
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
         split = self.split
         order = balanced_order(split.targets, self.seed, number) if self.balanced else split.order(rng)
+        if self.repeats > 1:
+            few = order[: math.ceil(len(order) / self.repeats)]
+            order = (few[:, None] + len(split) * np.arange(self.repeats)).ravel()[: len(order)]
         return _cut(order, self.batch_size)[start : len(self)]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -165,7 +169,7 @@ def _read(
             yield torch.from_numpy(np.ascontiguousarray(take(indices))), torch.from_numpy(split.targets[indices])
         return
     if chosen:
-        split = split.reader(np.concatenate(chosen))
+        split = split.reader(np.concatenate(chosen) % len(split))
 
     def fill(out: Pixels, numbers: Numbers) -> None:
         for row, number in zip(out, numbers.tolist(), strict=True):

@@ -18,6 +18,7 @@ from vitrail.data.builtin import BUILT_IN
 from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets
 from vitrail.data.folder import open_folder
 from vitrail.data.huggingface import PREFIX, holds_images, is_saved, open_files, open_hub, open_saved
+from vitrail.data.images import allow_pixels
 from vitrail.data.shards import is_shards, open_shards
 from vitrail.data.table import SUFFIXES, open_table
 from vitrail.errors import UserError, nearest
@@ -38,6 +39,8 @@ def open_data(
     task: str | None = None,
     streaming: bool = False,
     model: Task | None = None,
+    image_dir: str | None = None,
+    max_pixels: int | None = None,
 ) -> Data:
     """Opens a data set and, unless it is streamed, verifies that every image can be read.
 
@@ -45,17 +48,20 @@ def open_data(
     pooled, and fold number `fold` (from 1) is held out. `image_column` and `label_column` apply to tables and Hugging
     Face data sets. The `task` is inferred from the data unless given; a task that reads no labels needs none. With
     `model`, the task of a trained model, targets have its classes in its order: the data may then lack some of them,
-    needs no train split, and nothing is held out; data without splits becomes one split, "all".
+    needs no train split, and nothing is held out; data without splits becomes one split, "all". `image_dir` is the
+    folder of a table's images. `max_pixels` is the limit of `allow_pixels`.
     """
+    if max_pixels is not None:
+        allow_pixels(max_pixels)
     if not 0 < val_fraction < 1:
-        raise UserError(f"'val_fraction' must be between 0 and 1, but it is {val_fraction}.")
+        raise UserError(f"'val_fraction' must be above 0 and below 1, but it is {val_fraction:g}.")
     if folds and not (folds >= 2 and 1 <= fold <= folds):
         raise UserError(f"'folds' must be 2 or more and 'fold' from 1 to 'folds', but it is fold {fold} of {folds}.")
     if seed < 0:
         raise UserError(f"'seed' must be at least 0, but it is {seed}.")
     kind = task_type(task) if task is not None else None if model is None else type(model)
     try:
-        found = open_source(source, data_dir, image_column, label_column, kind, streaming, model)
+        found = open_source(source, data_dir, image_column, label_column, kind, streaming, model, image_dir=image_dir)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if kind is not None and type(found.task) is not kind:
@@ -94,6 +100,11 @@ def full_name(source: str | Path) -> str:
     if isinstance(source, str) and (source in BUILT_IN or source.startswith(PREFIX)):
         return source
     return str(Path(source).expanduser().resolve())
+
+
+def is_there(source: str) -> bool:
+    """Whether a source by its full name exists, as far as the disk can tell: hub and built-in names always do."""
+    return source in BUILT_IN or source.startswith(PREFIX) or is_shards(source) or Path(source).exists()
 
 
 def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
@@ -174,13 +185,14 @@ def open_source(
     streaming: bool = False,
     model: Task | None = None,
     verify: bool = True,
+    image_dir: str | None = None,
 ) -> Found:
     """The content of a source as stored; without `verify`, files listed in a table are assumed to be readable."""
     if task is None or task.labelled:
-        return _open_source(source, data_dir, image_column, label_column, task, streaming, model, verify)
+        return _open_source(source, data_dir, image_column, label_column, task, streaming, model, verify, image_dir)
     if label_column is not None:
         raise UserError(f"--label-column does not apply to {task.title}, which reads no labels: remove it.")
-    found = _open_source(source, data_dir, image_column, None, task, streaming, model, verify)
+    found = _open_source(source, data_dir, image_column, None, task, streaming, model, verify, image_dir)
     return found.without_labels(task())
 
 
@@ -193,6 +205,7 @@ def _open_source(
     streaming: bool,
     model: Task | None,
     verify: bool,
+    image_dir: str | None,
 ) -> Found:
     path = Path(source).expanduser()
     suffix = path.suffix.lower() if path.is_file() else ""
@@ -208,7 +221,9 @@ def _open_source(
             f"but {source} is neither. Remove --streaming."
         )
     if suffix in SUFFIXES:
-        return open_table(path, image_column, label_column, task, model, verify)
+        return open_table(path, image_column, label_column, task, model, verify, image_dir)
+    if image_dir is not None:
+        raise UserError(f"--image-dir applies to tables ({', '.join(SUFFIXES)}), but {source} is none.")
     if kind == "saved":
         return open_saved(path, image_column, _single(label_column), task)
     if image_column is None and not built_in and is_shards(source):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import glob
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from vitrail.config import coerce_names
 from vitrail.data.dataset import Found, reads_labels
-from vitrail.data.folder import SPLITS, from_files, from_paths, is_image
+from vitrail.data.folder import SPLITS, from_files, from_paths, is_image, subfolders
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
 from vitrail.tasks import Task, other_tasks, task_type
@@ -19,6 +20,7 @@ from vitrail.tasks.infer import are_binary, infer_from_text
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 _IMAGE_NAMES = ("image", "image_path", "path", "file", "filename", "filepath", "img")
+_ID_NAMES = ("image_id", "image_name", "img_id", "id_code", "id")  # Kaggle's, of files without their suffix
 _LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags")
 
 Rows = dict[int, list[str]]  # stripped cells, by spreadsheet row number
@@ -31,12 +33,16 @@ def open_table(
     task: type[Task] | None = None,
     model: Task | None = None,
     verify: bool = True,
+    image_dir: str | None = None,
 ) -> Found:
     """The images listed in a table, split by its column `split` if it has one.
 
     Columns and task are inferred from names and values unless given; a task that reads no labels needs no label column.
-    `model` is the task of a trained model.
+    `model` is the task of a trained model. Images are in `image_dir`, or beside the table. A name may lack its suffix.
     """
+    home = path.parent if image_dir is None else Path(image_dir).expanduser()
+    if not home.is_dir():
+        raise UserError(f"--image-dir must be a folder, but {image_dir} is none.")
     names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
     if not rows:
         raise UserError(f"{path} has no rows. It must have one per image.")
@@ -57,9 +63,12 @@ def open_table(
     listed = ", ".join(f"'{label}'" for label in labels)
     log.info("%s: images are in the column '%s'%s.", path, image, f", labels in {listed}" if labels else "")
 
+    files = _with_suffixes(home, [cells[columns[image]] for cells in rows.values()])
+    if verify and not any(file.exists() for file in files.values()):
+        raise UserError(_all_missing(path, image, home, next(iter(files.values()))))
     known: dict[Path, tuple[list[str], str, int]] = {}
     for number, cells in rows.items():
-        file, own, part = path.parent / cells[columns[image]], [cells[columns[label]] for label in labels], "train"
+        file, own, part = files[cells[columns[image]]], [cells[columns[label]] for label in labels], "train"
         for column, cell in ((image, cells[columns[image]]), *zip(labels, own, strict=True)):
             # An empty cell is a valid list of labels, but not a valid class, 0/1 or number.
             if not cell and (column == image or not kind.optional or len(labels) > 1):
@@ -84,6 +93,28 @@ def open_table(
     if task is None:
         log.info("task: %s, inferred from %s; override it with --task %s.", found.task, listed, other_tasks(kind))
     return found
+
+
+def _with_suffixes(home: Path, names: Sequence[str]) -> dict[str, Path]:
+    """The file of each name in a folder; a name without a suffix, as in Kaggle's tables, gets that of its file."""
+    folders: dict[Path, dict[str, str]] = {}
+    files = {}
+    for name in names:
+        file = home / name
+        if name and not is_image(file):
+            if file.parent not in folders:
+                there = sorted(file.parent.iterdir()) if file.parent.is_dir() else []
+                folders[file.parent] = {other.stem: other.name for other in reversed(there) if is_image(other)}
+            file = file.with_name(folders[file.parent].get(file.name, file.name))
+        files[name] = file
+    return files
+
+
+def _all_missing(path: Path, column: str, home: Path, first: Path) -> str:
+    """The message for a table none of whose images exist, with the folder that has the first one."""
+    places = [folder for folder in subfolders(home) if any(folder.glob(f"{glob.escape(first.stem)}.*"))]
+    hint = f"Use --image-dir {places[0]}." if places else "Set --image-dir to the folder of the images."
+    return f"None of the images in the column '{column}' of {path} exist: {first} is the first. {hint}"
 
 
 def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]], verify: bool) -> Found:
@@ -125,6 +156,7 @@ def _choose(
     free = [name for name in free if name != split]
     if image is None:
         image = _named(free, _IMAGE_NAMES) or next((name for name in free if _are_images(rows, columns[name])), None)
+        image = image or _named(free, _ID_NAMES)
         if image is None:
             raise UserError(f"{path}: which of the columns {', '.join(columns)} has the paths? Set --image-column.")
         free.remove(image)

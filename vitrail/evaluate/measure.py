@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from vitrail.charts.draw import save_charts
 from vitrail.charts.kinds import Chart
+from vitrail.config import Size
 from vitrail.data import Data, open_data
 from vitrail.device import choose_device
 from vitrail.errors import UserError, nearest
@@ -40,26 +41,28 @@ def evaluate_on(
     device: str | None = None,
     engine: EngineName = "auto",
     out: str | Path | None = None,
+    img_size: Size | None = None,
 ) -> Scores:
     """Measures a run's predictions on a split of opened data; writes to `out` or the run's `evaluation` folder."""
     _check_batch(batch_size)
     name = split_name(data, split)
     device = choose_device(device)
-    predictor = Predictor(run, device, engine=engine)
-    card = predictor.card
+    predictor = Predictor(run, device, engine=engine, img_size=img_size)
+    card, size = predictor.card, _size_name(img_size)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
     scores, _, used = split_scores(
         predictor,
         data.splits[name],
         Run.of(run).outputs_file(data.name, name),
-        keep=out is None,
+        keep=out is None and img_size is None,
         batch_size=batch_size,
         workers=workers,
         device=device,
         engine=engine,
     )
-    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name)
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, size or "head")
     about = {"model": card.model, "data": data.name, "split": name, "engine": used}
+    about |= {"img_size": size} if size else {}
     _write(scores, card.task.charts(scores), folder, about)
     return replace(scores, folder=folder)
 
@@ -75,6 +78,7 @@ def probe_on(
     device: str | None = None,
     engine: EngineName = "auto",
     out: str | Path | None = None,
+    img_size: Size | None = None,
     **chosen: Any,
 ) -> ProbeMetrics | FewShotMetrics:
     """Measures a run's features by a probe fitted to the train split; `chosen` are the probe's own settings."""
@@ -91,14 +95,15 @@ def probe_on(
         raise UserError(f"--method {method} is fitted to the train split. Use another --split.")
     device = choose_device(device)
     check_engine(engine, device)
-    model, card = open_run(run, device, headless=True)
+    model, card = open_run(run, device, headless=True, img_size=img_size)
+    size = _size_name(img_size)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
     features = {
         part: split_features(
             model,
             data.splits[part],
             card.preprocess,
-            Run.of(run).features_file(data.name, part),
+            Run.of(run).features_file(data.name, f"{part}-{size}" if size else part),
             batch_size=batch_size,
             workers=workers,
             device=device,
@@ -114,7 +119,8 @@ def probe_on(
         data.classes,
         **chosen,
     )
-    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, method)
+    title = f"{method}-{size}" if size else method
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, title)
     _write(metrics, metrics.charts(), folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
@@ -135,6 +141,11 @@ def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Dat
             raise
         opened = run_data(Run.of(run).path, data, where, card, second)
     return opened.read_as(card.preprocess.channels, card.preprocess.bits)
+
+
+def _size_name(img_size: Size | None) -> str:
+    """A given image size in a file name: "192x256"; empty for the model's own."""
+    return "" if img_size is None else "{}x{}".format(*img_size)
 
 
 def _check_batch(batch_size: int) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from vitrail.data.folder import images_below, is_image
+from vitrail.data.remote import is_remote
 from vitrail.errors import UserError
-from vitrail.progress import log
+from vitrail.progress import log, track
 from vitrail.runs.predictor import Prediction
 from vitrail.tasks.task import Answer
 
@@ -20,19 +21,25 @@ Format = Literal["table", "csv", "json"]
 
 
 def listed(images: Sequence[str | Path]) -> Iterator[str]:
-    """The image files of paths, folders and globs, in order; a source without images raises UserError immediately."""
+    """The image files of paths, folders and globs, web addresses and `-`, in order.
+
+    Raises UserError immediately if there is none. A source without images among others is listed as it is, to be
+    reported like an unreadable file.
+    """
     if not images:
         raise UserError("No images were given. Give image files, folders or globs.")
     sources = [str(source) for source in images]
-    for source in sources:
-        if next(find(source), None) is None:
-            raise UserError(_nothing(source))
-    return chain.from_iterable(map(find, sources))
+    empty = [source for source in sources if next(find(source), None) is None]
+    if len(empty) == len(sources):
+        raise UserError(_nothing(empty[0]))
+    return chain.from_iterable([source] if source in empty else find(source) for source in sources)
 
 
 def find(source: str) -> Iterator[str]:
     """The image files of a path or glob (*, ?, **); an explicit file may have any extension."""
-    if Path(source).is_dir():
+    if is_remote(source):
+        yield source
+    elif Path(source).is_dir():
         yield from map(str, images_below(source, _left_out))
     elif Path(source).exists():
         yield source
@@ -70,6 +77,20 @@ def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> 
 
     {"table": _write_table, "csv": _write_csv, "json": _write_json}[format](counted(), stream)
     return failures
+
+
+_SUFFIXES: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".txt": "table"}
+
+
+def write_file(predictions: Iterable[Prediction], format: Format | None, path: Path) -> int:
+    """Writes predictions to a file, by default in the format of its suffix; returns the number of unreadable files."""
+    if format is None and path.suffix.lower() not in _SUFFIXES:
+        raise UserError(f"--out must be a {', '.join(_SUFFIXES)} file, but it is {path}. Or set --format.")
+    try:
+        with path.open("w", encoding="utf-8", newline="") as stream:
+            return write(track(predictions, "predicting", unit="img"), format or _SUFFIXES[path.suffix.lower()], stream)
+    except OSError as error:
+        raise UserError(f"Could not write {path}: {error.strerror}. Choose another --out.") from error
 
 
 def _write_table(predictions: Iterator[Prediction], stream: TextIO, block: int = 32) -> None:

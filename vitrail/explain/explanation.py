@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vitrail.charts.style import save
 from vitrail.errors import UserError
-from vitrail.explain.figures import FIGURES
+from vitrail.explain.figures import FIGURES, Figures
 from vitrail.explain.subject import Drawing, Subject
 from vitrail.files import atomic_write
 from vitrail.progress import track
@@ -33,19 +33,22 @@ def draw(subject: Subject, folder: Path, format: str, save_data: bool) -> Explan
     files: list[Path] = []
     arrays: dict[str, Mapping[str, NDArray[Any]]] = {}
     notes: list[str] = []
-    for drawing in track(_drawings(subject, notes), "explaining", unit="figure"):
-        files += _write(drawing, folder, format, save_data)
-        arrays[drawing.name] = drawing.arrays
+    for kind in track(FIGURES, "explaining", len(FIGURES), "kinds of figures"):
+        for drawing in _drawings(kind, subject, notes):
+            files += _write(drawing, folder, format, save_data)
+            arrays[drawing.name] = drawing.arrays
+    if subject.left_out:
+        shown, every = len(subject.pictures), len(subject.pictures) + subject.left_out
+        notes.append(f"Drawn for {shown} of {every} images, a sheet per kind. --pictures {every} draws them all.")
     once = tuple(dict.fromkeys(notes))  # several figures may be missing for one reason
     return Explanation(tuple(files), arrays, once, tuple(subject.unreadable))
 
 
-def _drawings(subject: Subject, notes: list[str]) -> Iterator[Drawing]:
-    for draw in FIGURES:
-        try:
-            yield from draw(subject)
-        except UserError as error:  # noqa: PERF203  # rare
-            notes.append(str(error))
+def _drawings(kind: Figures, subject: Subject, notes: list[str]) -> Iterator[Drawing]:
+    try:
+        yield from kind(subject)
+    except UserError as error:
+        notes.append(str(error))
 
 
 def _write(drawing: Drawing, folder: Path, format: str, save_data: bool) -> list[Path]:

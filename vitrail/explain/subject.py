@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from vitrail.tasks.task import Answer
 from vitrail.weights import Card, open_card, open_run
 
 PICTURES = 20  # validation images explained if no images are given
+SHEET = 24  # given images explained, unless asked for more
 SAMPLE = 256  # images to average over; also the maximum that can be given
 MOST = 10_000  # images of the data searched for neighbours and the worst predictions
 
@@ -91,6 +91,7 @@ class Subject:
     source: str | Path | None = None  # data other than the run's own
     target: int | None = None  # class to explain; by default the predicted one
     instead: int | None = None  # class to contrast it with
+    left_out: int = 0  # images that were given but are too many for one sheet per kind
 
     @property
     def attentive(self) -> Model:
@@ -203,11 +204,17 @@ def open_subject(
     device: str = "cpu",
     seed: int = 0,
     img_size: int | Size | None = None,
+    most: int | None = None,
 ) -> Subject:
-    """Opens a run or weights file, and reads images of files, folders and globs, or some of the data."""
-    files = list(islice(listed(images), SAMPLE + 1)) if images else []
-    if len(files) > SAMPLE:
-        raise UserError(f"At most {SAMPLE} images can be explained at a time, but more were given.")
+    """Opens a run or weights file, and reads images of files, folders and globs, or some of the data.
+
+    Of more than `most` images, by default 24, some are chosen at even distances.
+    """
+    if most is not None and not 1 <= most <= SAMPLE:
+        raise UserError(f"'pictures' must be from 1 to {SAMPLE}, but it is {most}.")
+    every = list(listed(images)) if images else []
+    limit = SHEET if most is None else most
+    files = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, min(limit, len(every))).round().astype(int))]
     classes = open_card(run).task.output_names
     if not classes and (target is not None or instead is not None):
         raise UserError(f"{run} has no head, so there are no classes to explain. Remove --target and --instead.")
@@ -218,6 +225,8 @@ def open_subject(
     subject = Subject(
         run, model, card, bool(images), (), (), patch, batch_size, workers, device, seed, data, chosen, other
     )
+    if most is None:
+        subject = replace(subject, left_out=len(every) - len(files))
     if patch is not None:
         check_patch(subject.attentive, *patch)
     subject = _with_files(subject, files) if images else _with_own(subject)

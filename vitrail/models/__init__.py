@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import Size, coerce
+from vitrail.config import Size, coerce, habits
 from vitrail.errors import UserError, nearest
 from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, sized, swin, vit_configs
 from vitrail.models.bit import BiT, BiTConfig
@@ -69,11 +69,19 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     short, changes = (name, {}) if name in CONFIGS else aliases.find(name) or ("", {})
     config = CONFIGS.get(short) or vit_configs.of_any_patch(short)
     if config is None:
+        if (answer := habits.model(name)) is not None:
+            raise UserError(f"There is no model '{name}': {answer}")
         raise UserError(
             f"There is no model '{name}'.{nearest(name, CONFIGS)} `vitrail models` lists the models; a ViT may have "
             f"any patch size up to {vit_configs.LARGEST_PATCH} in its name."
         )
     return short, replace(config, **changes)
+
+
+def named_size(name: str) -> Size | None:
+    """The image size that a name states: (384, 384) for vit_base_patch16_384."""
+    size: Size | None = (aliases.find(name) or ("", {}))[1].get("img_size")
+    return size
 
 
 def is_meant(name: str, asked: str) -> bool:
@@ -85,7 +93,7 @@ def is_meant(name: str, asked: str) -> bool:
     return name == asked or name == canonical(asked)[0]
 
 
-_ANY = ("img_size", "channels", "classes", "drop", "drop_path", "eps")
+_ANY = ("img_size", "channels", "classes", "drop", "drop_path", "act", "eps", "resample")
 
 
 def family(config: ModelConfig) -> str:
@@ -97,7 +105,7 @@ def family(config: ModelConfig) -> str:
 
 
 def shape(config: ModelConfig) -> dict[str, Any]:
-    """The fields that identify an architecture: all but size, channels, classes and regularisation."""
+    """The fields that identify an architecture: all but size, channels, classes, regularisation and numerics."""
     return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _ANY}
 
 
@@ -117,7 +125,8 @@ def configure(name: str, **changes: object) -> ModelConfig:
     known = {field.name: field for field in fields(config)}
     for key in changes:
         if key not in known:
-            raise UserError(f"A model has no option '{key}'.{nearest(key, known)} It takes {', '.join(known)}.")
+            hint = habits.model_option(key) or f"{nearest(key, known)} It takes {', '.join(known)}."
+            raise UserError(f"A model has no option '{key}'.{hint}")
     values = {key: coerce(type(config), key, value) for key, value in changes.items()}
     return replace(config, **values)
 
@@ -134,8 +143,11 @@ def create(name: str, **changes: object) -> Model:
     return build(configure(name, **changes))
 
 
-def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic") -> Model:
-    """The same model for another image size: position embeddings are resampled, other weights are kept."""
+def resize(model: Model, img_size: int | Size, method: Interpolation | None = None) -> Model:
+    """The same model for another image size: position embeddings are resampled, other weights are kept.
+
+    `method` defaults to that of the library the weights come from, `model.config.resample`.
+    """
     config = replace(model.config, img_size=coerce(type(model.config), "img_size", img_size))
     resized = build(config).to(next(model.parameters()))  # same device and dtype
     resized.load_state_dict(resized_state(model.state_dict(), model.config, config, method))
@@ -143,10 +155,10 @@ def resize(model: Model, img_size: int | Size, method: Interpolation = "bicubic"
 
 
 def resized_state(
-    state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, method: Interpolation = "bicubic"
+    state: Mapping[str, Tensor], old: ModelConfig, new: ModelConfig, method: Interpolation | None = None
 ) -> dict[str, Tensor]:
     """A copy of a model's state dict for another image size. Tensors that need no change are shared, not copied."""
-    return FAMILIES[family(old)][1].resized_state(state, old, new, method)
+    return FAMILIES[family(old)][1].resized_state(state, old, new, method or old.resample)
 
 
 def head(model: Model) -> nn.Linear | nn.Conv2d:

@@ -108,6 +108,21 @@ _DINOV2 = re.compile(
 )
 
 
+# vit_base_patch16_clip_224.openai, vit_base_patch16_clip_quickgelu_224.openai, openai/clip-vit-base-patch16
+_CLIP = re.compile(
+    _OWNER + r"(?:"
+    r"vit_(?P<timm>base|large)_patch(?P<timm_patch>32|16|14)_clip(?P<quick>_quickgelu)?_(?P<side>\d{3})(?P<tag>\..*)?"
+    r"|clip-vit-(?P<hf>base|large)-patch(?P<hf_patch>32|16|14)(?:-(?P<hf_side>\d{3}))?)"
+)
+
+
+def _clip(match: re.Match[str]) -> tuple[str, dict[str, Any]]:
+    """CLIP's image tower. OpenAI's has QuickGELU; timm's have GELU, unless "quickgelu" or their tag says otherwise."""
+    size, patch = match["timm"] or match["hf"], match["timm_patch"] or match["hf_patch"]
+    quick = match["hf"] or match["quick"] or match["tag"] == ".openai"
+    return f"clip_{_WORDS[size]}{patch}", _sized(match["side"] or match["hf_side"]) | ({} if quick else {"act": "gelu"})
+
+
 def find(name: str) -> tuple[str, dict[str, Any]] | None:
     """The short name that a spelling stands for, with other options it implies; None if it is unknown.
 
@@ -121,6 +136,8 @@ def find(name: str) -> tuple[str, dict[str, Any]] | None:
         size = (match["authors"] or match["hf"] or match["timm"])[0]
         registers = 4 if "reg" in name.rpartition("/")[2] else 0
         return f"dinov2_{size}14", {"registers": registers, "pool": "cls_gap" if name.endswith("-1-layer") else "cls"}
+    if match := _CLIP.fullmatch(name):
+        return _clip(match)
     match = _VIT.fullmatch(name)
     if match and (re.search("vit|deit", name, re.IGNORECASE) or re.match(r"[A-Za-z]+[_/]\d", name)):
         size = "gigantic" if match["size"] == "G" else match["size"].lower()

@@ -31,7 +31,7 @@ from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.layers import DropPath, Stage, attend
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
-from vitrail.models.position import Grid, Interpolation, offsets, resample
+from vitrail.models.position import Grid, Interpolation, offsets, resample_offsets
 from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
 
 _HEAD = 32  # channels per attention head
@@ -323,15 +323,18 @@ class CoAtNet(Model):
 
     @classmethod
     def resized_state(
-        cls, state: Mapping[str, Tensor], old: CoAtNetConfig, new: CoAtNetConfig, method: Interpolation
+        cls,
+        state: Mapping[str, Tensor],
+        old: CoAtNetConfig,
+        new: CoAtNetConfig,
+        method: Interpolation,  # noqa: ARG003  # of position embeddings, which a CoAtNet does not have
     ) -> dict[str, Tensor]:
-        """Relative position biases are resampled to the offsets of the new feature maps."""
+        """Relative position biases are resampled to the offsets of the new feature maps, as in timm."""
         resampled = dict(state)
         for name, value in state.items():
             if name.endswith("relative_position_bias_table"):
                 i = int(name.split(".")[1])  # layers.2.blocks.0…
-                before, after = (((2 * h - 1), (2 * w - 1)) for h, w in (old.grids[i], new.grids[i]))
-                resampled[name] = resample(value, before, after, method)
+                resampled[name] = resample_offsets(value, old.grids[i], new.grids[i])
         return resampled
 
     def attentions(self) -> list[AttentionLayer]:

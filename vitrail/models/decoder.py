@@ -23,15 +23,17 @@ class MaeDecoder(nn.Module):
 
     pos: Tensor
 
-    def __init__(self, width: int, grid: Grid, prefix: int, out: int, *, inner: int, depth: int, heads: int):
+    def __init__(
+        self, width: int, grid: Grid, prefix: int, out: int, *, inner: int, depth: int, heads: int, eps: float = 1e-6
+    ):
         super().__init__()
         self.prefix, self.heads = prefix, heads
         self.embed = nn.Linear(width, inner)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, inner))
         places = torch.cat([torch.zeros(prefix, inner), sincos2d(grid, inner, endpoint=False)])
         self.register_buffer("pos", places.unsqueeze(0), persistent=False)
-        self.blocks = nn.ModuleList(Block(inner, heads, 4 * inner) for _ in range(depth))
-        self.norm = nn.LayerNorm(inner, eps=1e-6)
+        self.blocks = nn.ModuleList(Block(inner, heads, 4 * inner, eps=eps) for _ in range(depth))
+        self.norm = nn.LayerNorm(inner, eps)
         self.pred = nn.Linear(inner, out)
         for module in self.modules():
             if isinstance(module, nn.Linear):

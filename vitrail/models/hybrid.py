@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,9 @@ class HybridConfig(ModelConfig):
     classes: int = 1000
     drop: float = 0.0
     drop_path: float = 0.0
+    act: Literal["gelu", "gelu_tanh"] = "gelu"  # the authors' JAX code has the latter
+    eps: float = 1e-6  # of LayerNorm
+    resample: Interpolation = "bicubic"  # of position embeddings at another image size
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "depth", "heads", "mlp", "first", "groups", "patch")
@@ -189,9 +192,10 @@ class Hybrid(Model):
         self.pos_embed = nn.Parameter(torch.zeros(1, c.length, c.width))
         self.drop = nn.Dropout(c.drop)
         self.blocks = nn.ModuleList(
-            Block(c.width, c.heads, c.mlp, c.drop, c.drop_path * i / max(c.depth - 1, 1)) for i in range(c.depth)
+            Block(c.width, c.heads, c.mlp, c.drop, c.drop_path * i / max(c.depth - 1, 1), act=c.act, eps=c.eps)
+            for i in range(c.depth)
         )
-        self.norm = nn.LayerNorm(c.width, eps=1e-6)
+        self.norm = nn.LayerNorm(c.width, c.eps)
         self.head = head_of(c.width, c.classes)
         self._entry = (Stage(self, self._enter, [self.patch_embed], ["cls_token", "pos_embed"]),)
         if not self.norm.weight.is_meta:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from vitrail.models.position import Grid, RelativeBias
 
-Activation = Literal["gelu", "swiglu"]
+# The paper's GELU; its tanh approximation, as in JAX; CLIP's x·sigmoid(1.702·x); a gated MLP.
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 
 
 class Attention(nn.Module):
@@ -70,15 +71,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tenso
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
+def activate(x: Tensor, act: Activation) -> Tensor:
+    """The activation of an MLP that is not gated."""
+    if act == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    return F.gelu(x, approximate="tanh" if act == "gelu_tanh" else "none")
+
+
 class Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int, drop: float = 0.0):
+    def __init__(self, width: int, hidden: int, drop: float = 0.0, act: Activation = "gelu"):
         super().__init__()
+        self.act: Activation = act
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
         self.drop = nn.Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))
+        return self.drop(self.fc2(self.drop(activate(self.fc1(x), self.act))))
 
 
 class SwiGLU(nn.Module):
@@ -134,15 +143,16 @@ class Block(nn.Module):
         layer_scale: float = 0.0,
         relative: RelativeBias | None = None,
         act: Activation = "gelu",
+        eps: float = 1e-6,
         place: nn.Module | None = None,
     ):
         super().__init__()
         self.place = place  # adds position embeddings before the block
-        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.norm1 = nn.LayerNorm(width, eps)
         self.attn = Attention(width, heads, drop, relative)
         self.ls1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
-        self.norm2 = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = (Mlp if act == "gelu" else SwiGLU)(width, mlp, drop)
+        self.norm2 = nn.LayerNorm(width, eps)
+        self.mlp = SwiGLU(width, mlp, drop) if act == "swiglu" else Mlp(width, mlp, drop, act)
         self.ls2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path = DropPath(drop_path)
 
@@ -168,15 +178,15 @@ def encode_for_head(blocks: nn.ModuleList, x: Tensor, first: int | None) -> Tens
 class AttentionPool(nn.Module):
     """Attention pooling with one learned query, then an MLP: "MAP" of Scaling Vision Transformers."""
 
-    def __init__(self, width: int, heads: int, mlp: int):
+    def __init__(self, width: int, heads: int, mlp: int, act: Activation = "gelu", eps: float = 1e-6):
         super().__init__()
         self.heads = heads
         self.latent = nn.Parameter(torch.zeros(1, 1, width))
         self.q = nn.Linear(width, width)
         self.kv = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.mlp = Mlp(width, mlp)
+        self.norm = nn.LayerNorm(width, eps)
+        self.mlp = Mlp(width, mlp, act="gelu" if act == "swiglu" else act)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._split(x)

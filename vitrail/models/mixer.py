@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -42,6 +42,7 @@ class MixerConfig(ModelConfig):
     classes: int = 1000
     drop: float = 0.0
     drop_path: float = 0.0
+    act: Literal["gelu", "gelu_tanh"] = "gelu"  # the authors' JAX code has the latter
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "depth", "mlp_tokens", "mlp_channels", "patch")
@@ -83,9 +84,9 @@ class MixerBlock(nn.Module):
     def __init__(self, c: MixerConfig, drop_path: float):
         super().__init__()
         self.norm1 = nn.LayerNorm(c.width, eps=1e-6)
-        self.mlp_tokens = Mlp(c.length, c.mlp_tokens, c.drop)
+        self.mlp_tokens = Mlp(c.length, c.mlp_tokens, c.drop, c.act)
         self.norm2 = nn.LayerNorm(c.width, eps=1e-6)
-        self.mlp_channels = Mlp(c.width, c.mlp_channels, c.drop)
+        self.mlp_channels = Mlp(c.width, c.mlp_channels, c.drop, c.act)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from vitrail.models.position import Grid, Interpolation
 class ModelConfig:
     """Base class of model configurations.
 
-    A subclass is a frozen dataclass with at most 16 fields. It defines, as fields or properties:
+    A subclass is a frozen dataclass with at most 12 fields besides these. It defines, as fields or properties:
 
     - `img_size`: height and width of the input images in pixels.
     - `channels`: input channels.
@@ -33,6 +33,9 @@ class ModelConfig:
     - `width`: channels of the last feature map, D.
     - `grid`: rows and columns of the last feature map, (h, w).
     - `stride`: input pixels per position of the last feature map.
+
+    Weights of other libraries may need two more fields, whose values no tensor shows: `eps`, the epsilon of the
+    LayerNorms, and `resample`, the way position embeddings are resampled.
     """
 
     if TYPE_CHECKING:  # at run time, dataclasses would take these properties for defaults
@@ -54,6 +57,11 @@ class ModelConfig:
         def grid(self) -> Grid: ...
         @property
         def stride(self) -> int: ...
+
+    @property
+    def resample(self) -> Interpolation:
+        """How position embeddings are resampled at another image size."""
+        return "bicubic"
 
     @property
     def step(self) -> int:

@@ -13,18 +13,19 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.models.layers import Mlp
+from vitrail.models.layers import Mlp, activate
 
 M = TypeVar("M", bound=nn.Module)
+Gelu = Literal["none", "erf", "tanh"]  # the form of GELU that runs inside a matrix product
 
 
 class PackedLinear(nn.Linear):
     """A linear layer that shares the parameters of `base`, computed from a packed copy in the precision `dtype`."""
 
-    def __init__(self, base: nn.Linear, dtype: torch.dtype, activation: Literal["none", "gelu"] = "none"):
+    def __init__(self, base: nn.Linear, dtype: torch.dtype, gelu: Gelu = "none"):
         super().__init__(base.in_features, base.out_features, device="meta")
         self.weight, self.bias = base.weight, base.bias
-        self.dtype, self.activation = dtype, activation
+        self.dtype, self.gelu = dtype, gelu
         self._packed: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -32,8 +33,8 @@ class PackedLinear(nn.Linear):
             rows = x.numel() // self.in_features
             weight = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach().to(self.dtype), rows)
             self._packed = weight, None if self.bias is None else self.bias.detach().to(self.dtype)
-        exact = "none" if self.activation == "gelu" else ""  # GELU by erf, not by tanh
-        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), *self._packed, self.activation, [], exact)
+        activation, form = {"none": ("none", ""), "erf": ("gelu", "none"), "tanh": ("gelu", "tanh")}[self.gelu]
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), *self._packed, activation, [], form)
 
 
 class PackedMlp(nn.Module):
@@ -41,11 +42,13 @@ class PackedMlp(nn.Module):
 
     def __init__(self, base: Mlp, dtype: torch.dtype):
         super().__init__()
-        self.fc1 = PackedLinear(base.fc1, dtype, "gelu")
+        self.quick = base.act == "quick_gelu"  # which oneDNN does not have
+        self.fc1 = PackedLinear(base.fc1, dtype, "none" if self.quick else "tanh" if base.act == "gelu_tanh" else "erf")
         self.fc2 = PackedLinear(base.fc2, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.fc1(x))
+        x = self.fc1(x)
+        return self.fc2(activate(x, "quick_gelu") if self.quick else x)
 
 
 _PACKED: dict[type[nn.Module], Callable[..., nn.Module]] = {nn.Linear: PackedLinear, Mlp: PackedMlp}

@@ -10,16 +10,29 @@ Legend: N tokens, D width, H heads, (h, w) patch grid; prefix tokens (class, dis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import UserError, nearest
 
 Grid = tuple[int, int]
-Interpolation = Literal["bicubic", "bilinear", "linear"]  # "linear" is the paper's
+
+# How position embeddings are resampled at another image size. Libraries differ, and weights keep the way of theirs.
+Interpolation = Literal[
+    "bicubic",  # antialiased: timm, DINOv2 with registers
+    "bicubic_plain",  # Hugging Face, DeiT, MAE
+    "bicubic_offset",  # plain, with 0.1 added to the new size in the scale: DINO, and DINOv2 without registers
+    "bicubic_aligned",  # plain, with aligned corners: torchvision
+    "bilinear",  # antialiased
+    "bilinear_plain",  # PVT
+    "linear",  # bilinear with aligned corners: the paper's, `scipy.ndimage.zoom` of order 1
+]
+_OFFSET = 0.1
 
 
 def sincos2d(grid: Grid, width: int, device: torch.device | None = None, endpoint: bool = True) -> Tensor:
@@ -117,6 +130,14 @@ class Place(nn.Module):
         return x + rows
 
 
+def every_layer(config: Any, shared: Callable[[], Tensor | None]) -> Place | None:
+    """What adds positions before a block other than the first, as in table 8 of the paper; `shared` gives the input's."""
+    c, patches = config, config.grid[0] * config.grid[1]
+    if c.pos.endswith("_every"):
+        return Place(Positions(c.kind == "learned2d", c.grid, c.placed, c.width), c.length, patches)
+    return Place(shared, c.length, patches) if c.pos.endswith("_shared") else None
+
+
 def crossed(rows: Tensor, columns: Tensor) -> Tensor:
     """Two-dimensional positions, (1, h·w, D), of a row and a column table, (1, h, D/2) and (1, w, D/2)."""
     h, w = rows.shape[1], columns.shape[1]
@@ -125,21 +146,50 @@ def crossed(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubic") -> Tensor:
-    """Resizes the rows of an `old` grid, (h·w, D), to a `new` grid.
-
-    `bicubic` and `bilinear` are antialiased, as for images; `linear` is `scipy.ndimage.zoom` of order 1, used by the
-    paper's authors, with aligned corners.
-    """
+    """Resizes the rows of an `old` grid, (h·w, D), to a `new` grid."""
     if old == new:
         return rows
     picture = rows.float().T.reshape(1, -1, *old)
     if new[1] == 1:  # transposed: torch 2.13 on CPU returns wrong results for one column
-        picture, new = picture.mT, (1, new[0])
-    if method == "linear":
-        picture = F.interpolate(picture, size=new, mode="bilinear", align_corners=True)
+        picture, old, new = picture.mT, old[::-1], (1, new[0])
+    mode, _, how = ("bilinear_aligned" if method == "linear" else method).partition("_")
+    if how == "offset":  # DINO's guard against rounding down also shifts the sampled points
+        scale = tuple((after + _OFFSET) / before for before, after in zip(old, new, strict=True))
+        picture = F.interpolate(picture, scale_factor=scale, mode=mode)
     else:
-        picture = F.interpolate(picture, size=new, mode=method, antialias=True, align_corners=False)
+        picture = F.interpolate(picture, size=new, mode=mode, antialias=not how, align_corners=how == "aligned")
     return picture.reshape(rows.shape[1], -1).T.to(rows.dtype)
+
+
+def resample_offsets(table: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Resizes biases of the offsets in an `old` grid, ((2h-1)·(2w-1), H), to those in a `new` grid, as in timm.
+
+    An offset of one patch keeps its bias; the other known offsets are spread over the new range in a geometric
+    progression, with linear interpolation between them.
+    """
+    if old == new:
+        return table
+    picture = table.float().reshape(2 * old[0] - 1, 2 * old[1] - 1, -1)
+    for axis in (0, 1):
+        known = _spread(old[axis] - 1, new[axis] - 1)
+        at = np.arange(1 - new[axis], new[axis])
+        place = np.interp(at, known, np.arange(len(known)))
+        low = torch.from_numpy(place).floor().long().clamp(max=len(known) - 1)
+        high = (low + 1).clamp(max=len(known) - 1)
+        share = torch.from_numpy(place).to(picture).sub(low).view(-1, *[1] * 2)
+        picture = picture.transpose(0, axis)
+        picture = torch.lerp(picture[low], picture[high], share).transpose(0, axis)
+    return picture.flatten(0, 1).to(table.dtype)
+
+
+def _spread(old: int, new: int) -> NDArray[np.float64]:
+    """The places of the offsets -old … old in the range -new … new: 1, 1 + q, 1 + q + q², …, and their negatives."""
+    low, high = 1.01, 1.5
+    while high - low > 1e-6:  # the q for which the last one is at the end of the range
+        q = (low + high) / 2
+        low, high = (low, q) if (1 - q**old) / (1 - q) > new else (q, high)
+    places = np.cumsum(((low + high) / 2) ** np.arange(old))
+    return np.concatenate([-places[::-1], [0], places])
 
 
 def resample_state(

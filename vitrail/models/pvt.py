@@ -46,6 +46,7 @@ class PVTConfig(ModelConfig):
     drop: float = 0.0
     drop_path: float = 0.0
     eps: float = 1e-5  # of the norms of patches and keys; transformers uses 1e-6 there too
+    resample: Interpolation = "bilinear_plain"  # of position embeddings at another image size, as the authors do
 
     def __post_init__(self) -> None:
         check_counts(self, "widths", "depths", "heads", "ratios", "reductions", "patch")

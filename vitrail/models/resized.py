@@ -21,7 +21,7 @@ class Resized:
     def __init__(self, model: Model, img_size: Grid):
         config: Any = model.config
         other = replace(config, img_size=img_size)
-        type(model).resized_state(model.state_dict(), config, other, "bicubic")  # raises if it cannot be resized
+        type(model).resized_state(model.state_dict(), config, other, config.resample)  # raises if it cannot be resized
         self._at = build(other)
         self._at.forward = self._at.embed  # type: ignore[method-assign]  # what `functional_call` runs
 
@@ -29,6 +29,6 @@ class Resized:
         """The features of images of this size by `model`: (B, F)."""
         self._at.to(images.device).train(model.training)
         state = model.state_dict(keep_vars=True)
-        resized = type(model).resized_state(state, model.config, self._at.config, "bicubic")
+        resized = type(model).resized_state(state, model.config, self._at.config, model.config.resample)
         features: Tensor = functional_call(self._at, resized, (images,))
         return features

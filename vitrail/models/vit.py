@@ -12,8 +12,11 @@ a convolutional stem (https://arxiv.org/abs/2106.14881), and other ways of pooli
 https://arxiv.org/abs/2106.04560), DeiT's distillation token with its own head ("cls_dist",
 https://arxiv.org/abs/2012.12877), the class token concatenated with the average, which DINOv2's linear heads read
 ("cls_gap", https://arxiv.org/abs/2304.07193), and averaging before the final LayerNorm, without a class token
-("gap_norm") or with an unused one, as MAE is fine-tuned ("mae", https://arxiv.org/abs/2111.06377). Initialisation
-follows the authors' JAX code.
+("gap_norm") or with an unused one, as MAE is fine-tuned ("mae", https://arxiv.org/abs/2111.06377); and CLIP's image
+tower (`stem="clip"`, https://arxiv.org/abs/2103.00020): patches without bias, a LayerNorm before the encoder.
+Initialisation follows the authors' JAX code.
+
+GELU is exact by default. The authors' JAX code approximates it by tanh, so their weights have `act="gelu_tanh"`.
 
 Legend: B batch, N tokens, D width, F features, K classes.
 """
@@ -41,16 +44,7 @@ from vitrail.models.layers import (
     level_depths,
 )
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
-from vitrail.models.position import (
-    Grid,
-    Interpolation,
-    Place,
-    Positions,
-    RelativeBias,
-    crossed,
-    resample_state,
-    sincos2d,
-)
+from vitrail.models.position import Grid, Interpolation, RelativeBias, crossed, every_layer, resample_state, sincos2d
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates
 
 Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
@@ -58,7 +52,6 @@ Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
 
 @dataclass(frozen=True)
 class ViTConfig(ModelConfig):
-    # 17 fields, one above the design's limit of 16: `stem` and `layer_scale` stay separate so that old files open.
     width: int  # of the tokens
     depth: int  # encoder blocks
     heads: int
@@ -70,12 +63,14 @@ class ViTConfig(ModelConfig):
     pool: Pool = "cls"  # how tokens become one feature vector
     pos: Pos = "learned"
     head: Literal["linear", "tanh"] = "linear"  # "tanh" adds a hidden layer, as in the paper's pre-training
-    stem: Literal["patch", "conv"] = "patch"
+    stem: Literal["patch", "conv", "clip"] = "patch"  # "clip": no bias, and a LayerNorm before the encoder
     act: Activation = "gelu"
     registers: int = 0  # register tokens
     layer_scale: float = 0.0  # initial value; 0 disables LayerScale
     drop: float = 0.0  # dropout rate
     drop_path: float = 0.0  # stochastic depth rate of the last block
+    eps: float = 1e-6  # of LayerNorm
+    resample: Interpolation = "bicubic"  # of position embeddings at another image size
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "depth", "heads", "mlp", "patch")
@@ -131,9 +126,9 @@ class ViTConfig(ModelConfig):
 class PatchEmbed(nn.Module):
     """Splits the image into patches and projects each one: a convolution whose stride is its size."""
 
-    def __init__(self, channels: int, width: int, patch: int):
+    def __init__(self, channels: int, width: int, patch: int, bias: bool = True):
         super().__init__()
-        self.proj = nn.Conv2d(channels, width, patch, stride=patch)
+        self.proj = nn.Conv2d(channels, width, patch, stride=patch, bias=bias)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.proj(images).flatten(2).transpose(1, 2)  # B N D
@@ -171,8 +166,9 @@ class ViT(Model):
         c = self.config = config
         patches = c.grid[0] * c.grid[1]
 
-        stem = PatchEmbed if c.stem == "patch" else ConvStem
-        self.patch_embed = stem(c.channels, c.width, c.patch)
+        clip, sizes = c.stem == "clip", (c.channels, c.width, c.patch)
+        self.patch_embed = ConvStem(*sizes) if c.stem == "conv" else PatchEmbed(*sizes, bias=not clip)
+        self.norm_pre = nn.LayerNorm(c.width, c.eps) if clip else None
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.placed else None
         self.dist_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.pool == "cls_dist" else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
@@ -195,12 +191,13 @@ class ViT(Model):
                 c.layer_scale,
                 RelativeBias(c.grid, c.heads, c.prefix) if c.pos == "relative" else None,
                 c.act,
-                self._place() if i else None,
+                c.eps,
+                every_layer(c, self.positions) if i else None,
             )
             for i in range(c.depth)
         )
-        self.norm = nn.LayerNorm(c.width, eps=1e-6)
-        self.attn_pool = AttentionPool(c.width, c.heads, c.mlp) if c.pool == "map" else None
+        self.norm = nn.LayerNorm(c.width, c.eps)
+        self.attn_pool = AttentionPool(c.width, c.heads, c.mlp, c.act, c.eps) if c.pool == "map" else None
         hidden = c.head == "tanh" and c.classes  # the hidden layer belongs to the head
         self.pre_logits = nn.Linear(c.features, c.features) if hidden else None
         self.head = head_of(c.features, c.classes)
@@ -208,7 +205,7 @@ class ViT(Model):
 
         loose = [name for name, _ in self.named_parameters(recurse=False)]
         self._stages = (
-            Stage(self, self._enter, [self.patch_embed], loose),
+            Stage(self, self._enter, [self.patch_embed, self.norm_pre], loose),
             Stage(self, self._leave, [self.norm, self.attn_pool]),
             Stage(self, self._answer, [self.pre_logits, self.head, self.head_dist]),
         )
@@ -264,7 +261,8 @@ class ViT(Model):
             prefix.append(placed.expand(batch, -1, -1))
         if self.reg_token is not None:
             prefix.append(self.reg_token.expand(batch, -1, -1))
-        return self.drop(torch.cat([*prefix, x], dim=1))
+        x = self.drop(torch.cat([*prefix, x], dim=1))
+        return x if self.norm_pre is None else self.norm_pre(x)
 
     def encode(self, tokens: Tensor, keep: Tensor | None = None, norm: bool | None = None) -> Tensor:
         """Equations 2 to 4: the transformer encoder and its final LayerNorm, (B, N, D).
@@ -324,13 +322,6 @@ class ViT(Model):
             weight = self.norm.weight
             return sincos2d(c.grid, c.width, weight.device).to(weight.dtype).unsqueeze(0)
         return None
-
-    def _place(self) -> Place | None:
-        """What adds positions before a block other than the first, as in table 8 of the paper."""
-        c, patches = self.config, self.config.grid[0] * self.config.grid[1]
-        if c.pos.endswith("_every"):
-            return Place(Positions(c.kind == "learned2d", c.grid, c.placed, c.width), c.length, patches)
-        return Place(self.positions, c.length, patches) if c.pos.endswith("_shared") else None
 
     def stages(self) -> list[nn.Module]:
         """The token embedding, each block, the final norm with pooling, the head."""

@@ -57,6 +57,11 @@ def _deit3(size: str, patch: int) -> ViTConfig:
     return ViTConfig(*numbers, patch, pos="patches", layer_scale=1e-6)
 
 
+def _clip(size: str, patch: int) -> ViTConfig:
+    """The image tower of OpenAI's CLIP."""
+    return replace(_vit(size, patch), stem="clip", act="quick_gelu", eps=1e-5)
+
+
 _DEIT = {f"deit_nano{patch}": _deit("nano", patch) for patch in _PATCHES["nano"]} | {
     f"deit_{size}16": _deit(size, 16) for size in ("ti", "s", "b")
 }
@@ -67,8 +72,10 @@ _VITS = {f"vit_{size}{patch}": _vit(size, patch) for size, patches in _PATCHES.i
     f"dinov2_{size}14": _dinov2(size) for size in "sblg"
 }
 
+_CLIP = {f"clip_{size}{patch}": _clip(size, patch) for size, patch in (("b", 32), ("b", 16), ("l", 14))}
+
 # ViTs of other patch sizes are built from their names: see `of_any_patch`.
-CONFIGS = {**_VITS, **_DEIT, **_DEIT3}
+CONFIGS = {**_VITS, **_DEIT, **_DEIT3, **_CLIP}
 
 
 def of_any_patch(short: str) -> ViTConfig | None:
@@ -81,6 +88,11 @@ def of_any_patch(short: str) -> ViTConfig | None:
 
 def name_of(config: ViTConfig) -> str:
     """The name of a ViT of this size: `vit_b16`, or `vit_w…d…p…` if the size is not listed."""
+    for name, listed in _CLIP.items():
+        if config.stem == "clip" and _body(config) == _body(listed):
+            return name
+    if config.stem == "clip":
+        return f"vit_w{config.width}d{config.depth}p{config.patch}"
     for name, listed in _DEIT3.items():
         if config.pos == "patches" and _body(config) == _body(listed):
             return name
@@ -88,10 +100,10 @@ def name_of(config: ViTConfig) -> str:
         if _body(config) == _body(_VITS[name]):
             return name
     for size, numbers in _VIT_SIZES.items():
-        if numbers == (config.width, config.depth, config.heads, config.mlp) and config.act == "gelu":
+        if numbers == (config.width, config.depth, config.heads, config.mlp) and config.act != "swiglu":
             return f"{'deit' if config.pool == 'cls_dist' else 'vit'}_{size}{config.patch}"
     return f"vit_w{config.width}d{config.depth}p{config.patch}"
 
 
 def _body(c: ViTConfig) -> tuple[object, ...]:
-    return c.width, c.depth, c.heads, c.mlp, c.act, c.patch, c.layer_scale > 0
+    return c.width, c.depth, c.heads, c.mlp, c.act == "swiglu", c.patch, c.layer_scale > 0

@@ -13,7 +13,7 @@ from vitrail.report.facts import RunFacts
 from vitrail.tasks import Multiclass
 from vitrail.tasks.bootstrap import Interval
 from vitrail.tasks.task import Headline
-from vitrail.train.summary import kept_epoch
+from vitrail.train.summary import kept_epoch, pretrained_flags
 from vitrail.weights.recognise import formats_of
 
 _FAMILIES = {"vit": "ViT"}
@@ -121,7 +121,7 @@ def large(number: int) -> str:
     return str(number)
 
 
-def health(facts: RunFacts) -> tuple[bool, str]:
+def health(facts: RunFacts) -> tuple[bool | None, str]:
     """Whether the features of the kept model differ between images, and a sentence on it; empty with labels."""
     if facts.scores is None or not facts.kept:
         return True, ""
@@ -140,7 +140,7 @@ def training(facts: RunFacts) -> list[tuple[str, str]]:
         epochs = f"{len(rows)} of {optim.epochs:g}" if facts.stopped else f"{len(rows)}"
         found = [
             ("epochs", epochs),
-            *([("kept", kept_epoch(facts.card, rows))] if facts.card and facts.kept else []),
+            *([("kept", kept_epoch(facts.card, rows, facts.config.stop.best))] if facts.card and facts.kept else []),
             ("steps", f"{rows[-1]['step']:,.0f} of {optim.batch_size * optim.grad_accum_steps} images"),
             ("time", str(Duration(seconds))),
             ("throughput", f"{images / max(seconds, 1e-9):,.0f} images per second, including validation"),
@@ -203,6 +203,10 @@ def commands(facts: RunFacts) -> list[tuple[str, str]]:
         features,
         ("Export to ONNX", f"vitrail export {run}"),
     ]
+    flags = None if facts.data is None else pretrained_flags(facts.config, facts.data)
+    if flags is not None:
+        source = shlex.quote(facts.config.data)
+        predictions.append(("Start from pre-trained weights", f"vitrail train {source} {flags}"))
     probes = {"k-NN": "knn", "a linear probe": "linear", "few images": "fewshot"}
     transfer = [
         ("Fine-tune", f"vitrail train LABELLED --weights {run}"),

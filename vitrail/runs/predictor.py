@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitrail.config import Size
 from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_image
 from vitrail.data.pixels import fit
 from vitrail.errors import UserError
@@ -142,10 +143,12 @@ class Predictor:
         device: str | None = None,
         model: str | None = None,
         engine: EngineName = "auto",
+        img_size: Size | None = None,
     ):
         """`model` names the architecture if the weights do not determine it. By default, the fastest device is used.
 
         `engine` is the program that computes the outputs: by default PyTorch, and the fastest one for long jobs.
+        `img_size` is another image size than the model's, for which position embeddings are resampled.
         """
         path = source.path if isinstance(source, Run) else source
         self._model: TorchModel | OnnxModel
@@ -153,6 +156,8 @@ class Predictor:
             _no_name(path, model)
             if engine != "auto":
                 raise UserError(f"{path} is an ONNX file, which only ONNX Runtime computes. Remove --engine.")
+            if img_size is not None:
+                raise UserError(f"{path} is an ONNX file, whose image size is fixed. Remove --img-size.")
             self._model = OnnxModel(path, device or "cpu")
             return
         from vitrail.device import choose_device
@@ -162,7 +167,7 @@ class Predictor:
         device = choose_device(device)
         check_engine(engine, device)  # before the weights are read
         expected = source_card(path, model).config if model is not None else None
-        opened, card = open_run(path, device, model=expected)
+        opened, card = open_run(path, device, model=expected, img_size=img_size)
         opened.requires_grad_(False)
         self._model = TorchModel(opened, card, device, engine)
 
@@ -197,13 +202,14 @@ class Predictor:
         images: Picture | Iterable[Picture],
         top: int | None = None,
         *,
+        threshold: float | None = None,
         batch_size: int = 32,
         workers: int = 2,
     ) -> Iterator[Prediction]:
         """Yields the answers for images, in order; `images` is consumed lazily.
 
-        Each has at most `top` labels: by default 5 classes, or all labels above their thresholds. An unreadable image
-        gives a Prediction with an error.
+        Each has at most `top` labels: by default 5 classes, or all labels above their thresholds; with `threshold`
+        only those of at least this probability. An unreadable image gives a Prediction with an error.
         """
         one = isinstance(images, str | Path | bytes | Image.Image) or (
             isinstance(images, np.ndarray) and images.ndim < 4
@@ -219,7 +225,7 @@ class Predictor:
                 if isinstance(outputs, UnreadableImage):
                     yield Prediction(file, self.card.task.answer(), str(outputs))
                 else:
-                    yield Prediction(file, answer(self.card.task, outputs, top))
+                    yield Prediction(file, answer(self.card.task, outputs, top, threshold))
 
     def run(
         self,
@@ -282,9 +288,10 @@ def _no_name(source: str | Path, model: str | None) -> None:
         raise UserError(f"{source} is an ONNX file, so 'model' does not apply. Leave it out.")
 
 
-def answer(task: Task, outputs: Array, top: int | None = None) -> Answer:
-    """The answer for one image, from the model's outputs (M,)."""
-    return task.answers(task.means(outputs[None]), top)[0]
+def answer(task: Task, outputs: Array, top: int | None = None, threshold: float | None = None) -> Answer:
+    """The answer for one image, from the model's outputs (M,), without labels below a `threshold`."""
+    meant = task.means(outputs[None])
+    return task.answers(meant, top)[0] if threshold is None else task.answers_above(meant, threshold, top)[0]
 
 
 def read_ahead(

@@ -7,6 +7,7 @@
 | `metrics.csv`                        | one row per epoch                                              |
 | `last/state.pt`                      | the checkpoint from which training resumes                     |
 | `train.log`, `curves.png`, `tensorboard/` | the log, the curves, the events                            |
+| `trackers.json`                      | with --log: the names of the run in wandb and mlflow           |
 | `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
 | `features/<data>-<split>.npz`        | feature vectors                                                |
 | `explain/`, `report.html`            | figures of `explain`, the page of `report`                     |
@@ -27,8 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
-from vitrail.data import Data, full_name, open_data
+from vitrail.data import Data, full_name, is_there, open_data
 from vitrail.errors import UserError
+from vitrail.progress import without_info
 from vitrail.runs.onnx import is_onnx
 from vitrail.tasks import METHODS
 from vitrail.weights.card import DECODER_FILE, WEIGHTS_FILE, Card, read_card
@@ -39,7 +41,10 @@ if TYPE_CHECKING:
 Row = dict[str, float]
 
 # Settings that determine which images are in which split.
-_SPLIT = ("val_fraction", "folds", "fold", "seed", "data_dir", "image_column", "label_column", "task", "streaming")
+_SPLIT = (
+    *("val_fraction", "folds", "fold", "seed", "task", "streaming"),
+    *("data_dir", "image_dir", "image_column", "label_column", "max_pixels"),
+)
 
 
 class Run:
@@ -145,6 +150,11 @@ class Run:
         return self.path / "tensorboard"
 
     @property
+    def trackers_file(self) -> Path:
+        """The names of the run in wandb and mlflow."""
+        return self.path / "trackers.json"
+
+    @property
     def explain_folder(self) -> Path:
         return self.path / "explain"
 
@@ -202,15 +212,26 @@ class Run:
     def data(self, card: Card | None = None, **columns: Any) -> Data:
         """The data that the run was trained on, with the same splits; raises UserError if it has changed since.
 
-        The data must have the classes of `card`. `columns` override the run's `data_dir`, `image_column` and
-        `label_column`.
+        The data must have the classes of `card`. `columns` override the run's `data_dir`, `image_dir`, `image_column`
+        and `label_column`.
         """
         if not self.exists:
             raise UserError(f"{self.path} has no {CONFIG_FILE}, so its training data is unknown. Give the data set.")
         settings = split_settings(flat(self.config)) | {name: value for name, value in columns.items() if value}
+        if card is not None:
+            settings |= {"task": card.task.name}
+        with without_info():  # which columns were chosen, and why: the run has logged it
+            try:
+                data = open_data(self.config.data, **settings)
+            except UserError as error:
+                if is_there(self.config.data):
+                    raise
+                raise UserError(
+                    f"The data of this run, {self.config.data}, is no longer there. If it has moved, give its new "
+                    f"place: vitrail evaluate {self.path} DATA"
+                ) from error
         if card is None:
-            return open_data(self.config.data, **settings)
-        data = open_data(self.config.data, **settings | {"task": card.task.name})
+            return data
         if data.classes != card.classes:
             changed = sorted(set(data.classes) ^ set(card.classes))
             raise UserError(
@@ -244,7 +265,23 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training is complete."""
+        """Whether training is complete, or was stopped early by --patience."""
+        return self.used_up or self._stalled
+
+    @property
+    def _stalled(self) -> bool:
+        """Whether the score has not improved for --patience epochs."""
+        stop, rows = self.config.stop, self.history
+        if not stop.patience or not rows or not self.has_model:
+            return False
+        measure = self.card.task.chosen(stop.best)
+        scores = [row[f"val_{measure.name}"] for row in rows]
+        leader = scores.index(measure.best(scores)) + 1
+        return len(rows) - max([leader, *(stop.restarts or ())]) >= stop.patience
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the run has taken all its steps, or all its time."""
         optim, rows = self.config.optim, self.history
         if not rows:
             return False
@@ -289,3 +326,12 @@ class Run:
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by flat name, that determine which images are in which split."""
     return {name: settings[name] for name in _SPLIT if settings.get(name) is not None}
+
+
+def free_name(folder: Path, name: str) -> str:
+    """A name for a run in a folder, with a number appended if it is taken."""
+    free, number = name, 1
+    while (folder / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free

@@ -43,7 +43,7 @@ class Dino(MultiCrop):
         Measure(
             "entropy",
             "teacher entropy",
-            "how evenly the teacher uses the prototypes for an image, in nats; if quite evenly, it has collapsed",
+            "how evenly the teacher uses the prototypes for an image, in nats; near the maximum or 0 it has collapsed",
             heading="Entropy of the teacher",
         ),
     )
@@ -53,7 +53,7 @@ class Dino(MultiCrop):
         count = config.pretraining.prototypes
         return super().levels(config) | {"entropy": (f"uniform: ln {count}", math.log(count))}
 
-    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> tuple[bool, str]:
+    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> tuple[bool | None, str]:
         name, uniform = self.levels(config)["entropy"]
         reached = means.get("entropy", 1.0)
         if reached > _UNIFORM * uniform:

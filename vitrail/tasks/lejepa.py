@@ -9,7 +9,7 @@ Legend: B batch, V global views, L local views, F features, D projection, M slic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +34,13 @@ _KNOTS, _LAST = 17, 3.0
 class LeJepa(MultiCrop):
     name: ClassVar[str] = "lejepa"
     title: ClassVar[str] = "LeJEPA"
+    measures: ClassVar[tuple[Measure, ...]] = (
+        replace(
+            MultiCrop.measures[0],
+            meaning="distance between each validation image and its centre; in training, SIGReg is added",
+        ),
+        *MultiCrop.measures[1:],
+    )
     logged: ClassVar[tuple[Measure, ...]] = (
         Measure(
             "distance", "distance", "how far the views of an image are from their mean", heading="Distance of views"

@@ -73,6 +73,7 @@ class MaeObjective(MaskedObjective):
             inner=how.decoder_width,
             depth=how.decoder_depth,
             heads=how.decoder_width // 32,
+            eps=c.eps,
         )
 
     def losses(self, model: Model, images: Tensor, noise: Tensor) -> Tensor:
@@ -103,7 +104,8 @@ class MaeObjective(MaskedObjective):
         hidden = mask.unsqueeze(2)
         drawn = torch.where(hidden, predicted.float() * std + mean, patches)
         masked = patches.masked_fill(hidden, torch.nan)
-        return Reconstruction(images, unpatchify(masked, c.grid, c.patch), unpatchify(drawn, c.grid, c.patch))
+        note = "The pattern of a masked patch is predicted; its brightness and contrast are the original's."
+        return Reconstruction(images, unpatchify(masked, c.grid, c.patch), unpatchify(drawn, c.grid, c.patch), note)
 
     def added(self) -> dict[str, nn.Module]:
         return {"decoder": self.decoder}

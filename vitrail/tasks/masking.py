@@ -5,6 +5,7 @@ Legend: B batch, N patches, P pixels per side of a patch, C channels.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,17 +27,23 @@ class MaskedModelling(Pretraining):
     """Base class of the methods that predict what was masked."""
 
     rescue: ClassVar[str] = "Lower --lr, or mask less with --mask-ratio."
-    cell: ClassVar[str] = "patches"
+    cell: ClassVar[tuple[str, str]] = ("patch", "patches")  # what is masked or not
+    smaller: ClassVar[str] = "patch size"  # what gives an image more of them
 
     def check_model(self, model: Model, config: TrainConfig) -> None:
         """Raises UserError unless some patches are masked and some are not."""
         ratio, cells = config.pretraining.mask_ratio, self.cells(model, config)
         assert ratio is not None
-        masked = count_masked(cells, ratio) if 0 <= ratio <= 1 else cells
-        if not 0 < masked < cells:
+        if cells == 1:
             raise UserError(
-                f"'mask_ratio' must mask some of the {cells} {self.cell} and leave some, but {ratio:g} masks "
-                f"{'none' if masked == 0 else 'all'}. Use a value between {1 / cells:.2g} and {1 - 1 / cells:.2g}."
+                f"The image is a single {self.cell[0]}, so it cannot be masked in part. Use a smaller {self.smaller} "
+                "or a larger --img-size."
+            )
+        if not (0 < ratio < 1 and count_masked(cells, ratio) < cells):
+            most = math.floor(1000 * (1 - 1 / cells)) / 1000
+            raise UserError(
+                f"'mask_ratio' must be above 0 and at most {most:g}, so that some of the {cells} {self.cell[1]} are "
+                f"masked and some are not, but it is {ratio:g}."
             )
 
     def cells(self, model: Model, config: TrainConfig) -> int:
@@ -105,6 +112,6 @@ def need_patches(model: Model, method: str) -> None:
     """Raises UserError for a model whose encoder cannot leave out or replace the tokens of patches."""
     if not model.patchwise:
         raise UserError(
-            f"'{method}' masks the tokens of patches, but a {type(model).__name__} has none. Use a ViT, or --method "
-            "simmim."
+            f"'{method}' leaves out or replaces the tokens of patches, which only a ViT allows, not a "
+            f"{type(model).__name__}. Use a ViT, or --method simmim."
         )

@@ -28,7 +28,7 @@ from vitrail.tasks.calibration import (
     top_probability,
 )
 from vitrail.tasks.class_scores import ClassScore, MulticlassScores
-from vitrail.tasks.scores import Array, Columnar, Floats, Meter, Numbers, Targets
+from vitrail.tasks.scores import Array, Columnar, Floats, Meter, Numbers, Targets, mean_error
 from vitrail.tasks.task import Answer, Confused, Line, Task
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Multiclass(Task):
             "top1", "top-1", "images whose likeliest class is the true one", percent=True, heading="Top-1 accuracy"
         ),
         Measure("top5", "top-5", "images whose true class is among the five likeliest", percent=True),
+        Measure("macro_f1", "macro F1", "mean of the classes' F1", percent=True, detail=True),
+        Measure("balanced_accuracy", "balanced accuracy", "mean of the classes' recall", percent=True, detail=True),
         Measure(
             "ece", "calibration error", "mean gap between confidence and accuracy", percent=True, lower_is_better=True
         ),
@@ -66,6 +68,12 @@ class Multiclass(Task):
         Measure("recall", "recall", percent=True),
         Measure("f1", "F1", percent=True),
     )
+    choices: ClassVar[Mapping[str, str]] = {
+        "top1": "top1",
+        "f1": "macro_f1",
+        "balanced": "balanced_accuracy",
+        "loss": "loss",
+    }
     ranked: ClassVar[str] = "f1"
     single: ClassVar[bool] = True
     interchange: ClassVar[bool] = True
@@ -174,6 +182,7 @@ class Multiclass(Task):
             top1=float(right.mean()),
             top5=float((rank < 5).mean()),
             loss=float(losses.mean()),
+            loss_error=mean_error(losses),
             ece=calibration_error(bins),
             per_class=[
                 ClassScore(name, float(precision[i]), float(recall[i]), float(f1[i]), int(support[i]))
@@ -304,6 +313,9 @@ class Multiclass(Task):
                 "recall": hits / np.maximum(support, 1),
                 "f1": 2 * hits / np.maximum(chosen + support, 1),
             }
+            there = support > 0
+            for name, column in (("macro_f1", "f1"), ("balanced_accuracy", "recall")):
+                whole[name] = (each[column] * there).sum(axis=1) / there.sum(axis=1)
             parts.append((whole, each))
         return collect(parts)
 

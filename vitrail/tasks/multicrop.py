@@ -6,13 +6,14 @@ Legend: B batch, V global views, L local views, F features.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError
 from vitrail.models import Model, ModelConfig
@@ -27,6 +28,10 @@ _CENTRE = 0.75  # side of the second view in validation, relative to the image
 class MultiCrop(Pretraining):
     """Base class of the methods that compare views of an image."""
 
+    measures: ClassVar[tuple[Measure, ...]] = (
+        replace(Pretraining.measures[0], meaning="the loss between each validation image and its centre"),
+        *Pretraining.measures[1:],
+    )
     crops: ClassVar[bool] = True
     rescue: ClassVar[str] = "Lower --lr, or use a larger --batch-size."
 
@@ -46,20 +51,31 @@ class MultiCrop(Pretraining):
         how, c = config.pretraining, model.config
         assert how.local_size is not None
         assert how.local_crops is not None
+        assert how.global_crops is not None
         if config.optim.batch_size < 2:
             raise UserError(f"'{self.name}' compares the images of a batch, so 'batch_size' must be at least 2.")
+        if how.global_crops + how.local_crops < 2:
+            raise UserError(f"'{self.name}' compares crops of an image, so it needs two or more. Raise --global-crops.")
         if how.local_crops and (how.local_size % c.step or not c.step <= how.local_size <= min(c.img_size)):
             raise UserError(
                 f"'local_size' must be a multiple of {c.step} and at most the image size, {min(c.img_size)}, but it is "
                 f"{how.local_size}. Change --local-size or --img-size, or use --local-crops 0."
             )
-        if how.local_crops:
-            Resized(model, (how.local_size, how.local_size))  # raises for a model that reads images of one size only
+        if how.local_crops and how.local_size != min(c.img_size):
+            try:
+                Resized(model, (how.local_size, how.local_size))
+            except UserError as error:
+                raise UserError(
+                    f"A {type(model).__name__} reads images of one size only, so it cannot read small crops. Use "
+                    "--local-crops 0."
+                ) from error
         for name, scale in (("global_scale", how.global_scale), ("local_scale", how.local_scale)):
             assert scale is not None
             if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
                 given = ", ".join(f"{value:g}" for value in scale)
-                raise UserError(f"'{name}' must be two shares of the area, such as 0.4 1, but it is {given}.")
+                raise UserError(
+                    f"'{name}' must be two shares of the area, the smaller first, such as 0.4 1, but it is {given}."
+                )
 
 
 def local_size(config: ModelConfig) -> int:

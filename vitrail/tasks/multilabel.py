@@ -13,6 +13,7 @@ from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError, shortlist
+from vitrail.tasks.answer import LabelsAnswer
 from vitrail.tasks.arrays import sigmoid
 from vitrail.tasks.average_precision import ap_and_threshold, map_standard_error, sample_labels
 from vitrail.tasks.bootstrap import Samples
@@ -30,6 +31,7 @@ from vitrail.tasks.scores import (
     Scores,
     Targets,
     files_line,
+    mean_error,
     rounded,
 )
 from vitrail.tasks.task import Answer, Columns, Confused, Line, Task
@@ -124,16 +126,6 @@ class MultilabelScores(Scores):
         return "\n".join(lines + files_line(self.folder))
 
 
-class LabelsAnswer(Answer):
-    """All labels above their thresholds, in two CSV cells."""
-
-    def columns(self) -> list[str]:
-        return ["labels", "probabilities"]
-
-    def cells(self) -> list[str]:  # in the format of a table to train on
-        return ["|".join(self.labels), "|".join(f"{share:.6f}" for share in self.probabilities)]
-
-
 @dataclass(frozen=True)
 class Multilabel(Task):
     """Any number of labels per image."""
@@ -159,6 +151,7 @@ class Multilabel(Task):
         Measure("f1", "F1", percent=True),
         Measure("threshold", "threshold"),
     )
+    choices: ClassVar[Mapping[str, str]] = {"map": "map", "f1": "macro_f1", "loss": "loss"}
     ranked: ClassVar[str] = "ap"
     answer: ClassVar[type[Answer]] = LabelsAnswer
     optional: ClassVar[bool] = True
@@ -261,6 +254,9 @@ class Multilabel(Task):
             found.append(LabelsAnswer(tuple(self.classes[k] for k in best), tuple(chances[k] for k in best)))
         return found
 
+    def answers_above(self, meant: NDArray[np.floating], threshold: float, top: int | None = None) -> list[Answer]:
+        return replace(self, thresholds=(threshold,) * len(self.classes)).answers(meant, top)
+
     def meter(self) -> Meter:
         def split(outputs: Floats, targets: Targets) -> tuple[Array, ...]:
             return self.means(outputs), targets, self.losses(outputs, targets)
@@ -282,6 +278,7 @@ class Multilabel(Task):
             macro_f1=float(f1[support > 0].mean()) if known else 0.0,
             micro_f1=float(2 * hits.sum() / max(given.sum() + support.sum(), 1)),
             loss=float(losses.mean()),
+            loss_error=mean_error(losses),
             per_label=[
                 LabelScore(
                     name, ap[k], float(precision[k]), float(recall[k]), float(f1[k]), float(chosen[k]), int(support[k])

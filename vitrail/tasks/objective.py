@@ -39,6 +39,7 @@ class Reconstruction(NamedTuple):
     original: Tensor
     masked: Tensor  # masked pixels are NaN
     predicted: Tensor  # visible pixels as they are
+    note: str = ""  # how to read the prediction
 
 
 class Objective(nn.Module):

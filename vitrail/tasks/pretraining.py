@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LEAST_RANK, _LEAST_SPREAD = 1.5, 0.003  # of features that have not collapsed; averages of tokens start at 0.03
 _FEWEST = 10  # validation images that can tell
+_ROUNDING = 1e-13  # variance of unit features in fp32 that differ by rounding only
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -125,8 +126,9 @@ def effective_rank(covariance: Floats) -> float:
 
     As in RankMe (https://arxiv.org/abs/2210.02885): F if all directions are used equally, 1 if a single one is.
     """
-    singular = np.sqrt(np.linalg.eigvalsh(covariance).clip(min=0))
-    if singular.sum() < 1e-12:
+    variances = np.linalg.eigvalsh(covariance)
+    singular = np.sqrt(np.where(variances > _ROUNDING, variances, 0.0))
+    if not singular.any():
         return 1.0
     shares = singular / singular.sum()
     shares = shares[shares > 0]
@@ -256,10 +258,13 @@ class Pretraining(Task):
         """A value to compare each measure with, and what it means."""
         return {"rank": ("collapsed below", _LEAST_RANK), "spread": ("collapsed below", _LEAST_SPREAD)}
 
-    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> tuple[bool, str]:
-        """Whether the features of different images differ; the only definition of collapse."""
+    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> tuple[bool | None, str]:
+        """Whether the features of different images differ; the only definition of collapse. None: cannot be told."""
         if scores.images < _FEWEST:  # their rank is below their number
-            return True, f"Whether the features are healthy takes more than {scores.images} validation images to tell."
+            return None, (
+                f"{scores.images} validation images are too few to see whether the features collapse: effective rank "
+                f"and spread need {_FEWEST} or more. Use more images or a larger --val-fraction."
+            )
         found = f"effective rank {scores.rank:.1f} of {scores.features}, spread {scores.spread:.3f}"
         if scores.rank >= _LEAST_RANK and scores.spread >= _LEAST_SPREAD:
             least = f"collapsed is below {_LEAST_RANK} or {_LEAST_SPREAD}"

@@ -28,6 +28,7 @@ from vitrail.tasks.scores import (
     Scores,
     Targets,
     files_line,
+    mean_error,
 )
 from vitrail.tasks.task import Answer, Columns, Line, Task
 
@@ -151,6 +152,7 @@ class Regression(Task):
         Measure("mae", "MAE", lower_is_better=True),
         Measure("rmse", "RMSE", lower_is_better=True),
     )
+    choices: ClassVar[Mapping[str, str]] = {"r2": "r2", "loss": "loss"}
     ranked: ClassVar[str] = "r2"
     counted: ClassVar[bool] = False
     meant: ClassVar[str] = "values"
@@ -273,6 +275,7 @@ class Regression(Task):
             rmse=float(np.sqrt(mse).mean()),
             r2=float(r2.mean()),
             loss=float((mse / np.asarray(self.target_std) ** 2).mean()),
+            loss_error=mean_error(((errors / np.asarray(self.target_std)) ** 2).mean(axis=1)),
             per_value=[
                 ValueScore(name, float(mae[k]), float(np.sqrt(mse[k])), float(r2[k]))
                 for k, name in enumerate(self.classes)

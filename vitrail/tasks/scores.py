@@ -29,6 +29,7 @@ class Scores(ABC):
 
     images: int
     loss: float
+    loss_error: float = 0.0  # standard error of the loss; 0 if it is not measured
     folder: Path | None = None  # where `evaluate` wrote them
 
     @property
@@ -40,6 +41,14 @@ class Scores(ABC):
     def standard_error(self) -> float:
         """The standard error of `main`, over samples of the images; 0 if the task does not define one."""
         return 0.0
+
+    def by(self, best: str | None) -> tuple[float, float]:
+        """The score that --best names, higher is better, and its standard error; by default `main`."""
+        if best == "loss":
+            return -self.loss, self.loss_error
+        if best == "f1":
+            return self.row()["macro_f1"], 0.0
+        return self.main, self.standard_error
 
     @property
     @abstractmethod
@@ -110,6 +119,11 @@ class Columnar(Meter):
         if not sum(len(batch[0]) for batch in self._batches):
             raise UserError("The split has no images to measure.")
         return self._reduce(*(np.concatenate(parts) for parts in zip(*self._batches, strict=True)))
+
+
+def mean_error(values: Floats) -> float:
+    """The standard error of a mean."""
+    return float(values.std() / max(len(values), 1) ** 0.5)
 
 
 def rounded(values: Mapping[str, Any]) -> dict[str, Any]:

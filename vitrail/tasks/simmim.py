@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import TrainConfig
+from vitrail.errors import UserError
 from vitrail.models import Model, ModelConfig
 from vitrail.models.decoder import MaskToken, PixelDecoder
 from vitrail.models.layers import as_map
@@ -39,12 +40,19 @@ from vitrail.tasks.scores import Targets
 class SimMim(MaskedModelling):
     name: ClassVar[str] = "simmim"
     title: ClassVar[str] = "SimMIM"
-    cell: ClassVar[str] = "squares"
+    cell: ClassVar[tuple[str, str]] = ("square", "squares")
+    smaller: ClassVar[str] = "--mask-size"
 
     @classmethod
     def small(cls, config: ModelConfig) -> dict[str, Any]:
-        """Squares of a seventh of the image, as the authors' 32 of 224 pixels."""
-        return {"mask_ratio": 0.6, "mask_size": max(config.stride, round(min(config.img_size) / 7))}
+        """Squares of about a seventh of the image, as the authors' 32 of 224 pixels."""
+        return {"mask_ratio": 0.6, "mask_size": config.stride * max(round(min(config.img_size) / 7 / config.stride), 1)}
+
+    def check_model(self, model: Model, config: TrainConfig) -> None:
+        side, stride = config.pretraining.mask_size, model.stride
+        if not side or side % stride:
+            raise UserError(f"'mask_size' must be a multiple of {stride}, the size of a patch, but it is {side}.")
+        super().check_model(model, config)
 
     def cells(self, model: Model, config: TrainConfig) -> int:
         h, w = squares(model.config, config)

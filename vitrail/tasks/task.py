@@ -21,6 +21,9 @@ from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError, nearest, shortlist
+from vitrail.tasks.answer import Answer as Answer
+from vitrail.tasks.answer import Confused as Confused
+from vitrail.tasks.answer import Headline as Headline
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.scores import Array, Floats, Meter, Numbers, Scores, Targets
 
@@ -37,60 +40,6 @@ Line = tuple[str, Tone, int]  # of a caption: text, tone, maximum number of rows
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A model's answer for one image: ranked labels with their probabilities."""
-
-    labels: tuple[str, ...] = ()
-    probabilities: tuple[float, ...] = ()
-    values: tuple[float, ...] = ()  # of a regression, in the units of the data
-
-    def text(self, digits: int = 1, width: int = 0) -> str:
-        """The answer on one line; the first label is padded to `width`."""
-        if not self.labels:
-            return "(no label)"
-        shares = [f"{probability:.{digits}%}" for probability in self.probabilities]
-        if not width:
-            return ", ".join(f"{label} {share}" for label, share in zip(self.labels, shares, strict=True))
-        others = ", ".join(f"{label} {share}" for label, share in zip(self.labels[1:], shares[1:], strict=True))
-        return f"{self.labels[0].ljust(width)}  {shares[0]:>6}  {others}".rstrip()
-
-    def columns(self) -> list[str]:
-        """The columns of such answers in a CSV file."""
-        names = ["label", "probability"]
-        for i in range(2, len(self.labels) + 1):
-            names += [f"label_{i}", f"probability_{i}"]
-        return names
-
-    def cells(self) -> list[str]:
-        """The values of these columns."""
-        pairs = zip(self.labels, self.probabilities, strict=True)
-        return [cell for label, share in pairs for cell in (label, f"{share:.6f}")]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"labels": self.labels, "probabilities": self.probabilities}
-
-
-@dataclass(frozen=True)
-class Confused:
-    """A frequent mistake: a class predicted as another, or a label missed or wrongly predicted."""
-
-    true: str
-    said: str
-    count: int
-    of: int  # images on which it could have occurred
-    numbers: tuple[int, ...]  # indices of examples
-
-
-@dataclass(frozen=True)
-class Headline:
-    """A report's first sentence: text, score, text."""
-
-    before: str
-    score: str
-    after: str
-
-
-@dataclass(frozen=True)
 class Task(ABC):
     """Base class of tasks. A new task is a subclass in one file, registered with `tasks.register`."""
 
@@ -101,6 +50,7 @@ class Task(ABC):
     one: ClassVar[str]
     many: ClassVar[str]
     measures: ClassVar[tuple[Measure, ...]]  # overall, in the order to show; the first chooses the epoch to keep
+    choices: ClassVar[Mapping[str, str]] = {}  # values of --best, and the measure that each one names
     columns: ClassVar[tuple[Measure, ...]]  # per class, label or value
     logged: ClassVar[tuple[Measure, ...]] = ()  # training values besides the loss, to show
     ranked: ClassVar[str]  # the column that ranks classes, labels or values
@@ -121,6 +71,10 @@ class Task(ABC):
         """A measured value as text."""
         measure = next((known for known in (*cls.measures, *cls.columns) if known.name == name), Measure(name, name))
         return measure.text(value, digits)
+
+    def chosen(self, best: str | None) -> Measure:
+        """The measure by which an epoch is kept; `best` as in --best."""
+        return next(m for m in self.measures if best is None or m.name == self.choices[best])
 
     def telling(self, measure: str) -> bool:
         """Whether a measure is informative for these classes: top-5 of five classes is not."""
@@ -290,6 +244,10 @@ class Task(ABC):
     def answers(self, meant: NDArray[np.floating], top: int | None = None) -> list[Answer]:
         """The answers for images, from what `meaning` returned, (B, K); at most `top` labels each."""
 
+    def answers_above(self, meant: NDArray[np.floating], threshold: float, top: int | None = None) -> Sequence[Answer]:
+        """`answers` without labels of a lower probability, for a task whose outputs mean probabilities."""
+        return [answer.above(threshold) for answer in self.answers(meant, top)]
+
     @abstractmethod
     def meter(self) -> Meter: ...
 
@@ -386,7 +344,7 @@ class Task(ABC):
         """The charts of training, from the rows of metrics.csv; `kept` is the epoch of the model."""
         return build.curves(rows, self.measures[0], kept)
 
-    def health(self, scores: Any, means: Mapping[str, float], config: TrainConfig) -> tuple[bool, str]:
+    def health(self, scores: Any, means: Mapping[str, float], config: TrainConfig) -> tuple[bool | None, str]:
         """Whether features differ between images, and a sentence on it, from an epoch's scores and training values."""
         return True, ""
 

@@ -16,8 +16,8 @@ class Diverged(UserError):
     def __init__(self, step: int, lr: float, loss: float, norm: float, hint: str = ""):
         self.numbers = step, lr, loss, norm
         super().__init__(
-            f"Training diverged at step {step} with learning rate {lr:.3g}: the loss is {loss}, the gradient norm "
-            f"{norm}. {hint}Start again with a lower --lr, a longer --warmup-epochs or --clip-grad 1."
+            f"Training diverged at step {step} with learning rate {lr:.3g}: the loss is {loss:.4g}, the gradient norm "
+            f"{norm:.4g}. {hint}Start again with a lower --lr, a longer --warmup-epochs or --clip-grad 1."
         )
 
 

@@ -21,11 +21,11 @@ from vitrail.errors import UserError
 from vitrail.files import write_text
 from vitrail.models import Model
 from vitrail.progress import log, track
+from vitrail.runs.run import free_name
 from vitrail.train.divergence import Diverged
 from vitrail.train.loop import set_up, steps
 from vitrail.train.prepare import make_card, open_splits
 from vitrail.train.progress import Progress
-from vitrail.train.resolve import free_name
 from vitrail.train.summary import describe
 from vitrail.train.world import World
 
@@ -40,7 +40,7 @@ def find_lr(config: TrainConfig, data: Data, model: Model) -> Path:
     log.info(describe(config, data, model))
     losses = measure(config, data, model)
     lr = suggest(losses)
-    folder = write(Path(config.run.out) / free_name(config.run), losses, lr)
+    folder = write(Path(config.run.out) / free_name(Path(config.run.out), config.run.name), losses, lr)
     curve = smooth(losses)
     if (fall := 1 - min(curve) / curve[0]) < 0.05:
         log.warning(f"The loss fell by only {fall:.1%}, so the suggestion means little. Look at the curve.")

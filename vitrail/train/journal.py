@@ -19,13 +19,13 @@ from vitrail.charts.draw import save_charts
 from vitrail.config import Duration
 from vitrail.errors import UserError
 from vitrail.files import write_text
-from vitrail.progress import log
+from vitrail.progress import LINE_EVERY, log
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
+from vitrail.train.loggers import Trackers
 from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
 
-_LINE_EVERY = 30.0  # seconds between log lines within an epoch, without a terminal
 _DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarter of a second
 
 
@@ -38,6 +38,7 @@ class Journal:
         self._file.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
         self._terminal = sys.stderr.isatty()
         self._bars: list[tqdm[Any]] = []  # of this epoch and of the run, on a terminal
+        self._trackers = Trackers(self._run, self._run.config)
         self._spoke = time.monotonic()
         self._drew = -math.inf
 
@@ -47,6 +48,7 @@ class Journal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._close_bars()
+        self._trackers.close(failed=error is not None)
         if isinstance(error, UserError):
             self._file.handle(log.makeRecord(log.name, logging.ERROR, __file__, 0, str(error), (), None))
         log.removeHandler(self._file)
@@ -61,7 +63,7 @@ class Journal:
         status = f"loss {progress.mean('loss'):.3f}{''.join(shares)}  {speed:,.0f} img/s"
         if self._terminal:
             if not self._bars:
-                title = f"epoch {epoch + 1}/{schedule.epochs}"
+                title = f"epoch {epoch + 1}/{schedule.title(epoch + 1)}"
                 for name, length, initial in (("run", total, taken - 1), (title, schedule.per_epoch, done)):
                     self._bars.append(tqdm(total=length, initial=initial, desc=name, unit="step", leave=False))
             self._bars[-1].set_postfix_str(status, refresh=False)
@@ -69,7 +71,7 @@ class Journal:
                 bar.update()
             if done + 1 == schedule.per_epoch or schedule.over(progress):
                 self._close_bars()
-        elif time.monotonic() - self._spoke > _LINE_EVERY:
+        elif time.monotonic() - self._spoke > LINE_EVERY:
             self._spoke = time.monotonic()
             left = Duration(schedule.seconds_left(progress))
             log.info(f"epoch {epoch + 1}  step {taken}/{total}  {status}  {left} left")
@@ -80,9 +82,10 @@ class Journal:
 
     def epoch(self, progress: Progress, schedule: Schedule, task: Task, over: bool) -> None:
         """Writes metrics.csv, curves and events after an epoch; `over` marks the end of the run."""
-        rows, epochs = progress.rows, schedule.epochs
+        rows, epochs = progress.rows, schedule.title(len(progress.rows))
         text = io.StringIO()
-        writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+        names = dict.fromkeys(name for row in rows for name in row)  # an earlier version may have begun the run
+        writer = csv.DictWriter(text, fieldnames=list(names), restval="nan")
         writer.writeheader()
         writer.writerows(rows)
         write_text(self._run.metrics_file, text.getvalue())
@@ -93,16 +96,19 @@ class Journal:
         with SummaryWriter(
             str(self._run.events_folder), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
         ) as events:
-            for name, value in row.items():
-                if name not in ("epoch", "step"):
-                    events.add_scalar(name, value, int(row["epoch"]))
+            values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
+            for name, value in values.items():
+                events.add_scalar(name, value, int(row["epoch"]))
+        self._trackers.epoch(int(row["epoch"]), values)
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
         loss = scores.pop("loss")
         titles = {measure.name: measure.title for measure in task.measures}
+        chosen = task.chosen(schedule.stop.best).name
+        details = {measure.name for measure in task.measures if measure.detail and measure.name != chosen}
         shown = "  ".join(
             f"{titles.get(name, name)} {task.text(name, value, 2)}"
             for name, value in scores.items()
-            if task.telling(name)
+            if task.telling(name) and name not in details
         )
         learnt = [(measure, row.get(f"train_{measure.name}")) for measure in task.logged]
         logged = "".join(
@@ -111,7 +117,7 @@ class Journal:
         agree = f"  agree {row['train_agree']:.1%}" if "train_agree" in row else ""
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(
-            f"epoch {row['epoch']:>{len(str(epochs))}}/{epochs}  train loss {row['train_loss']:.3f}{logged}{agree}  "
+            f"epoch {row['epoch']:>{len(epochs)}}/{epochs}  train loss {row['train_loss']:.3f}{logged}{agree}  "
             f"val loss {loss:.3f}  {shown}  "
             f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}{teacher}"
         )

@@ -138,7 +138,7 @@ def train(
     how: dict[str, Any] = {"workers": config.source.workers, "device": config.run.device, "title": "validating"}
     walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, schedule.lr, progress, world)
     while True:
-        over = world.agree(schedule.over(progress))
+        over = world.agree(schedule.over(progress) or schedule.stalled(progress))
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
             kept = objective.kept()
             meter = card.task.meter()
@@ -147,7 +147,8 @@ def train(
             except NotFinite:
                 raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
             scores = world.merge(meter).scores()
-            progress.close_epoch(scores, watch(objective, kept, scores, progress, over))
+            progress.close_epoch(scores, watch(objective, kept, scores, progress, over), config.stop.best)
+            over = world.agree(over or schedule.stalled(progress))
             if world.first():
                 if progress.kept == len(progress.rows):
                     save(Run(run).weights_file, kept, card.measured(scores, progress.kept))

@@ -95,5 +95,6 @@ def open_splits(config: TrainConfig, data: Data) -> tuple[Split, TrainBatches]:
         crop_scale,
         source.workers,
         source.balanced_sampling,
+        config.augment.aug_repeats,
     )
     return val, batches

@@ -23,8 +23,9 @@ class Progress:
     trained: float = 0.0  # seconds of this epoch's steps
     waited: float = 0.0  # part of `trained` spent waiting for data
     taught: float | None = None  # part of `trained` spent on the teacher, if there is one
-    best: float = -math.inf  # main score of the best epoch
+    best: float = -math.inf  # score of the best epoch, by --best
     error: float = 0.0  # its standard error
+    leader: int = 0  # the best epoch; 0 in a checkpoint of an earlier version
     kept: int = 0  # epoch of the saved weights; 0 if not known, in a checkpoint of an earlier version
     count: int = 0  # steps of this epoch
     sums: dict[str, float] = field(default_factory=dict)  # of the values logged in these steps
@@ -76,12 +77,16 @@ class Progress:
         """The mean of a value over this epoch's steps."""
         return self.sums.get(name, 0.0) / max(self.count, 1)
 
-    def close_epoch(self, scores: Scores, more: Mapping[str, float] | None = None) -> None:
+    def stalled(self, patience: int, since: float = 0.0) -> bool:
+        """Whether the score has not improved for `patience` epochs, counted from epoch `since`; 0 is never."""
+        return 0 < patience <= len(self.rows) - max(self.leader, since)
+
+    def close_epoch(self, scores: Scores, more: Mapping[str, float] | None = None, best: str | None = None) -> None:
         """Appends the row of a finished epoch, decides whether to keep its weights, and resets the epoch's counters.
 
         Kept is the last epoch within one standard error of the best: the validation images cannot tell these epochs
         apart, and the last of them has the lowest learning rate. The best one is in part the luckiest. `more` are
-        values of the epoch besides its scores.
+        values of the epoch besides its scores; `best` names the score that decides.
         """
         self.tick()
         trained = self.trained or math.inf
@@ -97,9 +102,10 @@ class Progress:
                 **({} if self.taught is None else {"teach": round(self.taught / trained, 4)}),
             }
         )
-        if scores.main > self.best:
-            self.best, self.error = scores.main, scores.standard_error
-        if scores.main >= self.best - self.error:
+        score, error = scores.by(best)
+        if score > self.best:
+            self.best, self.error, self.leader = score, error, len(self.rows)
+        if score >= self.best - self.error:
             self.kept = len(self.rows)
         self.trained = self.waited = 0.0
         self.taught = None if self.taught is None else 0.0

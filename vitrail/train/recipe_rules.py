@@ -9,8 +9,8 @@ they follow these rules:
   batch, with Adam and LAMB by its square root (https://arxiv.org/abs/2205.10287, https://arxiv.org/abs/1904.00962).
 - The warm-up is the published one, but at most an eighth of the run.
 - Only colour images are flipped: a mirrored grey-scale symbol is often another symbol or none.
-- Photographs are trained at the published size, smaller images at their own. The centre crop of 0.875 in evaluation is
-  for photographs only.
+- Photographs are trained at the published size, smaller images at their own. The published centre crop in evaluation
+  is for photographs only, ImageNet's mean for images of three channels only.
 - With --weights, the architecture is that of the weights.
 """
 
@@ -57,6 +57,7 @@ def published(
     drop: float = 0.0,
     drop_path: float = 0.0,
     crop: float = 0.875,
+    normalize: Literal["half", "imagenet"] = "half",
 ) -> TrainConfig:
     """The configuration of a published recipe for these inputs."""
     c = inputs.config
@@ -67,7 +68,11 @@ def published(
         recipe=recipe,
         model=inputs.model,
         weights=inputs.weights,
-        input=replace(input_config(c), crop=crop if max(c.img_size) > SMALL_IMAGE else 1.0),
+        input=replace(
+            input_config(c),
+            crop=crop if max(c.img_size) > SMALL_IMAGE else 1.0,
+            normalize=normalize if c.channels == 3 else "half",
+        ),
         arch=replace(arch_config(c), **changes),
         optim=scaled_optim(inputs, **optim),
         augment=augment,

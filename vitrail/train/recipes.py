@@ -3,9 +3,18 @@
 `vitrail recipes` prints the first line of each docstring. On data of another size than the published one, recipes
 follow the rules in `recipe_rules`.
 
-RandAugment here has no invert, cutout or solarize-add, always applies its operations (timm: with probability 0.5), in
-both directions, and without noise in the magnitude, which ends at 10. Erased rectangles are filled with the mean
-colour, not with noise. "Adam with decoupled weight decay" is AdamW.
+Differences from the sources that all published recipes share:
+
+- RandAugment has the identity among its 14 operations, as in its paper, but no invert, cutout or solarize-add. It
+  always applies its operations (timm: with probability 0.5), in both directions, and without noise in the magnitude,
+  which ends at 10. Posterize keeps at least 4 bits; at magnitude 9, DeiT's `inc1` keeps 1.
+- Mixup and CutMix draw a share for every image; timm and big_vision draw one for the whole batch.
+- Erased rectangles are filled with the mean colour, not with noise.
+- Images are resized with antialiased bicubic filters, as in DeiT. big_vision resizes crops bilinearly without
+  antialiasing, and evaluation images by area.
+- Weights are initialised as in the ViT paper's JAX code, with a zero head; DeiT and DeiT III draw all of them from a
+  truncated normal distribution of standard deviation 0.02.
+- "Adam with decoupled weight decay" is AdamW.
 """
 
 from __future__ import annotations
@@ -180,11 +189,13 @@ def augreg(inputs: RecipeInputs) -> TrainConfig:
 
     https://arxiv.org/abs/2106.10270 and the authors' configurations for ImageNet and, above 5 million images, for
     ImageNet-21k (vit_i1k.py and vit_i21k.py of big_vision): binary cross-entropy per class, and augmentation from
-    "none" to "medium2" by model size, with RandAugment's magnitude limited to 10 instead of 15. Their weight decay of
-    1e-4, not multiplied by the learning rate of 1e-3, corresponds to 0.1 in AdamW.
+    "none" to "medium2" by model size, with RandAugment's magnitude limited to 10 instead of 15. For ImageNet the head
+    reads the class token through a hidden layer, for ImageNet-21k the average of the patches without one. Their weight
+    decay of 1e-4, not multiplied by the learning rate of 1e-3, corresponds to 0.1 in AdamW.
     """
     c = inputs.config
-    if inputs.images < 5_000_000:
+    many = inputs.images >= 5_000_000
+    if not many:
         level = "light1" if c.width < 384 else "medium1" if c.width < 768 and c.step >= 32 else "medium2"
     elif c.width < 768:
         level = "light1" if c.width >= 384 and c.step < 32 else "none"
@@ -193,7 +204,7 @@ def augreg(inputs: RecipeInputs) -> TrainConfig:
     return published(
         "augreg",
         inputs,
-        fresh={"head": "tanh"},
+        fresh={"pool": "gap", "head": "linear"} if many else {"head": "tanh"},
         optim={
             "opt": "adamw",
             "loss": "bce",
@@ -240,13 +251,13 @@ def deit(inputs: RecipeInputs) -> TrainConfig:
 
     https://arxiv.org/abs/2012.12877 and the defaults of the authors' main.py: without distillation Ti reaches
     72.2 %, S 79.9 %, B 81.8 % on ImageNet; with a distillation token and --teacher, in the paper a RegNetY-16GF, Ti
-    74.5 %, S 81.2 %, B 83.4 %. Not included: repeated augmentation (three copies of an image per batch) and the ten
-    cool-down epochs at the minimum learning rate.
+    74.5 %, S 81.2 %, B 83.4 %. Not included: the ten cool-down epochs at the minimum learning rate.
     """
     return published(
         "deit",
         inputs,
         drop_path=0.1,
+        normalize="imagenet",
         optim={
             "opt": "adamw",
             "batch": 1024,
@@ -265,6 +276,7 @@ def deit(inputs: RecipeInputs) -> TrainConfig:
             randaug=2,
             magnitude=9.0,
             reprob=0.25,
+            aug_repeats=3,
             mixup=0.8,
             cutmix=1.0,
             smoothing=0.1,
@@ -278,16 +290,19 @@ def deit3(inputs: RecipeInputs) -> TrainConfig:
     https://arxiv.org/abs/2204.07118 and the authors' commands for ImageNet: S reaches 81.4 %, B 83.8 %, L 84.9 %.
     B and L are trained at 192 pixels, S at 224 (--img-size 224) and H at 160; B, L and H are then fine-tuned for 20
     epochs at 224, with AdamW, a learning rate of 1e-5 and weight decay 0.1. Models smaller than S use its values. Not
-    included: repeated augmentation, and the class token without position embedding. The loss is summed over the
-    classes, not averaged, to which LAMB is invariant, and the head's bias starts at -log K, not at 0.
+    included: the class token without position embedding (--pos patches). The loss is summed over the K classes, not
+    averaged, to which LAMB is invariant; so gradients are clipped at K where the authors' LAMB clips at 1, by its
+    default. The head's bias starts at -log K, not at 0.
     """
-    width = inputs.config.width
+    width, classes = inputs.config.width, inputs.config.classes
     lr = 4e-3 if width < 768 else 3e-3
     return published(
         "deit3",
         inputs,
         fresh={"layer_scale": 1e-4},
         drop_path=0.05 if width < 768 else 0.2 if width < 1024 else 0.45 if width < 1280 else 0.6,
+        crop=1.0,
+        normalize="imagenet",
         optim={
             "opt": "lamb",
             "loss": "bce",
@@ -299,13 +314,14 @@ def deit3(inputs: RecipeInputs) -> TrainConfig:
             "sched": "cosine",
             "warmup_epochs": 5.0,
             "min_lr": 1e-5 / lr,
-            "clip_grad": 0.0,
+            "clip_grad": float(max(classes, 1)),
         },
         augment=AugmentConfig(
             crop_scale=0.08,
             hflip=hflip(inputs.config),
             three_augment=1.0,
             color_jitter=0.3,
+            aug_repeats=3,
             mixup=0.8,
             cutmix=1.0,
         ),

@@ -16,7 +16,6 @@ from vitrail.config import (
     ArchConfig,
     DistillConfig,
     PretrainConfig,
-    RunConfig,
     Size,
     TrainConfig,
     TransferConfig,
@@ -28,10 +27,12 @@ from vitrail.config import (
 from vitrail.data import Data
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
-from vitrail.device import choose_device
+from vitrail.device import choose_device, device_name
 from vitrail.errors import UserError, nearest
-from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant
+from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant, named_size
+from vitrail.runs.run import free_name
 from vitrail.tasks import task_type
+from vitrail.train.loggers import check_loggers
 from vitrail.train.pace import images_per_second
 from vitrail.train.prepare import preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
@@ -39,20 +40,43 @@ from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
 from vitrail.weights import absolute, open_card
 
 LORA_SCALE = 2.0  # alpha / rank
+_LEAST = {  # of the options of self-supervised methods
+    "decoder_width": 1,
+    "decoder_depth": 1,
+    "global_crops": 1,
+    "local_crops": 0,
+    "head_width": 1,
+    "prototypes": 2,
+    "projection": 1,
+}
 
 
 def typed(asked: Mapping[str, object], verb: Verb = "") -> dict[str, Any]:
     """The user's settings for a verb, converted to the types of the configuration; paths become absolute."""
-    settings = {name: coerce(TrainConfig, name, value) for name, value in asked.items()}
+    settings = {name: coerce(TrainConfig, name, value) for name, value in _spoken(asked).items()}
     for name in settings if verb else ():
         if (only := options()[name].only) not in ("", verb):
             raise UserError(f"'{name}' is an option of `vitrail {only}`, not of `vitrail {verb}`.")
     if settings.get("task") is not None:
         task_type(settings["task"])  # raises for an unknown name
+    if settings.get("image_dir") is not None:
+        settings["image_dir"] = str(Path(settings["image_dir"]).expanduser().resolve())
     for name in ("weights", "teacher"):
         if settings.get(name) is not None:
             settings[name] = absolute(settings[name])
     return settings
+
+
+def _spoken(asked: Mapping[str, object]) -> dict[str, object]:
+    """Settings as people say them: amp=True is the default, amp=False (`off` in YAML) none, and device 0 is cuda:0."""
+    said = dict(asked)
+    if isinstance(amp := said.get("amp"), bool):
+        said |= {"amp": "off"}
+        if amp:
+            del said["amp"]
+    if said.get("device") is not None:
+        said["device"] = device_name(str(said["device"]))
+    return said
 
 
 def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
@@ -94,14 +118,26 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
     config = data.task.adapt(RECIPES[name].make(inputs))
     _check_method(config, given, method)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task.name})
-    if weights and "interpolation" not in given:
-        config = override(config, {"interpolation": open_card(weights, model).preprocess.interpolation})
+    if weights:
+        card = open_card(weights, model)
+        theirs = {"interpolation": card.preprocess.interpolation, "pos_resample": card.config.resample}
+        config = override(config, {name: value for name, value in theirs.items() if name not in given})
     config = override(config, _normalisation(config, data, given))
     if config.transfer.lora_rank and "lora_alpha" not in given:
         config = override(config, {"lora_alpha": LORA_SCALE * config.transfer.lora_rank})
     config = data.task.check_settings(config, given, source)
+    best = config.stop.best
+    if best is not None and best not in data.task.choices:
+        choices = ", ".join(data.task.choices)
+        raise UserError(f"--best {best} does not apply to {data.task.title} data. Choose one of {choices}.")
+    crop, (h, w) = config.pretraining.local_size, data.size
+    if crop and config.pretraining.local_crops and crop > min(h, w):
+        raise UserError(
+            f"The images of {data.name} are {h}x{w}, smaller than crops of {crop}x{crop}. Use a smaller --local-size "
+            "or --img-size, or --local-crops 0."
+        )
     if "name" not in given:
-        config = override(config, {"name": free_name(config.run)})
+        config = override(config, {"name": free_name(Path(config.run.out), config.run.name)})
     return check(config)
 
 
@@ -131,7 +167,7 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     card = open_card(config.weights, config.model).preprocess if config.weights else None
     fits = card is not None and len(card.mean) in (1, seen.channels) and card.bits == seen.bits
     # Sensors seldom use all 16 bits, and floats have any range: 0.5 suits neither.
-    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else "half")
+    choice = given.get("normalize", "weights" if fits else "dataset" if seen.bits > 8 else seen.normalize)
     if "mean" in given and "std" in given:
         numbers: dict[str, Any] = {}
     elif choice == "dataset":
@@ -154,15 +190,6 @@ def _normalisation(config: TrainConfig, data: Data, given: Mapping[str, Any]) ->
     else:
         numbers = {"mean": 0.5, "std": 0.5}
     return {"normalize": choice} | numbers | {name: given[name] for name in ("mean", "std") if name in given}
-
-
-def free_name(run: RunConfig) -> str:
-    """The name of the run, with a number appended if it is taken."""
-    name, number = run.name, 1
-    while (Path(run.out) / name).exists():
-        number += 1
-        name = f"{run.name}-{number}"
-    return name
 
 
 def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple[str, ModelConfig]:
@@ -188,7 +215,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         elif asked in FAMILIES:
             asked = _smallest(asked, given.get("img_size") or data.size)
         name, config = canonical(asked or meant or f"vit_nano{patch}")
-        size = _fit(typical, config.step)
+        size = named_size(asked or "") or _fit(typical, config.step)
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
     for key in sorted(arch.keys() - {field.name for field in fields(config)}):
         raise UserError(f"A {family(config)} has no option '{key}'; only a ViT has. Remove --{key.replace('_', '-')}.")
@@ -227,6 +254,8 @@ def _fit(size: Size, patch: int) -> Size:
 def check(config: TrainConfig) -> TrainConfig:
     """Raises UserError for invalid values and combinations."""
     o, a, r, t, d = config.optim, config.augment, config.run, config.transfer, config.distillation
+    restarts = config.stop.restarts or ()
+    p = config.pretraining
     rules = [
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
@@ -244,6 +273,13 @@ def check(config: TrainConfig) -> TrainConfig:
             o.warmup_epochs,
             0 <= o.warmup_epochs <= o.epochs,
             "between 0 and the number of epochs",
+        ),
+        ("patience", config.stop.patience, config.stop.patience >= 0, "at least 0"),
+        (
+            "restarts",
+            list(restarts),
+            list(restarts) == sorted({*restarts}) and all(0 < epoch < o.epochs for epoch in restarts),
+            "epochs in ascending order, within the run",
         ),
         ("model_ema", o.model_ema, 0 <= o.model_ema < 1, "at least 0 and below 1"),
         ("layer_decay", o.layer_decay, 0 < o.layer_decay <= 1, "above 0 and at most 1"),
@@ -268,7 +304,16 @@ def check(config: TrainConfig) -> TrainConfig:
             (n, getattr(a, n), 0 <= getattr(a, n) <= 1, "a probability")
             for n in ("hflip", "three_augment", "reprob", "mix_prob")
         ),
+        ("aug_repeats", a.aug_repeats, a.aug_repeats >= 1, "at least 1"),
         *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
+        *(
+            (n, getattr(p, n), getattr(p, n) >= least, f"at least {least}")
+            for n, least in _LEAST.items()
+            if getattr(p, n) is not None
+        ),
+        ("teacher_momentum", p.teacher_momentum, 0 <= (p.teacher_momentum or 0) < 1, "at least 0 and below 1"),
+        ("teacher_temp", p.teacher_temp, p.teacher_temp is None or 0 < p.teacher_temp < math.inf, "above 0"),
+        ("sigreg", p.sigreg, p.sigreg is None or 0 < p.sigreg < 1, "above 0 and below 1, a share of the loss"),
     ]
     for name, value, fine, rule in rules:
         if not fine:
@@ -290,5 +335,12 @@ def check(config: TrainConfig) -> TrainConfig:
             "--class-weights and --balanced-sampling each balance the classes; together they would overweight the rare "
             "ones. Choose one."
         )
+    if a.aug_repeats > 1 and config.source.balanced_sampling:
+        raise UserError(
+            "--aug-repeats and --balanced-sampling each repeat images in an epoch. Choose one: --aug-repeats 1 is off."
+        )
+    if a.aug_repeats > 1 and config.source.streaming:
+        raise UserError("A stream delivers every image once. Add --aug-repeats 1, or drop --streaming.")
+    check_loggers(config.run.log or ())
     preprocessing(config)  # validates its own values
     return config

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from vitrail.config import OptimConfig, TrainConfig
+from vitrail.config import OptimConfig, StopConfig, TrainConfig
 from vitrail.data import Data
 from vitrail.train.optim import lr_at
 from vitrail.train.progress import Progress
@@ -24,13 +24,14 @@ class Schedule:
     optim: OptimConfig
     per_epoch: int  # optimiser steps
     validation: float  # the time of a validation, in steps
+    stop: StopConfig = field(default_factory=StopConfig)
 
     @classmethod
     def of(cls, config: TrainConfig, data: Data, batches: int) -> Schedule:
         """The schedule of a run with this number of batches per epoch."""
         optim = config.optim
         validation = len(data.splits["val"]) / (optim.batch_size * optim.grad_accum_steps)
-        return cls(optim, batches // optim.grad_accum_steps, validation)
+        return cls(optim, batches // optim.grad_accum_steps, validation, config.stop)
 
     @property
     def steps(self) -> int:
@@ -42,19 +43,42 @@ class Schedule:
         """Epochs of the run; the last may be partial."""
         return math.ceil(self.steps / self.per_epoch)
 
+    @property
+    def restarts(self) -> tuple[float, ...]:
+        """Epochs after which the learning rate decays anew."""
+        return self.stop.restarts or ()
+
+    def title(self, epoch: int) -> str:
+        """The number of epochs as text: with a time budget the planned number, or `epoch` if that is more."""
+        return str(self.epochs) if self.optim.time_budget is None else f"~{max(self.epochs, epoch)}"
+
     def lr(self, progress: Progress) -> float:
         """The learning rate of the next step."""
         place: float = progress.step
         if self.optim.time_budget is not None:
             elapsed = progress.elapsed
             place = elapsed / max(self._training_seconds(progress) - progress.prepared, elapsed, 1e-9) * self.steps
-        return lr_at(place, self.steps, round(self.per_epoch * self.optim.warmup_epochs), self.optim)
+        start, end = self._decay(place)
+        warmup = round(self.per_epoch * self.optim.warmup_epochs)
+        if start:  # a short extension warms up in a tenth of its steps
+            warmup = min(warmup, (end - start) // 10)
+        return lr_at(place - start, end - start, warmup, self.optim)
+
+    def _decay(self, place: float) -> tuple[int, int]:
+        """The first step of the decay that a step is in, and the first after it."""
+        ends = [round(self.per_epoch * epoch) for epoch in self.restarts]
+        before, after = [end for end in ends if end <= place], [end for end in ends if end > place]
+        return max([0, *before]), min([self.steps, *after])
 
     def over(self, progress: Progress) -> bool:
         """Whether the run has used up its steps or its time."""
         if self.optim.time_budget is None:
             return progress.step >= self.steps
         return progress.step > 0 and progress.seconds >= self._training_seconds(progress)
+
+    def stalled(self, progress: Progress) -> bool:
+        """Whether the score has not improved for --patience epochs."""
+        return progress.stalled(self.stop.patience, max([0.0, *self.restarts]))
 
     def seconds_left(self, progress: Progress) -> float:
         if self.optim.time_budget is None:

@@ -22,8 +22,8 @@ from vitrail.train.journal import Journal
 from vitrail.train.loop import train
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
-from vitrail.train.resume import reopen
-from vitrail.train.summary import describe, kept_epoch, uneven
+from vitrail.train.resume import reopen, save_extended
+from vitrail.train.summary import describe, kept_epoch, pretrained_flags, uneven
 from vitrail.train.world import World
 
 HELD_OUT = 0.05  # share of images held out for validation in pre-training, which has no labels to overfit
@@ -68,12 +68,17 @@ def _run(source: str | None, resume: str | None, overwrite: bool, asked: dict[st
         run, config = reopen(Path(resume), source, asked, verb)
         data = Run(run).data()
         model, notes = prepare(config, data)
+        save_extended(run, config)
     elif source is not None:
         data = open_data(source, **split_settings(asked))
         config = plan(full_name(source), data, asked)
         model, notes = prepare(config, data)  # before the folder is created, so that errors leave none behind
         run = Run.create(config, overwrite).path
     else:
+        if folder := asked.get("data_dir"):
+            raise UserError(
+                f"No data was given: --data-dir is the folder of the built-in data sets. Use `vitrail {verb} {folder}`."
+            )
         raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
     complete(run, config, data, model, notes)
     return run
@@ -84,6 +89,8 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
     with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
         for line in (describe(config, data, model), *notes):
             log.info(line)
+        if flags := pretrained_flags(config, data):
+            log.info(f"Photographs learn faster and better from pre-trained weights: add {flags}")
         if warning := uneven(config, data):
             log.warning(warning)
         train(run, config, data, model, journal, interruption, World.join())
@@ -101,7 +108,11 @@ def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:
         return {}
     splits = ["val", "test"] if config.source.fold and "test" in data.splits else ["val"]
     how: dict[str, Any] = {"device": config.run.device, "workers": config.source.workers}
-    log.info(f"Kept {kept_epoch(Run(run).card, Run(run).history)}.")
+    rows, card = Run(run).history, Run(run).card
+    if not Run(run).used_up:
+        title = card.task.chosen(config.stop.best).title
+        log.info(f"Stopped after epoch {len(rows)}: {title} has not improved for {config.stop.patience} epochs.")
+    log.info(f"Kept {kept_epoch(card, rows, config.stop.best)}.")
     if line := calibrate(Run(run), data, **how):
         log.info(line)
     scores = {split: evaluate_on(run, data, split, **how) for split in splits}

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from vitrail.config import TrainConfig
+from vitrail.config.synonyms import PRETRAINED
 from vitrail.data import Data
 from vitrail.data.balance import imbalance
 from vitrail.models import Model, parameters
 from vitrail.runs.run import Row
 from vitrail.train.transfer import describe_learning
 from vitrail.weights import Card
+
+PHOTOGRAPH = 64  # pixels of the shorter side, of colour images
 
 
 def describe(config: TrainConfig, data: Data, model: Model) -> str:
@@ -37,6 +40,15 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     return "\n".join(lines)
 
 
+def pretrained_flags(config: TrainConfig, data: Data) -> str | None:
+    """The flags that start from pre-trained weights, for photographs that a run learns from scratch."""
+    photographs = data.channels == 3 and data.bits == 8 and min(data.size) >= PHOTOGRAPH and data.task.labelled
+    if config.weights is not None or config.distillation.teacher is not None or not photographs:
+        return None
+    size = "" if min(data.size) >= 192 else f" --img-size {round(min(data.size) / 16) * 16}"
+    return f"--weights {PRETRAINED}{size}"
+
+
 def uneven(config: TrainConfig, data: Data) -> str | None:
     """A warning if classes are imbalanced and nothing compensates for it."""
     counts = data.task.counts(data.splits["train"].targets)
@@ -46,12 +58,12 @@ def uneven(config: TrainConfig, data: Data) -> str | None:
     return None if found is None else f"{found}: try {data.task.remedy}."
 
 
-def kept_epoch(card: Card, rows: Sequence[Row]) -> str:
+def kept_epoch(card: Card, rows: Sequence[Row], best_by: str | None = None) -> str:
     """Which epoch's model a run kept, and why: "epoch 30 of 30: top-1 97.8%, within one standard error of …".
 
     No score without labels tells which epoch is the best, so self-supervision keeps the last.
     """
-    main, kept = card.task.measures[0], int(card.metrics["epoch"])
+    main, kept = card.task.chosen(best_by), int(card.metrics["epoch"])
     if not card.task.labelled:
         return f"epoch {kept}, the last"
     scores = {int(row["epoch"]): row[f"val_{main.name}"] for row in rows}

@@ -65,7 +65,7 @@ class Watch:
         means = {name: progress.mean(name) for name in progress.sums}
         healthy, sentence = self._card.task.health(scores, means, self._config)
         if not healthy and not self._warned:
-            log.warning(sentence)
+            (log.info if healthy is None else log.warning)(sentence)
         self._warned = not healthy
         if last or time.monotonic() - self._drew > _DRAW_EVERY:
             self._draw(objective, kept)
@@ -97,13 +97,15 @@ class Watch:
         if drawn is None:
             return
         hidden = drawn.masked.isnan()
-        shown = [preprocess.restore(part.nan_to_num()) for part in drawn]
+        shown = [preprocess.restore(part.nan_to_num()) for part in drawn[:3]]
         shown[1] = shown[1].masked_fill(hidden, WHITE[preprocess.bits] // 2)
         rows = [
             [Tile(to_pil(image), [Caption(title)] if i == 0 else []) for i, image in enumerate(_views(part))]
             for title, part in zip(("original", "masked", "predicted"), shown, strict=True)
         ]
-        section = Section("Reconstruction", "Validation images: original, masked, predicted.", rows)
+        section = Section(
+            "Reconstruction", f"Validation images: original, masked, predicted. {drawn.note}".strip(), rows
+        )
         save(sheet(section), self._run.reconstruction_file)
 
 

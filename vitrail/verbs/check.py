@@ -20,9 +20,11 @@ def check(
     run: str | Path | None = None,
     out: str | Path | None = None,
     data_dir: str | None = None,
+    image_dir: str | Path | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     task: str | None = None,
+    max_pixels: int | None = None,
     workers: int = 2,
     device: str | None = None,
 ) -> Audit:
@@ -35,9 +37,11 @@ def check(
         run (RUN): multi-class run whose model looks for suspicious labels
         out (FOLDER): folder for check.png (default: check-<data>)
         data_dir (FOLDER): folder of the built-in data sets
+        image_dir (FOLDER): folder of a table's images (default: that of the table)
         image_column (NAME): table column with the image paths (default: detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: detected)
         task: multiclass, multilabel or regression (default: detected)
+        max_pixels: pixels of the largest image to read (default: 178956970)
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
     """
@@ -45,6 +49,7 @@ def check(
     from vitrail.data.audit import audit
     from vitrail.data.audit.contact_sheet import contact_sheet, sections
     from vitrail.data.audit.findings import worst_first
+    from vitrail.data.images import allow_pixels
     from vitrail.device import choose_device
     from vitrail.evaluate.suspicious_labels import suspicious_labels
     from vitrail.files import atomic_write
@@ -54,21 +59,24 @@ def check(
         raise UserError(f"'workers' must be at least 1, but it is {workers}.")
     device = choose_device(device)
     opened = None if run is None else open_run(run, device)  # before the images are read, which takes longer
-    result = audit(data, data_dir, workers, image_column, label_column, task)
+    if max_pixels is not None:
+        allow_pixels(max_pixels)
+    folder = None if image_dir is None else str(image_dir)
+    result = audit(data, data_dir, workers, image_column, label_column, task, folder)
     if opened is not None:
         mixed = {name for finding in result.findings if finding.kind == "mixed" for name in finding.files}
         doubts = suspicious_labels(*opened, [item for item in result.items if item.name not in mixed], workers, device)
         result = replace(result, findings=worst_first([*result.findings, *doubts]))
     if not sections(result):
         return result
-    folder = Path(out) if out is not None else Path(f"check-{result.name}")
+    place = Path(out) if out is not None else Path(f"check-{result.name}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another --out.") from error
-    with atomic_write(folder / "check.png") as path:
+        raise UserError(f"The folder {place} cannot be created: {error.strerror}. Choose another --out.") from error
+    with atomic_write(place / "check.png") as path:
         save(contact_sheet(result), path)
-    return replace(result, sheet=folder / "check.png")
+    return replace(result, sheet=place / "check.png")
 
 
 def show(audit: Audit, *, json: bool = False) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitrail.config import InputConfig, Size, coerce
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
@@ -39,8 +40,10 @@ def evaluate(
     device: str | None = None,
     engine: EngineName = "auto",
     data_dir: str | None = None,
+    image_dir: str | Path | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
+    img_size: str | int | Size | None = None,
     real: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Scores | ProbeMetrics | FewShotMetrics | RealScores:
@@ -64,8 +67,10 @@ def evaluate(
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
         engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
         data_dir (FOLDER): folder of the built-in data sets
+        image_dir (FOLDER): folder of a table's images (default: as trained, or that of the table)
         image_column (NAME): table column with the image paths (default: as trained, or detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: as trained, or detected)
+        img_size (H[xW]): resize images to this; position embeddings are resampled (default: the model's size)
         real (FILE): real.json of ImageNet-ReaL, the right labels of each of ImageNet's validation images
         out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
     """
@@ -78,7 +83,8 @@ def evaluate(
     if real is not None:
         from vitrail.evaluate.real import evaluate_real
 
-        given = {"k": k, "shots": shots, "draws": draws, "seed": seed, "split": split, "label_column": label_column}
+        given = {"k": k, "shots": shots, "draws": draws, "seed": seed, "split": split, "img_size": img_size}
+        given |= {"image_column": image_column, "label_column": label_column}
         if method != "head" or any(value is not None for value in given.values()):
             raise UserError("--real measures predictions on ImageNet's validation images. Remove the other options.")
         return evaluate_real(
@@ -86,7 +92,9 @@ def evaluate(
         )
     card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
+    where |= {"image_dir": None if image_dir is None else str(image_dir)}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
+    how["img_size"] = None if img_size is None else coerce(InputConfig, "img_size", img_size)
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
         return evaluate_on(run, opened, split, **how)

@@ -32,6 +32,7 @@ def explain(
     device: str | None = None,
     seed: int = 0,
     img_size: str | int | Size | None = None,
+    pictures: int | None = None,
 ) -> Explanation:
     """Draw what a model sees: attention, relevance, position embeddings, filters, neighbours, mistakes.
 
@@ -52,6 +53,7 @@ def explain(
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
         seed: random seed of the choice of validation images
+        pictures: most images to draw, up to 256 (default: 24, a sheet per kind of figure)
         img_size (H[xW]): resize images to this; position embeddings are resampled (default: the model's size)
     """
     from vitrail.device import choose_device
@@ -75,6 +77,7 @@ def explain(
         device=choose_device(device),
         seed=seed,
         img_size=None if img_size is None else coerce(InputConfig, "img_size", img_size),
+        most=pictures,
     )
     folder = Run.of(run).explain_folder if out is None else Path(out)
     return draw(subject, folder, format, save_data)

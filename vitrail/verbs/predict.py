@@ -19,6 +19,8 @@ def predict(
     images: Sequence[str | Path],
     *,
     top: int | None = None,
+    threshold: float | None = None,
+    max_pixels: int | None = None,
     batch_size: int = 32,
     workers: int = 2,
     device: str | None = None,
@@ -26,35 +28,54 @@ def predict(
 ) -> Iterator[Prediction]:
     """Predict the classes, labels or values of images.
 
-    Predictions are returned one by one, in the order of the images. A path without images is an error. An unreadable
-    file gives a prediction with an error; the command then exits with 1.
+    Predictions are returned one by one, in the order of the images. A missing or unreadable file gives a prediction
+    with an error; the command then exits with 1.
 
     Args:
         run: run folder or weights file
-        images: image files, folders or globs
+        images: image files, folders, globs or web addresses; - reads one image from standard input
         top: predictions per image (default: 5; multi-label: all above their thresholds)
+        threshold: smallest probability of a prediction (default: 0; multi-label: those of the model)
+        max_pixels: pixels of the largest image to read (default: 178956970)
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
         engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
     """
+    from vitrail.data.images import allow_pixels
     from vitrail.evaluate.predict import listed
     from vitrail.runs.predictor import Predictor
 
-    if min(1 if top is None else top, batch_size, workers) < 1:
-        raise UserError(
-            f"'top', 'batch_size' and 'workers' must be at least 1, but they are {top}, {batch_size} and {workers}."
-        )
+    for name, value in (("top", top), ("batch_size", batch_size), ("workers", workers)):
+        if value is not None and value < 1:
+            raise UserError(f"'{name}' must be at least 1, but it is {value}.")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise UserError(f"'threshold' must be a probability from 0 to 1, but it is {threshold:g}.")
+    if max_pixels is not None:
+        allow_pixels(max_pixels)
     files = listed(images)
-    return Predictor(run, device, engine=engine)(files, top, batch_size=batch_size, workers=workers)
+    predictor = Predictor(run, device, engine=engine)
+    if threshold is not None:
+        task = predictor.card.task
+        if task.meant != "probabilities":
+            raise UserError(f"--threshold needs probabilities, but a {task.title} model predicts {task.meant}.")
+    return predictor(files, top, threshold=threshold, batch_size=batch_size, workers=workers)
 
 
-def show(predictions: Iterator[Prediction], *, format: Literal["table", "csv", "json"] = "table") -> int:
-    """Print each prediction as it comes.
+def show(
+    predictions: Iterator[Prediction],
+    *,
+    format: Literal["table", "csv", "json"] | None = None,
+    out: str | Path | None = None,
+) -> int:
+    """Print each prediction as it comes, or write it to a file.
 
     Args:
-        format: output format; json is one object per line
+        format: output format; json is one object per line (default: table, or that of --out's suffix)
+        out (FILE): .csv, .json or .txt file to write the predictions to (default: printed)
     """
-    from vitrail.evaluate.predict import write
+    from vitrail.evaluate.predict import write, write_file
 
-    return 1 if write(predictions, format, sys.stdout) else 0
+    if out is None:
+        return 1 if write(predictions, format or "table", sys.stdout) else 0
+    return 1 if write_file(predictions, format, Path(out)) else 0

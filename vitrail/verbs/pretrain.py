@@ -23,7 +23,7 @@ def pretrain(
 
     Args:
         data: folder of images, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set
-        method: self-supervised method (default: chosen by the number of images)
+        method: self-supervised method (default: mae)
         resume (RUN): continue this run from its last checkpoint
         overwrite: replace an existing run of the same name
         **settings: the options of `vitrail.config.TrainConfig` that do not need labels, by their flat names

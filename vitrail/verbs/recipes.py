@@ -36,7 +36,7 @@ def recipes(
     from vitrail.runs.run import split_settings
     from vitrail.train.recipes import RECIPES
     from vitrail.train.resolve import plan, typed
-    from vitrail.train.start import DEFAULT_METHOD
+    from vitrail.train.start import DEFAULT_METHOD, HELD_OUT
 
     if recipe is None:
         return {name: known.line for name, known in RECIPES.items()}
@@ -44,6 +44,7 @@ def recipes(
     methods = RECIPES[recipe].methods if recipe in RECIPES else ()
     if method is not None or methods:
         given["task"] = method or (DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0])
+        given.setdefault("val_fraction", HELD_OUT)
     if data is None:
         return plan("imagenet", blank(task=given.get("task")), given)
     return plan(full_name(str(data)), open_data(str(data), **split_settings(given)), given)

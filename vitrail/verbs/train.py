@@ -17,6 +17,7 @@ def train(
     resume: str | Path | None = None,
     overwrite: bool = False,
     find_lr: bool = False,
+    config: str | Path | None = None,
     plan: bool = False,
     **settings: object,
 ) -> Path | Plan:
@@ -30,12 +31,16 @@ def train(
         resume (RUN): continue this run from its last checkpoint
         overwrite: replace an existing run of the same name
         find_lr: run a learning-rate range test instead of training
+        config (FILE): YAML file of settings, such as the config.yaml of a run; flags override it
         plan: print the memory and time of the run instead of training
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from vitrail.train import folds
+    from vitrail.train.config_file import with_file
     from vitrail.train.start import start
 
+    if config is not None:
+        data, settings = with_file(Path(config), data, resume, settings)
     source, run = None if data is None else str(data), None if resume is None else str(resume)
     if plan:
         from vitrail.plan.settings import plan_run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vitrail.config.habits import timm_tag
 from vitrail.errors import UserError, shortlist
 from vitrail.weights.sharded import INDEXES, is_index, shard_files
 
@@ -17,7 +18,19 @@ _SIDECARS = ("config.json", "preprocessor_config.json")
 
 
 def is_hub(source: str) -> bool:
-    return source.startswith(PREFIXES)
+    """Whether a source is a name of the hub: with a prefix, or timm's own name of a model where no such file exists."""
+    bare = timm_tag(source.partition(".")[0]) is not None and not Path(source).exists()
+    return source.startswith(PREFIXES) or bare
+
+
+def full_name(source: str) -> str:
+    """A name of the hub in full: `vit_tiny_patch16_224` is `timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k`."""
+    kind, _, name = source.rpartition(":") if source.startswith(PREFIXES) else ("timm", "", source)
+    if kind != "timm" or not name:
+        return source
+    plain, at, revision = name.partition("@")
+    tag = None if "." in plain else timm_tag(plain)
+    return f"timm:{plain}{f'.{tag}' if tag else ''}{at}{revision}"
 
 
 def fetch(source: str) -> Path:
@@ -27,7 +40,7 @@ def fetch(source: str) -> Path:
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
         raise UserError(f"{source}: the hub needs `huggingface_hub`: pip install 'vitrail[hub]'") from error
-    kind, _, name = source.partition(":")
+    kind, _, name = full_name(source).partition(":")
     name, _, revision = name.partition("@")
     if not name or source.endswith("@"):
         raise UserError(f"'{source}' has no name. Write hf:OWNER/NAME, or timm:NAME for weights of timm.")

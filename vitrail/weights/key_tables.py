@@ -7,7 +7,7 @@ halves of a gated MLP's first layer are `mlp.gate` and `mlp.up`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def rename(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str,
     return {new_name(name, table): tensors[name] for name in tensors}
 
 
-def count_blocks(names: Mapping[str, Tensor], pattern: str) -> int:
+def count_blocks(names: Iterable[str], pattern: str) -> int:
     """The number of blocks, by a pattern whose first group matches the block number."""
     return len({match[1] for name in names if (match := re.match(pattern, name))})
 

@@ -59,7 +59,7 @@ def open_run(
     classes: int | Sequence[str] | None = None,
     img_size: int | Size | None = None,
     channels: int | None = None,
-    resample: Interpolation = "bicubic",
+    resample: Interpolation | None = None,
     partial: bool = False,
     headless: bool = False,
 ) -> tuple[Model, Card]:
@@ -99,7 +99,7 @@ def load(
     img_size: int | Size | None = None,
     channels: int | None = None,
     *,
-    resample: Interpolation = "bicubic",
+    resample: Interpolation | None = None,
     partial: bool = False,
     device: str = "cpu",
 ) -> Model:
@@ -107,10 +107,10 @@ def load(
 
     `source` is a run, a weights file of vitrail, timm, Hugging Face, torchvision or JAX, `timm:NAME`, `hf:REPO`, or a
     state dict. `model` names the architecture if the tensors do not determine it. Other `classes` give a new head,
-    `classes=0` none; another `img_size` resamples position embeddings (bicubic, bilinear, or linear as in the paper);
-    other `channels` adapt the first filters. Adaptations are logged; all other tensors must fit. With `partial`,
-    tensors that do not fit are skipped and missing ones are initialised. Weights without a head give a headless model,
-    which returns features.
+    `classes=0` none; another `img_size` resamples position embeddings, as the library of the weights does unless
+    `resample` names another way; other `channels` adapt the first filters. Adaptations are logged; all other tensors
+    must fit. With `partial`, tensors that do not fit are skipped and missing ones are initialised. Weights without a
+    head give a headless model, which returns features.
     """
     whole, _ = open_run(
         source,
@@ -155,7 +155,7 @@ def home(source: str | Path) -> Path:
 
 def absolute(source: str) -> str:
     """A source that can be found from any folder."""
-    return source if hub.is_hub(source) else str(Path(source).expanduser().resolve())
+    return hub.full_name(source) if hub.is_hub(source) else str(Path(source).expanduser().resolve())
 
 
 def open_source(source: Source, first: str = "") -> tuple[str, Path | None, Tensors]:
@@ -174,7 +174,7 @@ def start_from(
     model: Model,
     task: Task,
     *,
-    resample: Interpolation = "bicubic",
+    resample: Interpolation | None = None,
     partial: bool = False,
 ) -> list[str]:
     """Loads trained weights into a fresh model that may differ in size, channels and classes.
@@ -240,7 +240,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
     if isinstance(config, ViTConfig):
         notes += vit.conversion_notes(shapes, config)
     eps = weights.spec.eps
-    if sidecar.eps not in (None, eps):
+    if sidecar.eps not in (None, eps) and "eps" not in {field.name for field in dataclasses.fields(config)}:
         notes.append(f"LayerNorm's epsilon is {eps:g} for {weights.kind}, not {sidecar.eps:g}")
     if len(tensors.wrapped) > 1:
         notes.append(f"loaded '{tensors.wrapped[0]}', not {', '.join(map(repr, tensors.wrapped[1:]))}")
@@ -284,7 +284,7 @@ def _wanted(
 
 
 def _adapt(
-    opened: _Opened, wanted: Card, model: Model, resample: Interpolation, partial: bool
+    opened: _Opened, wanted: Card, model: Model, resample: Interpolation | None, partial: bool
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors for a model that may differ in size, channels and classes, and a note on each change.
 
@@ -333,7 +333,7 @@ def _adapt(
     resized = resized_state(state, old, new, resample)
     if any(resized[name] is not state[name] for name in state):
         sizes = f"{old.grid[0]}x{old.grid[1]} to {new.grid[0]}x{new.grid[1]} patches"
-        notes.append(f"position embeddings resampled from {sizes} ({resample})")
+        notes.append(f"position embeddings resampled from {sizes} ({resample or old.resample})")
     state = resized
     first = body.filters()
     if old.channels != new.channels and first in state:

@@ -57,6 +57,8 @@ _PRETRAINING = {
     "the mask token": re.compile(r"mask_token"),
     "the projection head": re.compile(r"head\.(mlp|last_layer)|(dino|ibot)_head"),
     "the student": re.compile(r"student\."),
+    "the text tower": re.compile(r"text_model\.|text_projection|logit_(scale|bias)$|txt/|[tb]$"),
+    "the projection to it": re.compile(r"visual_projection"),
 }
 NOT_IN_TENSORS = ("heads", "groups", "shrink")  # configuration fields that tensor shapes do not show
 
@@ -147,7 +149,7 @@ def read_sidecar(weights: Weights, folder: Path | None, like: ModelConfig | None
             if "pretrained_cfg" in document:
                 sidecar = timm.read_sidecar(document)
             elif "model_type" in document and weights.format == "hf":
-                processor = read_json(folder / "preprocessor_config.json")
+                document, processor = hf.own_part(document), read_json(folder / "preprocessor_config.json")
                 sidecar = hf.read_sidecar(document, processor, MODULES[weights.family].hf_fields(document))
             sidecar = replace(sidecar, fields=_coerced(weights.family, sidecar.fields))
         except UserError as error:
@@ -158,7 +160,7 @@ def read_sidecar(weights: Weights, folder: Path | None, like: ModelConfig | None
     if like is not None and family(like) == weights.family:
         # `pos`, because a class token without a position embedding may stay so or get a zero one.
         defaults = {f.name: getattr(like, f.name) for f in fields(like) if f.name in (*NOT_IN_TENSORS, "pos")}
-    shown = {"heads": npz.heads(weights.tensors.shapes)} if weights.format == "npz" else {}
+    shown = npz.shown(weights.tensors.shapes) if weights.format in ("npz", "big_vision") else {}
     return replace(sidecar, fields={**defaults, **sidecar.fields, **_coerced(weights.family, shown)})
 
 
@@ -182,7 +184,26 @@ def architecture(weights: Weights, sidecar: Sidecar, model: ModelConfig | None) 
         raise UserError(f"{where} is not a {weights.kind} that vitrail can build: {error}") from error
     if model is not None and not isinstance(config, ViTConfig):  # for a ViT, pooling and more follow the tensors
         check_match(where, shape(config), shape(model))
-    return config
+    numerics: Any = _numerics(weights, sidecar, model, config)
+    return replace(config, **numerics)
+
+
+def _numerics(weights: Weights, sidecar: Sidecar, model: ModelConfig | None, config: ModelConfig) -> dict[str, Any]:
+    """What no tensor shows: the activation, LayerNorm's epsilon, and how positions are resampled.
+
+    Sidecar files say it, else `model`, if it differs from its family's default, else it is as in the source's code.
+    """
+    spec, values = weights.spec, {}
+    usual = {"act": spec.act} | ({"resample": spec.resample} if spec.resample else {})
+    if isinstance(config, ViTConfig):
+        usual |= vit.numerics(weights.format, weights.tensors, config)
+    said = {**({} if sidecar.eps is None else {"eps": sidecar.eps}), **sidecar.fields}
+    for field in fields(config):
+        if field.name in ("act", "eps", "resample") and getattr(config, field.name) != "swiglu":
+            asked = field.default if model is None else getattr(model, field.name)
+            known = asked if asked != field.default else usual.get(field.name, getattr(config, field.name))
+            values[field.name] = said.get(field.name, known)
+    return values
 
 
 def expected(model: str | ModelConfig | None) -> ModelConfig | None:

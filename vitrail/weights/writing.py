@@ -14,9 +14,10 @@ from torch import Tensor
 from vitrail.errors import UserError
 from vitrail.files import atomic_write, write_text
 from vitrail.models import Model, family
+from vitrail.progress import log, log_to_console
 from vitrail.weights import Card, recognise
 from vitrail.weights.card import write_card
-from vitrail.weights.formats import Format, hf
+from vitrail.weights.formats import Format, FormatSpec, hf
 
 
 def write_weights(path: Path, model: Model, card: Card, to: Format) -> None:
@@ -28,7 +29,23 @@ def write_weights(path: Path, model: Model, card: Card, to: Format) -> None:
         for name, document in hf.sidecar_files(config, card.classes, card.preprocess).items():
             write_text(path.with_name(name), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     _write(path, state)
+    if note := _not_held(vars(card.config), to, recognise.formats_of(family(card.config))[to]):
+        log_to_console()
+        log.info(note)
     write_card(path.with_suffix(".json"), card)
+
+
+def _not_held(config: Mapping[str, Any], to: Format, spec: FormatSpec) -> str | None:
+    """What the code that reads a format has to be told, because the file does not hold it."""
+    act, eps = config.get("act"), config.get("eps", spec.eps)
+    if to == "hf" or act is None or (act in (spec.act, "swiglu") and eps == spec.eps):
+        return None
+    if to == "timm":
+        return f"Create the model in timm with act_layer='{act}' and norm_layer=partial(nn.LayerNorm, eps={eps:g})."
+    return (
+        f"The model has act='{act}' and eps={eps:g}, but the code for {to} computes {spec.act} with {spec.eps:g}: its "
+        "outputs will differ slightly."
+    )
 
 
 def _writer(card: Card, to: Format) -> Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]]:

@@ -74,3 +74,16 @@ def test_of_many_layers_and_heads_a_selection_is_drawn_and_noted():
     rows = [label.get_text() for label in right.get_yticklabels()]
     assert (len(rows), rows[0], rows[-1]) == (24, "1", "30")
     assert any("24 of 30 layers; 16 of up to 20 heads" in text.get_text() for text in right.texts)
+
+
+def test_one_bright_patch_does_not_blacken_the_rest():
+    """As in DINO, where single patches collect most of the attention."""
+    even = np.linspace(0.5, 1.5, 256, dtype=np.float32).reshape(16, 16)
+    assert attention.brightest(even) == even.max()
+    outlier = even.copy()
+    outlier[0, 3] = 40
+    assert attention.brightest(outlier) < 4
+    assert attention.heat(outlier, (16, 16))[8, 8].sum() > attention.heat(outlier, (16, 16))[0, 0].sum()
+    lone = np.zeros((4, 4), np.float32)
+    lone[1, 2] = 1  # as sparse as it can be
+    assert 0 < attention.brightest(lone) <= 1

@@ -128,4 +128,4 @@ def test_dinov2s_giant():
         )
         theirs = peers.transformers().Dinov2Model(about)
     weights = recognise.recognise(from_state_dict(theirs.state_dict(), "it"), "it")
-    assert recognise.architecture(weights, recognise.Sidecar(), None) == config
+    assert peers.shown(recognise.architecture(weights, recognise.Sidecar(), None)) == config

@@ -7,6 +7,7 @@ from dataclasses import replace
 import peers
 import pytest
 import torch
+import torch.nn.functional as F
 from peers import TOLERANCE, distance, identical, images, randomise, set_authors_epsilon
 from safetensors.torch import load_file
 
@@ -104,6 +105,33 @@ def test_timms_weights_are_read_and_come_back_as_they_were(tmp_path, config):
     assert distance(ours(x), theirs(x)) < TOLERANCE
     own = convert(theirs.state_dict(), tmp_path / "own.safetensors", model=config)
     assert identical(load_file(convert(own, tmp_path / "timm.safetensors", to="timm")), theirs.state_dict())
+
+
+@V2
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(96, 96), (64, 32)], ids=["larger", "rectangle"])
+def test_other_sizes_need_no_change(tmp_path, config, size):
+    for theirs in (timm(config), hugging_face(config)):
+        if hasattr(theirs, "save_pretrained"):
+            theirs.save_pretrained(tmp_path)
+        source = tmp_path if hasattr(theirs, "save_pretrained") else theirs.state_dict()
+        ours = load(source, config, img_size=size)
+        answer = theirs(images(ours.config))
+        assert distance(ours(images(ours.config)), getattr(answer, "logits", answer)) < TOLERANCE
+
+
+@torch.no_grad()
+def test_positions_of_a_pvt_are_resampled_as_by_its_authors():
+    """Bilinearly, without antialiasing; the class token keeps its own."""
+    model = randomise(models.build(PVT))
+    larger = models.resize(model, tuple(2 * side for side in PVT.img_size))
+    for name, rows in model.named_parameters():
+        if name.startswith("pos_embed"):
+            i = int(name.removeprefix("pos_embed")) - 1
+            prefix = rows.shape[1] - PVT.grids[i][0] * PVT.grids[i][1]
+            picture = rows[:, prefix:].mT.unflatten(2, PVT.grids[i])
+            grown = F.interpolate(picture, larger.config.grids[i], mode="bilinear").flatten(2).mT
+            torch.testing.assert_close(larger.get_parameter(name), torch.cat([rows[:, :prefix], grown], dim=1))
 
 
 def in_the_authors_names(state, stages):

@@ -38,10 +38,11 @@ def audit(
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     task: str | None = None,
+    image_dir: str | None = None,
 ) -> Audit:
-    """Audits a data set without a model. `image_column` and `label_column` apply to tables."""
+    """Audits a data set without a model. `image_dir`, `image_column` and `label_column` apply to tables."""
     try:
-        name, root, items, findings, single = scan(source, data_dir, image_column, label_column, task)
+        name, root, items, findings, single = scan(source, data_dir, image_column, label_column, task, image_dir)
     except OSError as error:
         raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
     if not items and not findings:
@@ -135,7 +136,7 @@ def _duplicates(items: Sequence[Item], surveys: Sequence[Survey], thumbnails: Pi
             yield Finding("leak", "error", f"in {' and '.join(splits)}, identical files", names)
         for split in splits:
             inside = tuple(item.name for item in same if item.split == split)
-            if len(inside) > 1:
+            if len(inside) > 1 and not (len(labels) > 1 and inside == names):  # not twice, as a conflict and as copies
                 yield Finding("duplicate", "note", "", inside)
 
     blank = thumbnails.reshape(len(thumbnails), THUMBNAIL**2).std(axis=1) < BLANK

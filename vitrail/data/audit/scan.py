@@ -20,6 +20,7 @@ def scan(
     image_column: str | None,
     label_column: str | Sequence[str] | None,
     task: str | None,
+    image_dir: str | None = None,
 ) -> tuple[str, str, list[Item], list[Finding], bool]:
     """The data's name, the prefix of its file names, its images, findings on the layout, if images have one class."""
     path = Path(source).expanduser()
@@ -28,7 +29,7 @@ def scan(
     if path.is_dir() and not columns and not built_in and folder_kind(path) == "classes":
         return path.resolve().name, f"{path}/", *_walk(path), True
     kind = None if task is None else task_type(task)
-    found = open_source(source, data_dir, image_column, label_column, kind, verify=False)
+    found = open_source(source, data_dir, image_column, label_column, kind, verify=False, image_dir=image_dir)
     findings = [Finding("unreadable", "error", reason, (name,)) for name, reason in found.unreadable]
     items = []
     for title, (stored, targets) in found.parts.items():

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from vitrail.explain.figures import attention, data, relevance, weights, windows
 from vitrail.explain.subject import Drawing, Subject
 
+Figures = Callable[[Subject], Iterator[Drawing]]  # of one kind
+
 # In drawing order.
-FIGURES: tuple[Callable[[Subject], Iterator[Drawing]], ...] = (
+FIGURES: tuple[Figures, ...] = (
     attention.rollouts,
     relevance.relevances,
     attention.heads,

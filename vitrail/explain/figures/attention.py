@@ -80,6 +80,7 @@ def _maps(
     query: str,
     patch: tuple[int, int] | None = None,
 ) -> Iterator[Drawing]:
+    subject = subject.fewer(1) if subject.left_out else subject
     # for each picture, one (H, h, w) per layer
     maps = (of_picture for images in subject.batches() for of_picture in zip(*attend(images), strict=True))
     digits = len(str(len(subject.pictures)))
@@ -106,11 +107,21 @@ def distance(subject: Subject) -> Iterator[Drawing]:
 # As figures ----------------------------------------------------------------------------------------------
 
 
+def brightest(weights: Array) -> float:
+    """The value of a map that is drawn brightest: the maximum, but at most twice the 98 % quantile.
+
+    Self-supervised models such as DINO send most of their attention through single patches of the background
+    (https://arxiv.org/abs/2309.16588). Scaled to the maximum, all other patches would be black.
+    """
+    most = float(weights.max())
+    return min(most, 2 * float(np.quantile(weights, 0.98))) or most
+
+
 def overlay(view: View, weights: Array) -> View:
     """A picture darkened where a smoothed map (h, w) is low, as in figure 6 of the ViT paper."""
     picture = enlarge(view)
     smooth = F.interpolate(torch.from_numpy(weights)[None, None], picture.shape[:2], mode="bicubic")[0, 0]
-    light = (smooth / weights.max()).clamp(0, 1).numpy()[:, :, None]
+    light = (smooth / brightest(weights)).clamp(0, 1).numpy()[:, :, None]
     return (picture * (0.08 + 0.92 * light)).astype(np.uint8)
 
 
@@ -118,7 +129,7 @@ def heat(weights: Array, size: tuple[int, ...]) -> View:
     """A map (h, w) as a heat map of the given size, without interpolation."""
     h, w = weights.shape
     y, x = np.arange(size[0]) * h // size[0], np.arange(size[1]) * w // size[1]
-    colours = colormaps[HEAT](weights / weights.max(), bytes=True)[:, :, :3]
+    colours = colormaps[HEAT](weights / brightest(weights), bytes=True)[:, :, :3]
     return colours[y][:, x]
 
 
@@ -134,7 +145,9 @@ def draw_rollouts(views: Sequence[View], maps: Array, captions: Sequence[str], w
     width, height = across * (wide + apart) - apart, head + down * (caption + tall + apart) - apart
     figure = Figure(figsize=(width, height))
     figure.text(0, 1 - 0.1 / height, "Attention rollout", fontsize=11, fontweight="bold", va="center")
-    note = "from 0 (dark) to the maximum (light); uniform attention has a peak of 1×"
+    clipped = any(brightest(weights) < weights.max() for weights in maps)
+    most = "the maximum, at most twice the 98 % quantile" if clipped else "the maximum"
+    note = f"from 0 (dark) to {most} (light); uniform attention has a peak of 1×"
     figure.text(0, 1 - 0.35 / height, note, color=GREY, va="center")
     for i, (view, weights) in enumerate(zip(views, maps, strict=True)):
         x, y = i % across * (wide + apart), head + i // across * (caption + tall + apart) + caption

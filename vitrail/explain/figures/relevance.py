@@ -36,7 +36,7 @@ def relevances(subject: Subject) -> Iterator[Drawing]:
     """Relevance for the predicted or chosen class, and its faithfulness."""
     if not subject.has_head:
         raise UserError("Class relevance cannot be drawn: the model has no head.")
-    shown = subject if subject.given else subject.fewer(OWN)
+    shown = subject if subject.given and not subject.left_out else subject.fewer(OWN)
     for page, images in enumerate(shown.batches(ROWS)):
         pictures = shown.pictures[page * ROWS : (page + 1) * ROWS]
         first, other = _compared(shown, images)

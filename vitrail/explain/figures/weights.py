@@ -67,7 +67,8 @@ def draw_similarity(similarity: Array, where: str = "") -> Figure:
     heading(
         axes,
         f"Similarity of position embeddings{where}",
-        f"one tile per patch: its similarity to all {h} × {w} patches",
+        f"one tile per {'patch' if similarity[np.ix_(rows, columns)].shape[:2] == (h, w) else 'drawn patch'}: its "
+        f"similarity to all {h} × {w} patches",
     )
     others = similarity.reshape(h * w, h * w)[~np.eye(h * w, dtype=bool)]
     low, high = (float(others.min()), float(others.max())) if others.size else (0.0, 1.0)

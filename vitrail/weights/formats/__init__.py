@@ -20,8 +20,10 @@ from torch import Tensor
 
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Resizing
 from vitrail.errors import UserError
+from vitrail.models.layers import Activation
+from vitrail.models.position import Interpolation
 
-Format = Literal["timm", "hf", "npz", "torchvision", "original", "vitrail"]
+Format = Literal["timm", "hf", "npz", "big_vision", "torchvision", "original", "vitrail"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class ImageDefaults:
 
 HALF = ImageDefaults()
 IMAGENET = ImageDefaults(IMAGENET_MEAN, IMAGENET_STD)
+CLIP = ImageDefaults((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711), crop=1.0)
 
 
 def _nothing(_: Any) -> None:
@@ -51,7 +54,9 @@ class FormatSpec:
     write: Callable[[Mapping[str, Tensor], Any], dict[str, Tensor]] | None = None  # ours, config -> theirs
     unsupported: Callable[[Any], str | None] = _nothing  # the feature of a config that the format cannot represent
     defaults: ImageDefaults = HALF
-    eps: float = 1e-6  # LayerNorm epsilon of our model; sidecar files may specify another
+    eps: float = 1e-6  # LayerNorm epsilon of our model, if its config has none; sidecar files may specify another
+    act: Activation = "gelu"  # of their code, unless a sidecar file specifies another
+    resample: Interpolation | None = None  # of positions in their code; None is the family's usual way
 
 
 def identity(tensors: Mapping[str, Tensor], _: Any = None) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
-"""ViT format of Hugging Face transformers: ViT, DeiT, ViT-MAE, ViT-MSN, and DINOv2 with and without registers.
+"""ViT format of Hugging Face transformers: ViT, DeiT, ViT-MAE, ViT-MSN, DINOv2 with and without registers, and CLIP's
+image tower (`clip.py`).
 
 Since transformers 5 the names in files and in modules differ. Both are read; those of files, which every version
 understands, are written.
@@ -14,11 +15,15 @@ from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
+from vitrail.models.layers import Activation
 from vitrail.models.vit import ViTConfig
+from vitrail.weights.formats import clip
 from vitrail.weights.key_tables import count_blocks, fuse, inverse, key_table, rename, split_qkv
 from vitrail.weights.sidecar import Sidecar
 
-MARKER = "embeddings.patch_embeddings.projection.weight"
+MARKER = r"embeddings\.(?:patch_embeddings\.projection|patch_embedding)\.weight"
+
+ACT: Activation = "gelu"
 
 _TOP = {
     "cls_token": "embeddings.cls_token",
@@ -64,11 +69,21 @@ _MODULES = {
     "mlp.fc2": "mlp.down_proj",
 }
 _RESAMPLE: dict[Resizing, int] = {"lanczos": 1, "bilinear": 2, "bicubic": 3}  # Pillow's numbers
+# The names of activations in `config.json`; the first of each is written.
+_ACTS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
 _FILE, _MODULE = "encoder.layer.{}.", "layers.{}."
 
 
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their tensors under our names."""
+    if clip.MARKER in tensors:
+        return clip.read(tensors)
     depth = count_blocks(tensors, r"(?:encoder\.layer|layers)\.(\d+)\.")
     table = inverse(_TOP) | inverse(_TWO_HEADS) | layer_table(depth, _FILE, _MODULE)
     return fuse(rename(tensors, table))
@@ -88,6 +103,8 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
 
     DINOv2's head reads the class token and the patch average: a head on the class token alone is padded with zeros.
     """
+    if config.stem == "clip":
+        return clip.write(state, config)
     theirs = split_qkv(state)
     kind = _model_type(config)
     if kind.startswith("dinov2"):
@@ -95,7 +112,7 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
             theirs["head.weight"] = torch.cat([state["head.weight"], torch.zeros_like(state["head.weight"])], dim=1)
         if config.registers:
             theirs["mask_token"] = torch.zeros(1, config.width)
-    block = _DINOV2 | _MLP[config.act] if kind.startswith("dinov2") else _VIT
+    block = _DINOV2 | _MLP["swiglu" if config.act == "swiglu" else "gelu"] if kind.startswith("dinov2") else _VIT
     top = _TOP | _TWO_HEADS if kind == "deit" else _TOP
     named = rename(theirs, key_table(config.depth, top, block, _FILE))
     return {name if "classifier." in name else f"{kind}.{name}": value for name, value in named.items()}
@@ -103,12 +120,14 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
 
 def unsupported(config: ViTConfig) -> str | None:
     """The feature of a model that the format cannot represent."""
+    if config.stem == "clip":
+        return clip.unsupported(config)
     parts = {
         f"pooling '{config.pool}'": config.pool not in ("cls", "cls_dist", "cls_gap"),
         "a hidden tanh layer before the head": config.head != "linear",
         "LayerScale with a distillation token": config.layer_scale and config.pool == "cls_dist",
         "registers without LayerScale": config.registers and not config.layer_scale,
-        "gated MLPs without LayerScale": config.act != "gelu" and not config.layer_scale,
+        "gated MLPs without LayerScale": config.act == "swiglu" and not config.layer_scale,
         "a head on the patch average without LayerScale": config.pool == "cls_gap" and not config.layer_scale,
         f"an MLP of {config.mlp} for a width of {config.width}": config.layer_scale and _mlp_ratio(config) is None,
     }
@@ -117,12 +136,24 @@ def unsupported(config: ViTConfig) -> str | None:
 
 def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ViT that only `config.json` has."""
-    check_act(document)
-    return {"heads": document.get("num_attention_heads")}
+    name = document.get("hidden_act", "gelu")
+    if name not in _ACTS:
+        raise UserError(f"Its activation is {name!r}, but a ViT of vitrail has {', '.join(_ACTS)}.")
+    return {"heads": document.get("num_attention_heads"), "act": _ACTS[name]}
 
 
 def hf_config(config: ViTConfig) -> dict[str, Any]:
     """A ViT for `config.json`."""
+    common = {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "patch_size": config.patch,
+        "hidden_act": next((theirs for theirs, ours in _ACTS.items() if ours == config.act), "gelu"),
+        "layer_norm_eps": config.eps,
+    }
+    if config.stem == "clip":
+        return clip.hf_config(config) | common
     kind = _model_type(config)
     architecture = {
         "vit": "ViTForImageClassification",
@@ -133,12 +164,7 @@ def hf_config(config: ViTConfig) -> dict[str, Any]:
     document: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": kind,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "patch_size": config.patch,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
+        **common,
         "qkv_bias": True,
     }
     if config.layer_scale:
@@ -180,6 +206,13 @@ def sidecar_files(
     return {"config.json": document, "preprocessor_config.json": processor}
 
 
+def own_part(document: dict[str, Any]) -> dict[str, Any]:
+    """The part of `config.json` about the image model: all of it, or the image tower of a CLIP."""
+    if str(document.get("model_type", "")).startswith("clip"):
+        return {**clip.DEFAULTS, **document, **(document.get("vision_config") or {})}
+    return document
+
+
 def read_sidecar(document: Mapping[str, Any], processor: Mapping[str, Any], fields: Mapping[str, Any]) -> Sidecar:
     """The content of `config.json` and `preprocessor_config.json`; `fields` are the family's `hf_fields`."""
     labels = document.get("id2label") or {}
@@ -214,7 +247,7 @@ def _mlp_ratio(config: ViTConfig) -> int | None:
 
     def hidden(ratio: int) -> int:
         full = config.width * ratio
-        return full if config.act == "gelu" else (int(full * 2 / 3) + 7) // 8 * 8
+        return full if config.act != "swiglu" else (int(full * 2 / 3) + 7) // 8 * 8
 
     return next((ratio for ratio in range(1, 33) if hidden(ratio) == config.mlp), None)
 

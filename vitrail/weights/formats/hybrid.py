@@ -114,7 +114,16 @@ def _vit(config: HybridConfig) -> ViTConfig:
     h, w = (side * config.patch for side in config.grid)
     features = config.widths[-1] if config.widths else config.first
     return ViTConfig(
-        config.width, config.depth, config.heads, config.mlp, config.patch, (h, w), features, config.classes
+        config.width,
+        config.depth,
+        config.heads,
+        config.mlp,
+        config.patch,
+        (h, w),
+        features,
+        config.classes,
+        act=config.act,
+        eps=config.eps,
     )
 
 
@@ -130,8 +139,14 @@ def _unsupported_hf(config: HybridConfig) -> str | None:
 
 FORMATS: dict[Format, FormatSpec] = {
     "timm": FormatSpec(r"patch_embed\.backbone\.(?:stem\.)?conv\.weight", identity, identity, _unsupported),
-    "hf": FormatSpec(re.escape(_HF_RESNET) + r"embedder\.convolution\.weight", _read_hf, _write_hf, _unsupported_hf),
-    "npz": FormatSpec(r"conv_root/kernel", _read_npz, _write_npz),
+    "hf": FormatSpec(
+        re.escape(_HF_RESNET) + r"embedder\.convolution\.weight",
+        _read_hf,
+        _write_hf,
+        _unsupported_hf,
+        resample="bicubic_plain",
+    ),
+    "npz": FormatSpec(r"conv_root/kernel", _read_npz, _write_npz, act="gelu_tanh", resample="linear"),
 }
 
 

@@ -57,7 +57,9 @@ def _write_npz(state: Mapping[str, Tensor], config: MixerConfig) -> dict[str, Te
 _DEFAULTS = replace(HALF, crop=0.875)
 FORMATS: dict[Format, FormatSpec] = {
     "timm": FormatSpec(r"blocks\.0\.mlp_tokens\.fc1\.weight", identity, identity, defaults=_DEFAULTS),
-    "npz": FormatSpec(r"MixerBlock_0/token_mixing/Dense_0/kernel", _read_npz, _write_npz, defaults=_DEFAULTS),
+    "npz": FormatSpec(
+        r"MixerBlock_0/token_mixing/Dense_0/kernel", _read_npz, _write_npz, defaults=_DEFAULTS, act="gelu_tanh"
+    ),
 }
 
 

@@ -1,5 +1,5 @@
 """ViT format of timm (our names): `VisionTransformer`, `VisionTransformerDistilled`, and releases that use its names:
-DeiT, DeiT III, MAE, DINO, DINOv2."""
+DeiT, DeiT III, MAE, DINO, DINOv2. CLIP's image towers too."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.models.layers import Activation
 from vitrail.models.vit import ViTConfig
 from vitrail.weights.key_tables import count_blocks, inverse, key_table, rename
 from vitrail.weights.sidecar import Sidecar
 
-MARKER = "patch_embed.proj.weight"
+MARKER = r"patch_embed\.proj\.weight"
+ACT: Activation = "gelu"
 
 # Names that differ in the releases of DINOv2 and DeiT III.
 _TOP = {"reg_token": "register_tokens", "head": "linear_head"}
@@ -62,7 +64,7 @@ def read_sidecar(document: Mapping[str, Any]) -> Sidecar:
     arguments = document.get("model_args") or {}
     size = arguments.get("img_size") or pretrained["input_size"][1:]
     return Sidecar(
-        fields={"heads": arguments.get("num_heads")},
+        fields={"heads": arguments.get("num_heads"), "act": _act(document, pretrained, arguments)},
         img_size=size,
         classes=tuple(pretrained.get("label_names") or document.get("label_names") or ()),
         mean=pretrained.get("mean"),
@@ -70,3 +72,15 @@ def read_sidecar(document: Mapping[str, Any]) -> Sidecar:
         crop=pretrained.get("crop_pct"),
         interpolation=pretrained.get("interpolation"),
     )
+
+
+def _act(document: Mapping[str, Any], pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
+    """The activation, where the files show it.
+
+    OpenAI's CLIP has QuickGELU. timm's copies note it but compute GELU, unless a model's name has "quickgelu".
+    """
+    named = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "quickgelu": "quick_gelu"}
+    if (asked := arguments.get("act_layer")) in named:
+        return named[asked]
+    natively = any("natively QuickGELU" in str(note) for note in pretrained.get("notes") or ())
+    return "quick_gelu" if natively or "quickgelu" in str(document.get("architecture")) else None

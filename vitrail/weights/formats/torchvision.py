@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from vitrail.models.layers import Activation
 from vitrail.models.vit import ViTConfig
 from vitrail.weights.key_tables import count_blocks, inverse, key_table, rename
 
-MARKER = "conv_proj.weight"
+MARKER = r"conv_proj\.weight"
+ACT: Activation = "gelu"
 
 _TOP = {
     "cls_token": "class_token",
@@ -49,7 +51,8 @@ def unsupported(config: ViTConfig) -> str | None:
     parts = {
         "registers": config.registers,
         "LayerScale": config.layer_scale,
-        "gated MLPs": config.act != "gelu",
+        "gated MLPs": config.act == "swiglu",
+        "QuickGELU": config.act == "quick_gelu",
         f"pooling '{config.pool}'": config.pool != "cls",
     }
     return next((what for what, there in parts.items() if there), None)

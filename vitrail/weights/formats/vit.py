@@ -10,14 +10,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.config import Size
 from vitrail.errors import UserError, shortlist
+from vitrail.models.layers import Activation
+from vitrail.models.position import Interpolation
 from vitrail.models.vit import Pool, ViTConfig
 from vitrail.weights.formats import (
+    CLIP,
     HALF,
     IMAGENET,
     Format,
@@ -31,23 +35,36 @@ from vitrail.weights.formats import (
     torchvision,
 )
 from vitrail.weights.sidecar import Sidecar
+from vitrail.weights.tensors import Tensors
 
 # The number of heads by width, from the papers' tables.
 _HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
 _LAYER_SCALE = 1e-5  # the initial value, which the weights overwrite
+_USUAL = 224  # the image size of published weights whose tensors do not show it
 
 
 def _format_spec(format: Format, module: ModuleType) -> FormatSpec:
     def unsupported(config: ViTConfig) -> str | None:
-        if config.pos != "learned" and (format, config.pos) != ("timm", "patches"):
+        if config.pos != "learned" and (format, config.pos) not in _OTHER_POSITIONS:
             return f"positions '{config.pos}'"
         missing: str | None = module.unsupported(config)
-        return "a convolutional stem" if config.stem != "patch" else missing
+        stem = {"conv": "a convolutional stem"} | ({} if format in ("timm", "hf") else {"clip": "CLIP's stem"})
+        return stem.get(config.stem, missing)
 
-    return FormatSpec(re.escape(module.MARKER), module.read, module.write, unsupported)
+    stacked = format == "big_vision"
+    marker, write = (npz.SCANNED_MARKER, npz.write_big_vision) if stacked else (module.MARKER, module.write)
+    return FormatSpec(marker, module.read, write, unsupported, act=module.ACT)
 
 
-_MODULES: dict[Format, ModuleType] = {"timm": timm, "hf": hf, "npz": npz, "torchvision": torchvision}
+# big_vision's files are a kind of `.npz`: those with stacked blocks are read and written as "big_vision".
+_MODULES: dict[Format, ModuleType] = {
+    "timm": timm,
+    "hf": hf,
+    "big_vision": npz,
+    "npz": npz,
+    "torchvision": torchvision,
+}
+_OTHER_POSITIONS = (("timm", "patches"), ("npz", "sincos2d"), ("big_vision", "sincos2d"))
 FORMATS: dict[Format, FormatSpec] = {format: _format_spec(format, module) for format, module in _MODULES.items()}
 
 hf_fields, hf_config = hf.hf_fields, hf.hf_config
@@ -74,9 +91,13 @@ def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, mode
     registers = _tokens(state, "reg_token") + (_tokens(state, "dist_token") if pool != "cls_dist" else 0)
     asked = model.img_size if model is not None and model.patch == patch else None
     placed = ("cls_token" in state) + (pool == "cls_dist")
-    size = _img_size(where, state, (0, placed, placed + registers), patch, sidecar.img_size, asked)
-    pos = model.pos if model is not None else sidecar.fields.get("pos")
-    bare = state["pos_embed"].shape[1] == (size[0] // patch) * (size[1] // patch)
+    pos = sidecar.fields.get("pos") if model is None else model.pos
+    if sidecar.fields.get("pos") == "sincos2d" and "pos_embed" not in state:
+        pos, size = "sincos2d", sidecar.img_size or asked or (_USUAL // patch * patch, _USUAL // patch * patch)
+    else:
+        size = _img_size(where, state, (0, placed, placed + registers), patch, sidecar.img_size, asked)
+        bare = state["pos_embed"].shape[1] == (size[0] // patch) * (size[1] // patch)
+        pos = "patches" if pos == "patches" and bare else "learned"
     return ViTConfig(
         width=width,
         depth=depth,
@@ -87,16 +108,38 @@ def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, mode
         channels=channels,
         classes=tensor_shape(where, "ViT", state, "head.weight", 2)[0] if "head.weight" in state else 0,
         pool=pool,
-        pos="patches" if pos == "patches" and bare else "learned",
+        pos=pos,
         head="tanh" if "pre_logits.weight" in state else "linear",
+        stem="clip" if "norm_pre.weight" in state else "patch",
         act="swiglu" if gated else "gelu",
         registers=registers,
         layer_scale=_LAYER_SCALE if "blocks.0.ls1.gamma" in state else 0.0,
     )
 
 
+def numerics(format: Format, tensors: Tensors, config: ViTConfig) -> dict[str, Any]:
+    """The activation, LayerNorm's epsilon and the resampling of positions in the code that such weights come from."""
+    clip, dinov2 = config.stem == "clip", config.layer_scale > 0
+    act: Activation = "quick_gelu" if clip and format == "hf" else FORMATS[format].act
+    eps = 1e-5 if clip else 1e-12 if format == "hf" and not dinov2 else 1e-6
+    resample: Interpolation = "bicubic"
+    if format in ("npz", "big_vision"):
+        resample = "linear"
+    elif format == "torchvision":
+        resample = "bicubic_aligned"
+    elif format == "hf" and not (dinov2 and config.registers):
+        resample = "bicubic_plain"
+    elif tensors.wrapped[:1] == ("teacher",) or (dinov2 and not config.registers and "mask_token" in tensors):
+        resample = "bicubic_offset"  # DINO's and DINOv2's releases; timm's copies have no mask token
+    elif tensors.wrapped[:1] == ("model",):
+        resample = "bicubic_plain"  # DeiT's, DeiT III's and MAE's
+    return {"act": act, "eps": eps, "resample": resample}
+
+
 def defaults(format: Format, state: Mapping[str, Tensor], wrapped: tuple[str, ...], config: ViTConfig) -> ImageDefaults:
     """The usual preprocessing of such weights; `wrapped` are the keys of the checkpoint that contained them."""
+    if config.stem == "clip":
+        return CLIP
     # Releases of Facebook Research: DeiT and MAE come as {"model": …}, DINO and DINOv2 without a head.
     facebook = format == "timm" and (wrapped[:1] in (("model",), ("teacher",)) or "head.weight" not in state)
     facebook = facebook or "decoder.decoder_embed.weight" in state  # ViT-MAE of Hugging Face

@@ -1,0 +1,56 @@
+"""Settings from a YAML file: the `config.yaml` of a run, or flat names as on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitrail.config import TrainConfig, coerce
+from vitrail.errors import UserError
+from vitrail.runs.run import free_name
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a file by flat name, without those that are null.
+
+    A run's time budget also has the epochs that it was planned with: they are left out, since either sets the length.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}. Give the config.yaml of a run.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a YAML file: {str(error).splitlines()[0]}.") from error
+    if not isinstance(document, dict):
+        raise UserError(f"{path} must contain settings, such as `epochs: 30`, but it contains {document!r}.")
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        found |= value if isinstance(value, dict) else {name: value}
+    settings = {str(name).replace("-", "_"): value for name, value in found.items() if value is not None}
+    if "time_budget" in settings:
+        settings.pop("epochs", None)
+    try:
+        for name, value in settings.items():
+            if not (name in ("amp", "device") and isinstance(value, bool | int)):  # read as people say them
+                coerce(TrainConfig, name, value)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    return settings
+
+
+def with_file(
+    path: Path, data: str | Path | None, resume: str | Path | None, asked: Mapping[str, Any]
+) -> tuple[str | Path | None, dict[str, Any]]:
+    """The data and the settings of a file, overridden by the user's. If its run exists, the name gets a number."""
+    if resume is not None:
+        raise UserError("A run resumes with the settings it was started with. Remove --config.")
+    settings = read_settings(path) | dict(asked)
+    if {"epochs", "time_budget"} <= settings.keys() and "epochs" in asked:
+        del settings["time_budget"]
+    if "name" in settings and "name" not in asked:
+        folder, name = Path(settings.get("out", "runs")), str(settings["name"])
+        settings["name"] = free_name(folder, name)
+    return data or settings.pop("data", None), {name: value for name, value in settings.items() if name != "data"}
