@@ -131,7 +131,7 @@ class Place(nn.Module):
 
 
 def every_layer(config: Any, shared: Callable[[], Tensor | None]) -> Place | None:
-    """What adds positions before a block other than the first, as in table 8 of the paper; `shared` gives the input's."""
+    """What adds positions before a block after the first, as in table 8 of the paper; `shared` gives the input's."""
     c, patches = config, config.grid[0] * config.grid[1]
     if c.pos.endswith("_every"):
         return Place(Positions(c.kind == "learned2d", c.grid, c.placed, c.width), c.length, patches)

@@ -82,7 +82,7 @@ def optimiser(lab: Lab) -> Steps:
         apart, more = difference(found["Adam"], found["SGD"]), difference(found["Muon"], found["Adam"])
         told = "pre-training with Adam transfers better than with SGD"
         claims.append(Claim(f"{family}: {told}", apart.text(), above(apart)))
-        claims.append(Claim(f"{family}: (not in the paper) Muon transfers better than Adam", more.text(), above(more)))
+        claims.append(Claim(f"beyond the paper, {family}: Muon transfers better than Adam", more.text(), above(more)))
     names = tuple(f"{family}, {tuning}" for family in models for tuning in TUNED)
     table = {
         f"pre-trained with {opt}": {
