@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
     from vitrail.plan.estimate import Plan
+
+
+@overload
+def train(data: str | Path | None = None, *, plan: Literal[True], **settings: object) -> Plan: ...
+
+
+@overload
+def train(
+    data: str | Path | None = None,
+    *,
+    resume: str | Path | None = None,
+    overwrite: bool = False,
+    find_lr: bool = False,
+    config: str | Path | None = None,
+    plan: Literal[False] = False,
+    **settings: object,
+) -> Path: ...
 
 
 def train(
