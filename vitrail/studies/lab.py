@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,11 @@ class Lab:
 
     @property
     def patch(self) -> int:
-        """A patch size with about 7 patches a side."""
-        return max(min(self.size) // 7 // 2 * 2, 2) if min(self.size) >= 28 else max(min(self.size) // 4, 1)
+        """The largest patch size with at least 7 patches a side, or 4 for tiny images."""
+        shorter = min(self.size)
+        most = max(shorter // (7 if shorter >= 28 else 4), 1)
+        common = math.gcd(*self.size)
+        return max(p for p in range(1, most + 1) if common % p == 0)
 
     def macs(self, model: str, **settings: Any) -> int:
         """Multiply-accumulates of a model for an image of this data."""
