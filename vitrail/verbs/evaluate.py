@@ -83,7 +83,14 @@ def evaluate(
     if real is not None:
         from vitrail.evaluate.real import evaluate_real
 
-        given = {"k": k, "shots": shots, "draws": draws, "seed": seed, "split": split, "img_size": img_size}
+        given: dict[str, object] = {
+            "k": k,
+            "shots": shots,
+            "draws": draws,
+            "seed": seed,
+            "split": split,
+            "img_size": img_size,
+        }
         given |= {"image_column": image_column, "label_column": label_column}
         if method != "head" or any(value is not None for value in given.values()):
             raise UserError("--real measures predictions on ImageNet's validation images. Remove the other options.")
