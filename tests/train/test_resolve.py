@@ -82,7 +82,12 @@ def test_nothing_is_left_unresolved(recipe, images):
     assert {name for name, value in flat(config).items() if value is None} == options(PretrainConfig).keys() | {
         "probe",
         "weights",
+        "best",
+        "restarts",
+        "log",
+        "max_pixels",
         "data_dir",
+        "image_dir",
         "image_column",
         "label_column",
         "time_budget",
@@ -119,6 +124,8 @@ ASKED = {
     "folds": 4,
     "fold": 2,
     "data_dir": "there",
+    "image_dir": "pictures",
+    "max_pixels": 10**9,
     "image_column": "photo",
     "label_column": ("kind",),
     "task": "multiclass",
@@ -148,6 +155,9 @@ ASKED = {
     "class_weights": False,  # not with the next
     "balanced_sampling": True,
     "model_ema": 0.5,
+    "best": "f1",
+    "patience": 3,
+    "restarts": (2.0, 4.0),
     "crop_scale": 0.4,
     "shift": 3,
     "hflip": 0.5,
@@ -167,6 +177,7 @@ ASKED = {
     "amp": "bf16",
     "compile": True,
     "grad_checkpointing": True,
+    "log": ("csv",),
     "save_minutes": 1.5,
 }
 

@@ -64,9 +64,9 @@ def test_the_run_keeps_the_epoch_that_best_names_and_says_so(tiny, tmp_path, cap
 def test_patience_stops_a_run_that_no_longer_improves(tiny, tmp_path, caplog):
     caplog.set_level("INFO", "vitrail")
     settings = tiny | {"epochs": 9, "lr": 1e-20, "warmup_epochs": 0, "val_fraction": 0.9}
-    run = Run(vitrail.train("digits", out=tmp_path, name="run", patience=2, **settings))
+    run = Run(vitrail.train("digits", out=tmp_path, name="run", best="loss", patience=2, **settings))
     assert len(run.history) == 3  # the first is the best
-    assert f"Stopped after epoch {len(run.history)}: top-1 has not improved for 2 epochs." in caplog.messages
+    assert f"Stopped after epoch {len(run.history)}: loss has not improved for 2 epochs." in caplog.messages
     assert run.finished
     assert not run.used_up
     before = run.metrics_file.read_text()

@@ -26,6 +26,7 @@ _GROUPS = {
     "distillation": "Teacher",
     "pretraining": "Self-supervision",
     "optim": "Optimisation",
+    "stop": "Kept epoch and stopping",
     "augment": "Augmentation",
     "run": "Run",
 }
