@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 
 
 @overload
-def train(data: str | Path | None = None, *, plan: Literal[True], **settings: object) -> Plan: ...
+def train(
+    data: str | Path | None = None,
+    *,
+    resume: str | Path | None = None,
+    overwrite: bool = False,
+    find_lr: bool = False,
+    config: str | Path | None = None,
+    plan: Literal[True],
+    **settings: object,
+) -> Plan: ...
 
 
 @overload
