@@ -26,6 +26,7 @@ ORDER = (
     "report",
     "export",
     "explain",
+    "plan",
     "train",
     "evaluate",
     "runs",

@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from vitrail.verbs.explain import explain
     from vitrail.verbs.export import export
     from vitrail.verbs.models import models
+    from vitrail.verbs.plan import plan
     from vitrail.verbs.predict import predict
     from vitrail.verbs.pretrain import pretrain
     from vitrail.verbs.recipes import recipes
     from vitrail.verbs.report import report
     from vitrail.verbs.run import Run
     from vitrail.verbs.serve import serve
+    from vitrail.verbs.study import study
     from vitrail.verbs.train import train
     from vitrail.weights import load
 
@@ -51,15 +53,30 @@ __all__ = [
     "export",
     "load",
     "models",
+    "plan",
     "predict",
     "pretrain",
     "recipes",
     "report",
     "serve",
+    "study",
     "train",
 ]
 
-_ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "runs", "serve", "train", "weights")
+_ROOMS = (
+    "data",
+    "evaluate",
+    "explain",
+    "export",
+    "models",
+    "plan",
+    "report",
+    "runs",
+    "serve",
+    "studies",
+    "train",
+    "weights",
+)
 _HOMES = {
     "Predictor": "vitrail.runs.predictor",
     "Run": "vitrail.verbs.run",

@@ -112,8 +112,8 @@ def arguments(verb: str) -> list[Argument]:
 
 
 def _applies(option: Option, verb: str) -> bool:
-    """Whether a verb has an option of runs; `recipes` has all of them."""
-    return option.only in ("", verb) or (verb == "recipes" and option.only != "python")
+    """Whether a verb has an option of runs; `recipes` and `plan` have all of them."""
+    return option.only in ("", verb) or (verb in ("recipes", "plan") and option.only != "python")
 
 
 def _documented(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:

@@ -13,13 +13,14 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from vitrail.charts.kinds import Bars, Chart, ErrorBars, Heads, Line, Lines, Matrix, Reliability, Scatter, Tone
+from vitrail.charts.kinds import Bars, Chart, ErrorBars, Heads, Line, Lines, Matrix, Reliability, Scatter, Series, Tone
 from vitrail.charts.style import BLUE, GREY, INK, ORANGE, RUNS, SHADES, SKY, heading, save, short, styled
 from vitrail.files import atomic_write
 
 COUNTED = 20  # maximum classes of a confusion matrix with counts in its cells
 NAMED = 100  # maximum names on an axis
 _ACROSS = 4  # charts in a row
+_TICKS = 6  # values named on a logarithmic axis
 _DASHED = (0, (4, 3))
 
 
@@ -57,7 +58,7 @@ def _draw(chart: Chart, panel: FigureBase) -> None:
     raise NotImplementedError(type(chart))
 
 
-_SIZES = {Reliability: (4.6, 5.4), Scatter: (3.9, 5.2), Heads: (6.8, 4.2), ErrorBars: (5.0, 3.6)}
+_SIZES = {Reliability: (4.6, 5.4), Scatter: (3.9, 5.2), Heads: (6.8, 4.2), ErrorBars: (5.0, 3.6), Series: (6.0, 4.2)}
 
 
 def _size(chart: Chart, alone: bool) -> tuple[float, float]:
@@ -303,3 +304,49 @@ def _(chart: ErrorBars, panel: FigureBase) -> None:
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(xlabel=chart.x, ylabel=chart.y)
+
+
+# Series ---------------------------------------------------------------------------------------------------
+
+
+@_draw.register
+def _(chart: Series, panel: FigureBase) -> None:
+    axes = panel.add_subplot()
+    heading(axes, chart.title, chart.note)
+    for points in chart.series:
+        colour = RUNS[points.tone % len(RUNS)]
+        if points.dashed:
+            axes.plot(points.x, points.y, color=colour, linestyle=_DASHED, linewidth=1.2, label=short(points.name, 40))
+            continue
+        # A wide interval must not flatten the other series.
+        axes.errorbar(
+            points.x,
+            points.y,
+            np.nan_to_num(np.abs(np.stack([points.y - points.low, points.high - points.y]))),
+            color=colour,
+            marker="o",
+            markersize=5,
+            linestyle="-" if points.joined else "none",
+            elinewidth=0.9,
+            capsize=2.5,
+            label=short(points.name, 40),
+        )
+    if chart.log:
+        axes.set_xscale("log")
+        at = sorted({float(x) for points in chart.series for x in points.x})
+        if len(at) <= _TICKS:  # else matplotlib's powers of ten
+            axes.set_xticks(at, [f"{x:,.6g}" for x in at])
+            axes.set_xticks([], minor=True)
+    if chart.names:
+        many = max(map(len, chart.names)) * len(chart.names) > 60
+        axes.set_xticks(range(len(chart.names)), [short(name) for name in chart.names])
+        if many:
+            axes.tick_params(axis="x", rotation=30)
+            for label in axes.get_xticklabels():
+                label.set(horizontalalignment="right", rotation_mode="anchor")
+        axes.set_xlim(-0.4, len(chart.names) - 0.6)
+    if chart.percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set(xlabel=chart.x, ylabel=chart.y)
+    if len(chart.series) > 1:
+        axes.legend(loc="best", fontsize=8)

@@ -144,13 +144,40 @@ class ErrorBars(Chart):
     std: Values
 
 
+@dataclass(frozen=True, eq=False)
+class Points:
+    """A series of measurements with their intervals; NaN for none."""
+
+    name: str
+    x: Values
+    y: Values
+    low: Values
+    high: Values
+    tone: int = 0  # index of the colour
+    joined: bool = True  # by a line
+    dashed: bool = False  # a fit or a reference, without markers
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Series(Chart):
+    """Several series of measurements with intervals over an axis of numbers or of names."""
+
+    kind = "series"
+    x: str
+    y: str
+    series: tuple[Points, ...]
+    names: tuple[str, ...] = ()  # of x = 0, 1, …, if it has names instead of numbers
+    log: bool = False  # x is logarithmic
+    percent: bool = True  # y is a share
+
+
 def plain(value: Any) -> Any:
     """A value in JSON types; floats with five significant digits."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, float | np.floating):
         return float(f"{value:.5g}") if np.isfinite(value) else None
-    if isinstance(value, Line):
+    if isinstance(value, Line | Points):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [plain(each) for each in value]

@@ -16,6 +16,18 @@ Size = tuple[int, int]
 Names = tuple[str, ...]
 Floats = tuple[float, ...]
 Ints = tuple[int, ...]
+Pos = Literal[
+    "learned",
+    "patches",
+    "learned2d",
+    "relative",
+    "sincos2d",
+    "none",
+    "learned_every",
+    "learned_shared",
+    "learned2d_every",
+    "learned2d_shared",
+]
 Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first N blocks
 
 
@@ -93,8 +105,9 @@ class ArchConfig:
         "pooling: cls = class token, cls_dist = with a distillation token, cls_gap = class token and average, "
         "gap = average after the final norm, gap_norm = before it, mae = gap_norm with a class token, map = attention"
     )
-    pos: Literal["learned", "patches", "learned2d", "relative", "sincos2d", "none"] | None = option(
-        "position embeddings; patches = learned, but none for the class token"
+    pos: Pos | None = option(
+        "position embeddings; patches = learned, but none for the class token; every = also before every block, "
+        "shared = the same before every block"
     )
     head: Literal["linear", "tanh"] | None = option(
         "one linear layer, or with a hidden tanh layer as in pre-training", only="train"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Size, coerce, habits
 from vitrail.errors import UserError, nearest
-from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, swin, vit_configs
+from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, sized, swin, vit_configs
 from vitrail.models.bit import BiT, BiTConfig
 from vitrail.models.coatnet import CoAtNet, CoAtNetConfig
 from vitrail.models.counts import COUNTS
@@ -94,6 +94,8 @@ def canonical(name: str) -> tuple[str, ModelConfig]:
     if name in MODULES:
         module = MODULES[name]
         return name, module.config if isinstance(module, Model) else ModuleConfig(name)
+    if sized_config := sized.of_name(name):
+        return name, sized_config
     short, changes = (name, {}) if name in CONFIGS else aliases.find(name) or ("", {})
     config = CONFIGS.get(short) or vit_configs.of_any_patch(short)
     if config is None:

@@ -144,8 +144,10 @@ class Block(nn.Module):
         relative: RelativeBias | None = None,
         act: Activation = "gelu",
         eps: float = 1e-6,
+        place: nn.Module | None = None,
     ):
         super().__init__()
+        self.place = place  # adds position embeddings before the block
         self.norm1 = nn.LayerNorm(width, eps)
         self.attn = Attention(width, heads, drop, relative)
         self.ls1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
@@ -156,6 +158,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, keep: Tensor | None = None, first: int | None = None) -> Tensor:
         """`keep` and `first` as in `Attention`."""
+        x = x if self.place is None else self.place(x, keep)
         x = x[:, :first] + self.drop_path(self.ls1(self.attn(self.norm1(x), keep, first=first)))
         return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 

@@ -2,14 +2,15 @@
 
 `learned` is the paper's choice, one row per token; `patches` has none for the class token. `learned2d` concatenates a
 row and a column table; `sincos2d` is fixed; `relative` is a bias on the attention logits, learned per head and offset.
+With `_every` or `_shared`, learned positions are added before every block: tables of its own, or those of the input.
 
 Legend: N tokens, D width, H heads, (h, w) patch grid; prefix tokens (class, distillation, registers) come first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -94,6 +95,56 @@ class RelativeBias(nn.Module):
         return index
 
 
+class Positions(nn.Module):
+    """Learned positions of a block: one row per token with a position, or a row and a column table."""
+
+    def __init__(self, two: bool, grid: Grid, placed: int, width: int):
+        super().__init__()
+        self.two, self.grid = two, grid
+        if two:
+            self.pos_row = nn.Parameter(torch.zeros(1, grid[0], width // 2))
+            self.pos_col = nn.Parameter(torch.zeros(1, grid[1], width // 2))
+        else:
+            self.pos_embed = nn.Parameter(torch.zeros(1, placed + grid[0] * grid[1], width))
+
+    def forward(self) -> Tensor:
+        return crossed(self.pos_row, self.pos_col) if self.two else self.pos_embed
+
+
+class Place(nn.Module):
+    """Adds position embeddings before a block; `table` is a module, or for those of the input a method of the model."""
+
+    def __init__(self, table: Callable[[], Tensor | None], tokens: int, patches: int):
+        super().__init__()
+        self.own = table if isinstance(table, nn.Module) else None
+        self.shared = None if isinstance(table, nn.Module) else table
+        self.tokens, self.patches = tokens, patches
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        rows: Tensor = self.own() if self.own is not None else self.shared()  # type: ignore[misc,assignment]
+        placed = rows.shape[1] - self.patches
+        between = rows.new_zeros(1, self.tokens - rows.shape[1], rows.shape[2])  # tokens without a position
+        rows = torch.cat([rows[:, :placed], between, rows[:, placed:]], dim=1)
+        if keep is not None:
+            rows = rows.take_along_dim(keep.reshape(-1, keep.shape[-1], 1), dim=1)
+        return x + rows
+
+
+def every_layer(config: Any, shared: Callable[[], Tensor | None]) -> Place | None:
+    """What adds positions before a block after the first, as in table 8 of the paper; `shared` gives the input's."""
+    c, patches = config, config.grid[0] * config.grid[1]
+    if c.pos.endswith("_every"):
+        return Place(Positions(c.kind == "learned2d", c.grid, c.placed, c.width), c.length, patches)
+    return Place(shared, c.length, patches) if c.pos.endswith("_shared") else None
+
+
+def crossed(rows: Tensor, columns: Tensor) -> Tensor:
+    """Two-dimensional positions, (1, h·w, D), of a row and a column table, (1, h, D/2) and (1, w, D/2)."""
+    h, w = rows.shape[1], columns.shape[1]
+    pair = [rows.unsqueeze(2).expand(-1, -1, w, -1), columns.unsqueeze(1).expand(-1, h, -1, -1)]
+    return torch.cat(pair, dim=-1).flatten(1, 2)
+
+
 def resample(rows: Tensor, old: Grid, new: Grid, method: Interpolation = "bicubic") -> Tensor:
     """Resizes the rows of an `old` grid, (h·w, D), to a `new` grid."""
     if old == new:
@@ -154,16 +205,17 @@ def resample_state(
     if old == new:
         return resampled
     offsets_old, offsets_new = (2 * old[0] - 1, 2 * old[1] - 1), (2 * new[0] - 1, 2 * new[1] - 1)
-    for name, value in state.items():
+    for path, value in state.items():
+        name = path.rpartition(".")[2] if ".place." in path else path
         if name == "pos_embed":
             prefix = value.shape[1] - old[0] * old[1]
             patches = resample(value[0, prefix:], old, new, method)
-            resampled[name] = torch.cat([value[0, :prefix], patches])[None]
+            resampled[path] = torch.cat([value[0, :prefix], patches])[None]
         elif name == "pos_row":
-            resampled[name] = resample(value[0], (old[0], 1), (new[0], 1), method)[None]
+            resampled[path] = resample(value[0], (old[0], 1), (new[0], 1), method)[None]
         elif name == "pos_col":
-            resampled[name] = resample(value[0], (1, old[1]), (1, new[1]), method)[None]
+            resampled[path] = resample(value[0], (1, old[1]), (1, new[1]), method)[None]
         elif name.endswith("relative.table"):
             count = offsets_old[0] * offsets_old[1]
-            resampled[name] = torch.cat([resample(value[:count], offsets_old, offsets_new, method), value[count:]])
+            resampled[path] = torch.cat([resample(value[:count], offsets_old, offsets_new, method), value[count:]])
     return resampled

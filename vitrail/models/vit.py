@@ -30,6 +30,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from vitrail.config import Pos
 from vitrail.errors import UserError
 from vitrail.models.layers import (
     Activation,
@@ -43,7 +44,7 @@ from vitrail.models.layers import (
     level_depths,
 )
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
-from vitrail.models.position import Grid, Interpolation, RelativeBias, resample_state, sincos2d
+from vitrail.models.position import Grid, Interpolation, RelativeBias, crossed, every_layer, resample_state, sincos2d
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates
 
 Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
@@ -60,7 +61,7 @@ class ViTConfig(ModelConfig):
     channels: int = 3
     classes: int = 1000
     pool: Pool = "cls"  # how tokens become one feature vector
-    pos: Literal["learned", "patches", "learned2d", "relative", "sincos2d", "none"] = "learned"
+    pos: Pos = "learned"
     head: Literal["linear", "tanh"] = "linear"  # "tanh" adds a hidden layer, as in the paper's pre-training
     stem: Literal["patch", "conv", "clip"] = "patch"  # "clip": no bias, and a LayerNorm before the encoder
     act: Activation = "gelu"
@@ -78,7 +79,7 @@ class ViTConfig(ModelConfig):
         check_rates(self)
         check_multiple(self, self.patch, "the patch size")
         check_heads((self.width,), (self.heads,))
-        if self.pos in ("learned2d", "sincos2d") and self.width % 4:
+        if self.kind in ("learned2d", "sincos2d") and self.width % 4:
             raise UserError(f"'{self.pos}' positions need a width that is a multiple of 4, but it is {self.width}.")
 
     @property
@@ -95,6 +96,11 @@ class ViTConfig(ModelConfig):
     def grid(self) -> Grid:
         """Rows and columns of patches."""
         return self.img_size[0] // self.patch, self.img_size[1] // self.patch
+
+    @property
+    def kind(self) -> str:
+        """The kind of positions, wherever they are added."""
+        return self.pos.partition("_")[0]
 
     @property
     def placed(self) -> int:
@@ -167,10 +173,10 @@ class ViT(Model):
         self.dist_token = nn.Parameter(torch.zeros(1, 1, c.width)) if c.pool == "cls_dist" else None
         self.reg_token = nn.Parameter(torch.zeros(1, c.registers, c.width)) if c.registers else None
 
-        if c.pos in ("learned", "patches"):
-            placed = c.placed if c.pos == "learned" else 0
+        if c.kind in ("learned", "patches"):
+            placed = c.placed if c.kind == "learned" else 0
             self.pos_embed = nn.Parameter(torch.zeros(1, placed + patches, c.width))
-        elif c.pos == "learned2d":
+        elif c.kind == "learned2d":
             self.pos_row = nn.Parameter(torch.zeros(1, c.grid[0], c.width // 2))
             self.pos_col = nn.Parameter(torch.zeros(1, c.grid[1], c.width // 2))
 
@@ -186,6 +192,7 @@ class ViT(Model):
                 RelativeBias(c.grid, c.heads, c.prefix) if c.pos == "relative" else None,
                 c.act,
                 c.eps,
+                every_layer(c, self.positions) if i else None,
             )
             for i in range(c.depth)
         )
@@ -250,7 +257,7 @@ class ViT(Model):
         prefix: list[Tensor] = []
         if self.cls_token is not None:
             placed = self.cls_token if self.dist_token is None else torch.cat([self.cls_token, self.dist_token], dim=1)
-            placed = placed + self.pos_embed[:, : c.placed] if c.pos == "learned" else placed
+            placed = placed + self.pos_embed[:, : c.placed] if c.kind == "learned" else placed
             prefix.append(placed.expand(batch, -1, -1))
         if self.reg_token is not None:
             prefix.append(self.reg_token.expand(batch, -1, -1))
@@ -307,12 +314,10 @@ class ViT(Model):
     def positions(self) -> Tensor | None:
         """The position embeddings added to the tokens, (1, N, D), placed prefix tokens first; None without any."""
         c = self.config
-        if c.pos in ("learned", "patches"):
+        if c.kind in ("learned", "patches"):
             return self.pos_embed
-        if c.pos == "learned2d":
-            rows = self.pos_row.unsqueeze(2).expand(-1, -1, c.grid[1], -1)
-            columns = self.pos_col.unsqueeze(1).expand(-1, c.grid[0], -1, -1)
-            return torch.cat([rows, columns], dim=-1).flatten(1, 2)
+        if c.kind == "learned2d":
+            return crossed(self.pos_row, self.pos_col)
         if c.pos == "sincos2d":
             weight = self.norm.weight
             return sincos2d(c.grid, c.width, weight.device).to(weight.dtype).unsqueeze(0)
@@ -379,7 +384,8 @@ class ViT(Model):
         if self.attn_pool is not None:
             nn.init.xavier_uniform_(self.attn_pool.kv.weight, gain=1.5**0.5)
         for name, parameter in self.named_parameters():
-            if name in ("pos_embed", "pos_row", "pos_col", "dist_token", "reg_token", "attn_pool.latent"):
+            last = name.rpartition(".")[2]
+            if last in ("pos_embed", "pos_row", "pos_col", "dist_token", "reg_token", "latent"):
                 nn.init.normal_(parameter, std=0.02)
         for layer in self.classifiers():
             nn.init.zeros_(layer.weight)

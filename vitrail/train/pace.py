@@ -11,28 +11,46 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.train.batch import make_batch, read_size
 from vitrail.train.custom import NOTHING, Custom
+from vitrail.train.loop import autocast
+from vitrail.train.optim import build_optimizers
 from vitrail.train.prepare import make_card, prepare, preprocessing
+from vitrail.train.recompute import recompute_activations
 
 _SECONDS = 2
 
 
-def images_per_second(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> float:
-    """Approximate training speed: steps of the objective on blank images for about two seconds, without optimiser."""
+def images_per_second(
+    config: TrainConfig,
+    data: Data,
+    custom: Custom = NOTHING,
+    batch_size: int | None = None,
+    seconds: float = _SECONDS,
+) -> float:
+    """Approximate training speed: optimiser steps on blank images for some seconds."""
     model, _ = prepare(config, data, custom)
-    device, size, targets = config.run.device, config.optim.batch_size, data.splits["train"].targets
+    device, size, targets = config.run.device, batch_size or config.optim.batch_size, data.splits["train"].targets
     objective = make_card(config, data, model).task.objective(model.to(device), config, targets).to(device)
+    if config.run.grad_checkpointing:
+        recompute_activations(model)
+    added = objective.added().values()
+    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None, added=added)
     seen = read_size(config, data, preprocessing(config))
     pixels = torch.from_numpy(np.zeros((size, seen.channels, *seen.img_size), seen.dtype)).to(device)
-    labels = torch.from_numpy(np.resize(targets, (size, *targets.shape[1:]))).to(device)
+    labels = torch.from_numpy(np.resize(targets[:size], (size, *targets.shape[1:]))).to(device)
+    precision = autocast(config)
     count, begun = -2, time.monotonic()  # two for warm-up
-    while count < 3 or time.monotonic() - begun < _SECONDS:
+    while count < 3 or time.monotonic() - begun < seconds:
         if count == 0:
             begun = time.monotonic()
         generator = torch.Generator().manual_seed(count + 2)
-        which = torch.arange(size)
-        batch = make_batch(pixels, labels, which, config, seen.normalise, len(data.classes), generator)
-        torch.autograd.backward(objective(batch)["loss"])
-        objective.zero_grad(set_to_none=True)
+        batch = make_batch(pixels, labels, torch.arange(size), config, seen.normalise, len(data.classes), generator)
+        with precision():
+            loss = objective(batch)["loss"]
+        torch.autograd.backward(loss)
+        if (count + 2) % config.optim.grad_accum_steps == 0:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
         if torch.device(device).type == "cuda":
             torch.cuda.synchronize(device)
         count += 1

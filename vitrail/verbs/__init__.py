@@ -20,5 +20,7 @@ VERBS = (
     "export",
     "serve",
     "recipes",
+    "plan",
+    "study",
     "convert",
 )

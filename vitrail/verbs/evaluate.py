@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrail.data import Source
     from vitrail.data.preprocess import Preprocess
     from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
+    from vitrail.evaluate.real import RealScores
     from vitrail.tasks.scores import Scores
     from vitrail.weights import Card
 
@@ -49,14 +50,16 @@ def evaluate(
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     img_size: str | int | Size | None = None,
+    real: str | Path | None = None,
     out: str | Path | None = None,
     preprocess: Preprocess | None = None,
-) -> Scores | ProbeMetrics | FewShotMetrics:
+) -> Scores | ProbeMetrics | FewShotMetrics | RealScores:
     """Measure a run's predictions by the metrics of its task, or its features by a probe.
 
     Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, on data
     with its classes. knn, linear and fewshot fit a classifier to the features of the train split; the data may have any
-    classes. In Python, the data may also be objects, and the model a module, with its `preprocess`; then nothing is
+    classes. With --real, ImageNet's validation images are measured by ImageNet-ReaL: any of several labels is right.
+    In Python, the data may also be objects, and the model a module, with its `preprocess`; then nothing is
     written, unless `out` is given.
 
     Args:
@@ -77,6 +80,7 @@ def evaluate(
         image_column (NAME): table column with the image paths (default: as trained, or detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: as trained, or detected)
         img_size (H[xW]): resize images to this; position embeddings are resampled (default: the model's size)
+        real (FILE): real.json of ImageNet-ReaL, the right labels of each of ImageNet's validation images
         out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
     """
     from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
@@ -86,19 +90,34 @@ def evaluate(
     if not isinstance(run, str | PathLike):
         if method != "head":
             raise UserError(f"--method {method} needs a run or a weights file, but got a {type(run).__name__}.")
-        columns = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
-        measured = {"batch_size": batch_size, "workers": workers}
         from vitrail.evaluate.module import evaluate_module
 
+        columns = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
+        measured = {"batch_size": batch_size, "workers": workers}
         return evaluate_module(run, data, split, columns, preprocess, **measured, device=device, out=out)
     run = run if isinstance(run, str) else Path(run)
     if preprocess is not None:
         raise UserError(f"'preprocess' is for model objects; {run} has its own.")
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
+    if real is not None:
+        from vitrail.evaluate.real import evaluate_real
+
+        given: dict[str, object] = {
+            "k": k,
+            "shots": shots,
+            "draws": draws,
+            "seed": seed,
+            "split": split,
+            "img_size": img_size,
+        }
+        given |= {"image_column": image_column, "label_column": label_column}
+        if method != "head" or any(value is not None for value in given.values()):
+            raise UserError("--real measures predictions on ImageNet's validation images. Remove the other options.")
+        return evaluate_real(run, data, real, **how)
     card, home = source_card(run) if method == "head" else _card(run, method), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     where |= {"image_dir": None if image_dir is None else str(image_dir)}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
-    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
     how["img_size"] = None if img_size is None else coerce(InputConfig, "img_size", img_size)
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
@@ -126,7 +145,7 @@ def _card(run: str | Path, method: str) -> Card:
     return open_card(run)
 
 
-def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:
+def show(metrics: Scores | ProbeMetrics | FewShotMetrics | RealScores, *, json: bool = False) -> int:
     """Print the metrics.
 
     Args:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from vitrail.config import TrainConfig, to_plain, to_yaml
 from vitrail.verbs.pretrain import Method
-
-if TYPE_CHECKING:
-    from vitrail.data import Data
 
 
 @overload
@@ -35,6 +32,7 @@ def recipes(
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from vitrail.data import full_name, open_data
+    from vitrail.data.blank import blank
     from vitrail.runs.run import split_settings
     from vitrail.train.recipes import RECIPES
     from vitrail.train.resolve import plan, typed
@@ -48,7 +46,7 @@ def recipes(
         given["task"] = method or (DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0])
         given.setdefault("val_fraction", HELD_OUT)
     if data is None:
-        return plan("imagenet", _imagenet(given.get("task")), given)
+        return plan("imagenet", blank(task=given.get("task")), given)
     return plan(full_name(str(data)), open_data(str(data), **split_settings(given)), given)
 
 
@@ -66,21 +64,3 @@ def show(result: dict[str, str] | TrainConfig, *, data: str | None = None, json:
         stand_in = "" if data else " (no data was given, so these are the values for data of its size)"
         print(f"# {recipes()[result.recipe]}\n# For {result.data}{stand_in}.\n{to_yaml(result)}", end="")
     return 0
-
-
-def _imagenet(method: str | None) -> Data:
-    """A data set of ImageNet-1k's size and classes, without labels for a self-supervised method; takes no memory."""
-    import numpy as np
-
-    from vitrail.data import ArraySplit, Data
-    from vitrail.tasks import METHODS, Multiclass, task_type
-
-    labelled = method not in METHODS
-
-    def photos(count: int) -> ArraySplit:
-        pixels = np.broadcast_to(np.zeros((1, 1, 1, 1), np.uint8), (count, 375, 500, 3))
-        targets = np.zeros(count, np.int64) if labelled else np.zeros((count, 0), np.float32)
-        return ArraySplit(pixels, targets, "imagenet")
-
-    task = Multiclass(tuple(str(number) for number in range(1000))) if labelled else task_type(method)()
-    return Data("imagenet", task, {"train": photos(1_281_167), "val": photos(50_000)}, (375, 500), 3, ())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from vitrail.errors import UserError
 
@@ -15,11 +15,20 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from vitrail.data import Source
+    from vitrail.plan.estimate import Plan
     from vitrail.runs import run as folders
     from vitrail.tasks.objective import Objective
     from vitrail.train.custom import Loss
     from vitrail.train.progress import Progress
     from vitrail.verbs.run import Run
+
+
+@overload
+def train(data: str | Path | Source | None = None, *, plan: Literal[True], **settings: Any) -> Plan: ...
+
+
+@overload
+def train(data: str | Path | Source | None = None, *, plan: Literal[False] = False, **settings: Any) -> Run: ...
 
 
 def train(
@@ -29,13 +38,14 @@ def train(
     overwrite: bool = False,
     find_lr: bool = False,
     config: str | Path | None = None,
+    plan: bool = False,
     augment: Callable[[Tensor], Tensor] | None = None,
     objective: Loss | type[Objective] | None = None,
     optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
     schedule: Callable[[float], float] | None = None,
     on_epoch: Callable[[Progress], object] | None = None,
     **settings: object,
-) -> Run:
+) -> Run | Plan:
     """Train a model on a data set, evaluate it and write a report. Options not given are chosen by the recipe.
 
     Returns the run, which can be used as the path of its folder. With --folds the folder holds one run per fold, and
@@ -50,6 +60,7 @@ def train(
         overwrite: replace an existing run of the same name
         find_lr: run a learning-rate range test instead of training
         config (FILE): YAML file of settings, such as the config.yaml of a run; flags override it
+        plan: print the memory and time of the run instead of training
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
     from torch import nn
@@ -65,6 +76,10 @@ def train(
     module = settings.pop("model") if isinstance(settings.get("model"), nn.Module) else None
     custom = Custom(module, augment, objective, optimizer, schedule, on_epoch)  # type: ignore[arg-type]
     folder = None if resume is None else str(resume)
+    if plan:
+        from vitrail.plan.settings import plan_run
+
+        return plan_run(data, folder, settings)
     if find_lr:
         return Run(start(data, folder, overwrite, find_lr, settings, custom))
     run = folds.train if folds.wanted(folder, settings) else partial(start, find_lr=False)
@@ -86,6 +101,9 @@ def reported(trained: folders.Run) -> Run:
     return run
 
 
-def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything
-    """The run has been logged."""
-    return 0
+def show(result: Run | Plan) -> int:
+    """Print a plan; a run has been logged."""
+    from vitrail.verbs.plan import show as show_plan
+    from vitrail.verbs.run import Run
+
+    return 0 if isinstance(result, Run) else show_plan(result)

@@ -246,6 +246,42 @@
       };
     },
 
+    series(spec) {
+      const values = spec.percent ? (v) => percent(v, 1) : plain;
+      const whisker = (shade) => (params, api) => {
+        const [x, high] = api.coord([api.value(0), api.value(2)]);
+        const [, low] = api.coord([api.value(0), api.value(1)]);
+        return { type: "line", shape: { x1: x, y1: low, x2: x, y2: high }, style: { stroke: shade, lineWidth: 1 } };
+      };
+      const named = spec.names.length > 0;
+      const where = (x) => (named ? spec.names[x] : plain(x));
+      return {
+        height: 340,
+        ...base(),
+        grid: { left: 40, right: 20, top: 40, bottom: 34, containLabel: true },
+        legend: { show: spec.series.length > 1, left: 0, top: 0, itemWidth: 14, itemHeight: 3, icon: "rect", type: "scroll", data: spec.series.map((s) => s.name), textStyle: { color: colour("soft") } },
+        tooltip: { ...base().tooltip, trigger: "item", formatter: (p) => tip(`${spec.x} ${where(p.value[0])}`, [[p.seriesName, values(p.value[1]), p.color], ...(p.value.length > 2 && p.value[2] !== null ? [["lowest to highest", `${values(p.value[2])} – ${values(p.value[3])}`]] : [])]) },
+        xAxis: named
+          ? axis({ type: "category", data: spec.names, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), interval: 0, hideOverlap: true } })
+          : axis({ type: spec.log ? "log" : "value", scale: true, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: plain } }),
+        yAxis: axis({ type: "value", scale: true, splitNumber: 4, ...beside(spec.y, 52), axisLabel: { color: colour("soft"), formatter: values } }),
+        series: spec.series.flatMap((s) => [
+          {
+            name: s.name,
+            type: "line",
+            data: s.x.map((x, k) => [x, s.y[k], s.low[k], s.high[k]]),
+            color: tone(s.tone),
+            showSymbol: !s.dashed,
+            symbol: "circle",
+            symbolSize: 8,
+            lineStyle: { width: s.joined ? (s.dashed ? 1.5 : 2) : 0, type: s.dashed ? "dashed" : "solid" },
+            emphasis: { disabled: true },
+          },
+          ...(s.dashed ? [] : [{ name: s.name, type: "custom", silent: true, tooltip: { show: false }, data: s.x.map((x, k) => [x, s.low[k], s.high[k]]).filter((v) => v[1] !== null), renderItem: whisker(tone(s.tone)) }]),
+        ]),
+      };
+    },
+
     error_bars(spec) {
       const labels = { color: colour("soft"), formatter: (v) => percent(v, 0) };
       const names = spec.at.map(whole);

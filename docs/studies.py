@@ -1,0 +1,45 @@
+"""Writes docs/studies.md from the folders of finished studies, and copies their figures.
+
+python docs/studies.py studies/*
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).with_name("studies.md")
+IMAGES = PAGE.parent / "images"
+BEGIN = "<!-- begin: python docs/studies.py studies/* -->\n"
+
+
+def main(folders: list[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8").split(BEGIN)[0] + BEGIN
+    for folder in map(Path, folders):
+        result = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        if result["claims"]:
+            text += section(result, folder)
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def section(result: dict[str, object], folder: Path) -> str:
+    """The section of a study: question, command, figure, claims and notes."""
+    name, data, images = result["study"], result["data"], result["images"]
+    lines = [f"\n## {name}", f"*{result['question']}* ({result['paper']} of the paper)", ""]
+    command = f"vitrail study {name} {data} --images {images} --seeds {result['seeds']}"
+    lines += ["```", command, "```", ""]
+    for figure in sorted(folder.glob("*.png")):
+        shutil.copy(figure, IMAGES / f"study-{figure.name}")
+        lines += [f"![{name} on {data}](images/study-{figure.name})", ""]
+    lines += ["| the paper | measured | verdict |", "|---|---|---|"]
+    claims: list[dict[str, str]] = result["claims"]  # type: ignore[assignment]
+    lines += [f"| {claim['paper']} | {claim['ours']} | **{claim['verdict']}** |" for claim in claims]
+    notes: list[str] = result["notes"]  # type: ignore[assignment]
+    lines += ["", *notes, "", f"{result['runs']} runs."]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Verdicts on made numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vitrail.studies.rule import Estimate, above, difference, estimate, opposite, within
+
+
+def test_the_interval_is_students():
+    found = estimate([0.80, 0.82, 0.84])
+    assert found.mean == pytest.approx(0.82)
+    half = 4.30265 * 0.02 / math.sqrt(3)  # t with 2 degrees of freedom
+    assert (found.low, found.high) == (pytest.approx(0.82 - half, abs=1e-6), pytest.approx(0.82 + half, abs=1e-6))
+    assert found.text("%") == "82.0% (77.0 to 87.0, 3 seeds)"
+
+
+def test_differences_are_paired_by_seed():
+    ours, theirs = [0.5, 0.7, 0.9], [0.49, 0.69, 0.89]  # seeds vary far more than the difference
+    assert above(difference(ours, theirs)) == "agrees"
+    assert above(difference(theirs, ours)) == "disagrees"
+    assert above(difference(ours, list(reversed(theirs)))) == "cannot tell"
+
+
+def test_one_seed_tells_nothing():
+    assert above(estimate([0.5])) == within(estimate([0.0]), 0.01) == "cannot tell"
+    assert estimate([0.5]).text() == "+50.0 points (1 seed)"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "higher", "equal"),
+    [
+        (0.02, 0.05, "agrees", "disagrees"),
+        (-0.05, -0.02, "disagrees", "disagrees"),
+        (-0.005, 0.005, "cannot tell", "agrees"),
+        (0.001, 0.005, "agrees", "agrees"),
+        (-0.02, 0.02, "cannot tell", "cannot tell"),
+        (0.005, 0.02, "agrees", "cannot tell"),
+    ],
+)
+def test_verdicts(low, high, higher, equal):
+    value = Estimate((low + high) / 2, low, high, 3)
+    assert (above(value), within(value, 0.01)) == (higher, equal)
+    assert opposite(opposite(equal)) == equal

@@ -1,0 +1,211 @@
+"""Every study's list of runs, and one study from the plan to the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitrail
+from vitrail import UserError
+from vitrail.data import open_data
+from vitrail.studies import NAMES, find
+from vitrail.studies.charts import series
+from vitrail.studies.cost import check_jobs
+from vitrail.studies.execute import Folder, of_part, prepare
+from vitrail.studies.ladders import FAMILIES
+from vitrail.studies.sets import cut
+from vitrail.studies.study import STUDIES, Claim, Findings, listed, register
+
+SHORT = {"images": 64, "seeds": 2, "device": "cpu"}
+
+
+def lab_of(name, folder, source="digits", seeds=2):
+    return prepare(
+        find(name), [source], Folder(folder / "none"), folder, budget=60, images=640, seeds=seeds, device="cpu"
+    )[0]
+
+
+def tiny(lab):
+    """A run of each seed, and its fine-tuning."""
+    model = "vit_w16d1h1m16p4"
+    jobs = [lab.job({"lr": 1e-2}, model, seed=seed, lr=1e-2) for seed in range(lab.seeds)]
+    results = yield jobs
+    tuned = yield [lab.job({"tuned": 1}, model, seed=int(job.labels["seed"]), weights=job) for job in jobs]
+    table = {"accuracy": {1e-2: results(lr=1e-2)}, "tuned": {1e-2: tuned(tuned=1)}}
+    chart = series(table, name="tiny", title="Tiny", note="a note", x="learning rate", log=True)
+    return Findings([Claim("it runs", f"{sum(tuned(tuned=1)):.3f}", "agrees")], [chart], ["Small."])
+
+
+def add_tiny():
+    register("tiny", question="Does it run?", paper="no figure", fair="images")(tiny)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tiny_study():
+    add_tiny()
+    yield
+    del STUDIES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The tiny study, undisturbed. Read-only."""
+    folder = tmp_path_factory.mktemp("studies") / "whole"
+    return vitrail.study("tiny", "digits", out=folder, **SHORT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_run_of_every_study_is_valid(name, tmp_path):
+    lab = lab_of(name, tmp_path)
+    jobs = listed(find(name), lab)
+    check_jobs(jobs, "cpu")
+    assert len({job.name for job in jobs}) == len(jobs)
+    seeds = {job.labels["seed"] for job in jobs if not job.tuning}
+    assert seeds == {0, 1}
+    assert {job.weights for job in jobs if job.weights} <= {job.name for job in jobs}
+    more = listed(find(name), lab_of(name, tmp_path, seeds=3))
+    assert {job.name for job in jobs} < {job.name for job in more}  # adding seeds repeats nothing
+
+
+def test_ladders_span_thirty_times_the_compute(tmp_path):
+    lab = lab_of("scaling", tmp_path)
+    for ladder in FAMILIES.values():
+        costs = [lab.macs(model["model"]) for model in ladder(lab).values()]
+        assert len(costs) >= 5
+        assert costs[-1] > 30 * costs[0]
+
+
+def test_equal_compute_gives_a_cheaper_model_more_images(tmp_path):
+    jobs = [job for job in listed(find("data-size"), lab_of("data-size", tmp_path)) if not job.tuning]
+    lab = lab_of("data-size", tmp_path)
+    full = [job for job in jobs if job.labels["images"] == lab.cut.images and job.labels["seed"] == 0]
+    spent = [job.epochs * lab.macs(job.settings["model"]) for job in full]
+    assert len(full) == 3
+    assert spent == pytest.approx([spent[0]] * 3, rel=0.01)
+
+
+def test_the_result_is_json_figures_and_a_page(whole):
+    result = json.loads((whole.folder / "study.json").read_text())
+    assert (result["runs"], result["finished"], result["seeds"]) == (4, 4, 2)
+    assert result["claims"][0]["verdict"] == "agrees"
+    assert [row.get("lr") for row in result["results"]] == [1e-2, 1e-2, None, None]
+    assert all(0 <= row["scores"]["top1"] <= 1 for row in result["results"])
+    assert (whole.folder / "tiny.png").stat().st_size > 1000
+    page = (whole.folder / "study.html").read_text()
+    assert "it runs" in page
+    assert "<b>agrees</b>" in page
+
+
+def test_a_kill_in_the_middle_changes_nothing(whole, tmp_path):
+    folder = tmp_path / "killed"
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import test_studies, vitrail; test_studies.add_tiny(); "
+        "vitrail.study('tiny', 'digits', out=sys.argv[2], **test_studies.SHORT)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(folder)], env={**os.environ})
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("runs/*/config.yaml"))) < 2 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    finished = len(list(folder.glob("records/*.json")))
+    assert 0 < finished < 4
+    vitrail.study("tiny", "digits", out=folder, **SHORT)
+    assert (folder / "study.json").read_bytes() == (whole.folder / "study.json").read_bytes()
+
+
+def test_seeds_are_added_and_parts_are_merged(whole, tmp_path):
+    parts = [tmp_path / f"part{i}" for i in (1, 2)]
+    for i, folder in enumerate(parts, 1):
+        outcome = vitrail.study("tiny", "digits", out=folder, part=f"{i}/2", **SHORT)
+        assert outcome.findings is None
+        assert len(outcome.results) == 2
+    merged = vitrail.study("tiny", "digits", out=parts[0], merge=[parts[1]], **SHORT)
+    assert merged.findings is not None
+    assert (parts[0] / "study.json").read_bytes() == (whole.folder / "study.json").read_bytes()
+    other = tmp_path / "other"
+    Folder(other).save_plan(merged.plan | {"images": 128})
+    with pytest.raises(UserError, match="part of another study: its images is 128"):
+        vitrail.study("tiny", "digits", out=parts[0], merge=[other], **SHORT)
+    before = {path.name for path in (parts[0] / "records").iterdir()}
+    more = vitrail.study("tiny", "digits", out=parts[0], **SHORT | {"seeds": 3})
+    assert len(more.results) == 6
+    assert before < {path.name for path in (parts[0] / "records").iterdir()}
+
+
+def test_parts_cover_all_runs_and_keep_chains_together(tmp_path):
+    jobs = listed(find("self-supervised"), lab_of("self-supervised", tmp_path))
+    final = [job.name for job in jobs if not job.tuning]
+    for count in (2, 5):
+        parts = [set(of_part(jobs, (i, count))) for i in range(1, count + 1)]
+        assert sorted(name for part in parts for name in part if name in final) == sorted(final)
+        for job in jobs:
+            if job.weights:
+                assert all((job.name in part) == (job.weights in part) for part in parts)
+
+
+def test_the_plan_and_its_time(vitrail_says):
+    code, out, _ = vitrail_says("study", "pooling", "digits", "--images", 640, "--seeds", 1, "--dry", "--device", "cpu")
+    assert code == 0
+    assert "pool cls, lr 0.001" in out
+    assert "8 runs, about" in out
+    assert "every run sees the same number of images; a full run sees 640 images" in out
+    assert not Path("studies").exists()
+
+
+def test_the_example_is_a_study_in_thirty_lines(tmp_path):
+    source = Path(__file__).parents[2] / "examples" / "own_study.py"
+    text = source.read_text().split("@register")[1].split("if __name__")[0]
+    assert len(text.strip().splitlines()) <= 30
+    runpy.run_path(str(source))
+    check_jobs(listed(find("dropout"), lab_of("dropout", tmp_path)), "cpu")
+    del STUDIES["dropout"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "poling"}, "Did you mean 'pooling'"),
+        ({"budget": "1s"}, "too small: the 16 runs of 'pooling' take at least"),
+        ({"budget": "5m", "images": 640}, "Remove one of them"),
+        ({"images": 3}, "at least a batch of 32"),
+        ({"seeds": 0}, "at least 1"),
+        ({"part": "3/2"}, "as in 2/4"),
+        ({"part": "100/100", "images": 640}, "is empty"),
+        ({"merge": ["nowhere"]}, "no plan.json"),
+        ({"data": ["digits", "digits"]}, "takes one data set"),
+    ],
+)
+def test_bad_input(settings, message, tmp_path):
+    given = {"name": "pooling", "data": "digits", "seeds": 2, "device": "cpu", "out": tmp_path / "study"} | settings
+    with pytest.raises(UserError, match=message):
+        vitrail.study(**given)
+    assert not (tmp_path / "study" / "runs").exists()
+
+
+def test_data_that_is_too_small(tmp_path):
+    rng = np.random.default_rng(0)
+    few = {"images": rng.integers(0, 255, (60, 8, 8), np.uint8), "labels": np.arange(60) % 3}
+    np.savez(tmp_path / "few.npz", **few)
+    with pytest.raises(UserError, match="needs 200 training images, but few has"):
+        vitrail.study("pooling", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
+    with pytest.raises(UserError, match="needs 4 classes, but few has 3"):
+        vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
+
+
+def test_a_folder_of_images_becomes_tables(digits, tmp_path):
+    found = cut(str(digits), tmp_path / "data")
+    data = open_data(found.file(50, 1))
+    assert {name: len(split) for name, split in data.splits.items()}.keys() == {"train", "val", "test"}
+    assert abs(len(data.splits["train"]) - 50) <= 5
+    _, second = found.halves()
+    assert open_data(second.file()).classes == tuple("56789")

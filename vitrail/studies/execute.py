@@ -1,0 +1,261 @@
+"""Carries out a study in a folder: plans, runs what is not finished, and writes the result.
+
+| file or folder   | content                                                                               |
+|------------------|---------------------------------------------------------------------------------------|
+| `plan.json`      | what determines the runs: study, data, length of a full run                             |
+| `data/`          | the data sets of the runs                                                               |
+| `runs/`          | the runs, as `vitrail train` and `pretrain` leave them                                  |
+| `records/`       | the scores of each finished run                                                         |
+| `study.json`     | all scores, claims and verdicts; no times, so that it depends on the runs alone         |
+| `*.png`, `study.html` | the figures, and the page                                                          |
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.config import Duration
+from vitrail.device import choose_device
+from vitrail.errors import UserError
+from vitrail.files import write_text
+from vitrail.progress import log
+from vitrail.runs.run import Run
+from vitrail.studies.cost import Clock, check_jobs, fitting, least_images
+from vitrail.studies.lab import Lab
+from vitrail.studies.measure import measured
+from vitrail.studies.sets import check_size, cut
+from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, listed
+from vitrail.train.start import start, start_pretraining
+
+_PLAN = ("study", "data", "targets", "images", "batch", "unit", "fair")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A study that was carried out, wholly or in part."""
+
+    study: Study
+    folder: Path
+    jobs: list[Job]
+    seconds: list[float]  # estimated; empty if they were not needed
+    plan: dict[str, Any]
+    results: Results
+    findings: Findings | None = None  # None while runs are missing
+
+
+class Folder:
+    """The folder of a study."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        file = self.path / "plan.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def save_plan(self, plan: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_text(self.path / "plan.json", json.dumps(plan, indent=2) + "\n")
+
+    def scores(self, job: Job) -> Scores | None:
+        file = self.path / "records" / f"{job.name}.json"
+        if not file.exists():
+            return None
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8"))["scores"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{file} is damaged. Delete it: the run is measured again, not trained again.") from error
+
+    def record(self, job: Job, scores: Scores) -> None:
+        folder = self.path / "records"
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"labels": job.labels, "scores": scores}, indent=1)
+        write_text(folder / f"{job.name}.json", text + "\n")
+
+    def run(self, name: str) -> Path:
+        return self.path / "runs" / name
+
+    def merge(self, others: Sequence[str | Path]) -> None:
+        """Adds the finished runs of other folders of the same plan."""
+        for other in map(Path, others):
+            theirs, ours = Folder(other).plan, self.plan
+            if theirs is None:
+                raise UserError(f"{other} is not the folder of a study: it has no plan.json.")
+            if ours is None:
+                self.save_plan(theirs)
+                ours = theirs
+            for name in _PLAN:
+                if theirs[name] != ours[name]:
+                    raise UserError(
+                        f"{other} is part of another study: its {name} is {theirs[name]}, here it is {ours[name]}. "
+                        "Merge parts that were started with the same study, data and --images."
+                    )
+            target = self.path / "records"
+            target.mkdir(parents=True, exist_ok=True)
+            for file in sorted((other / "records").glob("*.json")):
+                if not (target / file.name).exists():
+                    write_text(target / file.name, file.read_text(encoding="utf-8"))
+
+
+def prepare(
+    study: Study,
+    data: Sequence[str],
+    folder: Folder,
+    scratch: Path,
+    *,
+    budget: float,
+    images: int | None,
+    seeds: int,
+    device: str | None,
+) -> tuple[Lab, dict[str, Any], Clock]:
+    """The laboratory of a study, from its plan if there is one, else within a budget."""
+    if len(data) > 1 and not study.targets:
+        raise UserError(f"The study '{study.name}' takes one data set, but {len(data)} were given.")
+    first, *others = [cut(source, scratch / "data") for source in data]
+    check_size(first, study.name, study.images, study.classes)
+    batch = 128 if first.images >= 20_000 else 64 if first.images >= 2000 else 32
+    plan = folder.plan
+    clock = Clock(device)
+    about = {"study": study.name, "data": first.data.name, "targets": [each.data.name for each in others]}
+    lab = Lab(first, images or 0, seeds, batch, study.fair, 0.0, tuple(others))
+    unit = float(lab.macs(lab.vit()))
+    lab = replace(lab, unit=unit)
+    if plan is not None:
+        for name, value in about.items():
+            if plan[name] != value:
+                raise UserError(f"{folder.path} has the {name} {plan[name]}, not {value}. Choose another --out.")
+        if images is not None and images != plan["images"]:
+            raise UserError(
+                f"The runs in {folder.path} see {plan['images']:,} images, not {images:,}. Remove --images, or choose "
+                "another --out."
+            )
+        return replace(lab, images=plan["images"]), plan, clock
+    least = least_images(batch)
+    if images is None:
+        runs = len(listed(study, replace(lab, images=least)))
+
+        def total(length: int) -> float:
+            return sum(clock.seconds(listed(study, replace(lab, images=length))))
+
+        images = fitting(budget, least, total, study.name, runs)
+    elif images < batch:
+        raise UserError(f"'images' must be at least a batch of {batch}, but it is {images}.")
+    plan = {**about, "images": images, "batch": batch, "unit": unit, "fair": study.fair}
+    return replace(lab, images=images), plan, clock
+
+
+def carry_out(
+    study: Study, lab: Lab, plan: dict[str, Any], folder: Folder, part: tuple[int, int], device: str | None
+) -> Outcome:
+    """Runs what is not finished of a part of a study; returns its findings if nothing is missing."""
+    jobs = listed(study, lab)
+    check_jobs(jobs, device)
+    folder.save_plan(plan)
+    begun, done, results, missing = time.monotonic(), 0, Results(), 0
+    steps = study.run(lab)
+    try:
+        wanted = next(steps)
+        while True:
+            mine = set(of_part(wanted, part))
+            found = Results()
+            for job in wanted:
+                scores = folder.scores(job)
+                if scores is None and job.name in mine:
+                    done += 1
+                    _announce(job, len(results) + len(found) + 1, len(jobs), begun, done)
+                    scores = perform(job, folder, device)
+                    folder.record(job, scores)
+                missing += scores is None
+                found.append(Result(job, Unknown() if scores is None else scores))
+            results += found
+            wanted = steps.send(found)
+    except StopIteration as stop:
+        findings = None if missing else stop.value
+        complete = Results(result for result in results if not isinstance(result.scores, Unknown))
+        return Outcome(study, folder.path, [result.job for result in results], [], plan, complete, findings)
+
+
+def of_part(jobs: Sequence[Job], part: tuple[int, int]) -> list[str]:
+    """The names of the runs of a part, `number` of `count`. Runs that choose settings are in every part.
+
+    Runs of a seed stay together, with the runs whose weights they start from.
+    """
+    number, count = part
+    seeds = sorted({job.labels["seed"] for job in jobs if not job.tuning})
+    if count <= len(seeds):
+        return [job.name for job in jobs if job.tuning or seeds.index(job.labels["seed"]) % count == number - 1]
+    roots = list(dict.fromkeys(_root(job) for job in jobs if not job.tuning))
+    return [job.name for job in jobs if job.tuning or roots.index(_root(job)) % count == number - 1]
+
+
+def _root(job: Job) -> str:
+    """The first run of a chain of weights."""
+    return job.weights or job.name
+
+
+def perform(job: Job, folder: Folder, device: str | None) -> Scores:
+    """Trains or resumes a run and measures it."""
+    path = folder.run(job.name)
+    if path.exists() and not Run(path).exists:
+        shutil.rmtree(path)  # killed before its configuration was written
+    settings: dict[str, Any] = {**job.settings, "epochs": job.epochs, "name": job.name, "out": str(path.parent)}
+    if device is not None:
+        settings["device"] = device
+    if job.weights is not None:
+        origin = folder.run(job.weights)
+        settings["weights"] = str(forgetful(origin) if job.forget else origin)
+    source, resume = (None, str(path)) if Run(path).exists else (job.data, None)
+    asked = {} if resume else settings
+    with _quiet():
+        if job.method:
+            start_pretraining(source, resume, False, job.method if source else None, asked)
+        else:
+            start(source, resume, False, False, asked)
+        return measured(job, path, choose_device(device))
+
+
+def forgetful(run: Path) -> Path:
+    """A copy of a run's weights with new position embeddings."""
+    import torch
+
+    from vitrail.weights import open_run, save
+
+    path = run / "forgetful" / "model.safetensors"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        model, card = open_run(run)
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for positions, _ in model.position_embeddings():
+                positions.copy_(0.02 * torch.randn(positions.shape, generator=generator))
+        save(path, model, card)
+    return path
+
+
+def _announce(job: Job, number: int, runs: int, begun: float, done: int) -> None:
+    labels = ", ".join(f"{name} {value}" for name, value in job.labels.items())
+    spent = time.monotonic() - begun
+    left = f" (about {Duration(spent / (done - 1) * (runs - number + 1))} left)" if done > 1 else ""
+    log.info(f"Run {number} of {runs}{left}: {labels}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Shows only warnings of a run on the console; its own log has everything."""
+    handlers = [(handler, handler.level) for handler in log.handlers]
+    for handler, _ in handlers:
+        handler.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for handler, level in handlers:
+            handler.setLevel(level)

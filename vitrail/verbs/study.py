@@ -1,0 +1,101 @@
+"""`vitrail study`: the paper's experiments."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from vitrail.studies.execute import Outcome
+
+
+def study(
+    name: str,
+    data: Sequence[str | Path] = (),
+    *,
+    budget: str | None = None,
+    images: int | None = None,
+    seeds: int = 3,
+    part: str | None = None,
+    merge: Sequence[str | Path] = (),
+    dry: bool = False,
+    out: str | Path | None = None,
+    device: str | None = None,
+) -> Outcome:
+    """Repeat an experiment of the ViT paper at a size that fits this machine.
+
+    The studies are data-size, scaling, shape, positions, pooling, optimiser, resolution, few-shot, transfer, attention
+    and self-supervised. A study is a list of ordinary runs. It leaves study.json, figures and a page with each claim of
+    the paper, our measurement with its interval over seeds, and a verdict by a stated rule. Started again, it goes on
+    with the run that was not finished; with more --seeds it adds them.
+
+    Args:
+        name: the study
+        data: data set; transfer and few-shot take further ones to transfer to (default: fashion-mnist)
+        budget (TIME): time for all runs: 30m or 2h (default: 1h)
+        images: images that a full run sees, instead of --budget
+        seeds: number of seeds, over which intervals are taken
+        part (I/N): run only this part of the runs, on one of several machines: 2/4
+        merge (FOLDER): folders of other parts, whose finished runs are added
+        dry: print the runs and the estimated time, and run nothing
+        out (FOLDER): folder of the study (default: studies/<name>-<data>)
+        device: cpu, cuda, cuda:1 or mps (default: the fastest available)
+    """
+    from vitrail.config import Duration, TrainConfig, coerce
+    from vitrail.progress import log_to_console
+    from vitrail.studies import find
+    from vitrail.studies.execute import Folder, Outcome, carry_out, of_part, prepare
+    from vitrail.studies.page import write_result
+    from vitrail.studies.study import Results, listed
+
+    log_to_console()
+    found = find(name)
+    if budget is not None and images is not None:
+        raise UserError("--budget and --images both set the length of the runs. Remove one of them.")
+    seconds = Duration(3600) if budget is None else coerce(TrainConfig, "time_budget", budget)
+    if seeds < 1:
+        raise UserError(f"'seeds' must be at least 1, but it is {seeds}.")
+    share = _part(part)
+    sources = [str(source) for source in ([data] if isinstance(data, str | Path) else data)] or ["fashion-mnist"]
+    folder = Folder(Path(out) if out is not None else Path("studies") / f"{name}-{Path(sources[0]).stem}")
+    folder.merge(merge)
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch) if dry else folder.path.resolve()
+        lab, plan, clock = prepare(
+            found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device
+        )
+        jobs = listed(found, lab)
+        mine = set(of_part(jobs, share))
+        if not any(job.name in mine and not job.tuning for job in jobs):
+            raise UserError(f"Part {part} is empty: the study '{name}' has fewer runs. Use fewer parts.")
+        if dry:
+            timed = [(job, time) for job, time in zip(jobs, clock.seconds(jobs), strict=True) if job.name in mine]
+            chosen, times = [job for job, _ in timed], [time for _, time in timed]
+            return Outcome(found, folder.path, chosen, times, plan, Results())
+        outcome = carry_out(found, lab, plan, folder, share, device)
+        write_result(outcome)
+        return outcome
+
+
+def show(outcome: Outcome) -> int:
+    """Print the plan, or the claims and verdicts."""
+    from vitrail.studies.page import listing, text
+
+    print(listing(outcome) if outcome.seconds else text(outcome))
+    return 0
+
+
+def _part(part: str | None) -> tuple[int, int]:
+    """A part as (number, count): 2/4."""
+    if part is None:
+        return 1, 1
+    match = re.fullmatch(r"(\d+)/(\d+)", part)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise UserError(f"'part' must be a number and a count, as in 2/4, but it is '{part}'.")
+    return number, count
