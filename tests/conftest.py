@@ -46,7 +46,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained on digits, better than chance. Read-only."""
     import vitrail
 
-    return vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), name="trained", **(TINY | {"epochs": 2}))
+    return vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), name="trained", **(TINY | {"epochs": 2})).path
+
+
+@pytest.fixture(scope="session")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The proof of `trained`, exported to ONNX. Read-only."""
+    import vitrail
+
+    return vitrail.export(trained, out=tmp_path_factory.mktemp("exported") / "digits.onnx")
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +63,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import vitrail
 
     settings = TINY | {"epochs": 2, "method": "mae", "probe": "digits"}
-    return vitrail.pretrain("digits", out=tmp_path_factory.mktemp("runs"), name="pretrained", **settings)
+    return vitrail.pretrain("digits", out=tmp_path_factory.mktemp("runs"), name="pretrained", **settings).path
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,9 @@ import vitrail
 from vitrail import cli
 from vitrail.config import options
 from vitrail.errors import UserError
+from vitrail.runs.run import Run
 from vitrail.train.checkpoint import checkpoint_path
+from vitrail.train.custom import Custom
 from vitrail.verbs import VERBS
 
 
@@ -55,13 +57,19 @@ def picture(path, colour="red"):
 # Generated from the verbs
 
 
+# Parameters that take Python objects only
+PYTHON = {"augment", "objective", "optimizer", "schedule", "on_epoch", "preprocess"}
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_flags_are_the_parameters_of_the_verb_and_of_what_prints_its_result(verb):
     module = import_module(f"vitrail.verbs.{verb}")
     parameters = [*signature(getattr(module, verb)).parameters.values()]
-    named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
-    own = {name: o for name, o in options().items() if o.only in ("", verb) or verb == "recipes"}
-    settings = own if len(named) < len(parameters) else {}
+    named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in PYTHON}
+    own = {
+        name: o for name, o in options().items() if o.only in ("", verb) or (verb == "recipes" and o.only != "python")
+    }
+    settings = own if any(p.kind is p.VAR_KEYWORD for p in parameters) else {}
     printing = {p.name: p for p in signature(module.show).parameters.values() if p.kind is p.KEYWORD_ONLY}
     found = {argument.name: argument for argument in cli.arguments(verb)}
     assert found.keys() == named.keys() | settings.keys() | printing.keys()
@@ -90,7 +98,7 @@ def test_the_help_of_every_argument_is_a_phrase_with_its_default(verb, vitrail_s
 
 def test_every_file_of_verbs_is_a_command():
     files = {path.stem for path in Path(import_module("vitrail.verbs").__file__).parent.glob("*.py")}
-    assert files == {*VERBS, "__init__"}
+    assert files == {*VERBS, "__init__", "run"}  # `vitrail.Run` has verbs as methods
 
 
 @pytest.mark.parametrize(
@@ -126,11 +134,13 @@ def test_every_setting_is_a_flag_of_the_verbs_that_have_it(verb, vitrail_says, m
             assert option.alias in out or option.only not in ("", verb)
 
 
-def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says):
+def test_settings_arrive_as_they_were_given(monkeypatch, vitrail_says, tmp_path):
     seen = {}
 
-    def train(data, resume, overwrite, find_lr, settings):
-        seen.update(settings, data=data, resume=resume, overwrite=overwrite, find_lr=find_lr)
+    def train(source, resume, overwrite, find_lr, asked, custom):
+        seen.update(asked, data=source, resume=resume, overwrite=overwrite, find_lr=find_lr)
+        assert custom == Custom()
+        return Run(tmp_path)
 
     monkeypatch.setattr("vitrail.train.start.start", train)
     words = ["--img-size", "192x256", "-b", 4, "--lr", 0, "--wd", 0.5, "--opt", "sgd", "--drop-path", 0.1]
@@ -334,3 +344,22 @@ def test_convert_says_where_the_file_is(trained, vitrail_says, refuses):
     assert vitrail_says("convert", trained, "there.safetensors", "--to", "timm") == (0, "there.safetensors\n", "")
     assert vitrail_says("predict", "there.safetensors", "nowhere.png")[0] == 2
     assert vitrail.load("there.safetensors").config == vitrail.load(trained).config
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["run", "--int8"], True),
+        (["--int8", "run"], True),
+        (["--int8", "auto", "run"], "auto"),
+        (["run", "--int8=auto"], "auto"),
+    ],
+)
+def test_a_flag_may_have_a_value(words, value):
+    assert cli.parse("export", words) == {"run": "run", "int8": value}
+
+
+def test_the_value_of_a_flag_is_checked_and_shown():
+    with pytest.raises(UserError, match="'--int8' must be one of auto, but it is 'all'"):
+        cli.parse("export", ["run", "--int8=all"])
+    assert "--int8 [auto] " in cli.help_text("export")

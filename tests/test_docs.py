@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,18 @@ def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_the_code_of_the_page_on_extending_runs(tmp_path):
+    code = re.findall(r"^```python\n(.*?)^```$", (DOCS / "extend.md").read_text(), re.M | re.S)
+    assert len(code) == 10
+    assert all(len(block.strip().splitlines()) <= 16 for block in code)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", "\n".join(code)]
+    said = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr[-2000:]
+    assert "# Given as Python objects: data, val. To resume:" in said.stdout
+    assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"rows", "set", "small", "mine", "focal", "enough"}
 
 
 def test_the_page_for_users_of_other_tools_is_the_table_of_synonyms():

@@ -31,6 +31,15 @@ def test_regression(tmp_path):
     assert len(re.findall(r"\.png x [\d.-]+, y [\d.-]+, diameter [\d.-]+", said)) == 5
 
 
+def test_research(tmp_path):
+    said = run("research.py", tmp_path, "--images", 400, "--epochs", 4)
+    own, vit = (float(re.search(rf"^{name}: top-1 ([\d.]+)%", said, re.M).group(1)) for name in ("own", "vit"))
+    assert own > 75  # by chance 50
+    assert vit > 40
+    assert len(re.findall(r"^image \d (?:disc|ring) \d+%", said, re.M)) == 3
+    assert (tmp_path / "comparison.html").exists()
+
+
 def test_photos(tmp_path):
     said = run("photos.py", tmp_path, "--images", 60, "--epochs", 1)
     assert "copy of 0.jpg" in said

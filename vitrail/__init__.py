@@ -21,7 +21,6 @@ from vitrail.version import VERSION as __version__
 if TYPE_CHECKING:
     from vitrail.models import create
     from vitrail.runs.predictor import Predictor
-    from vitrail.runs.run import Run
     from vitrail.verbs.check import check
     from vitrail.verbs.convert import convert
     from vitrail.verbs.embed import embed
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.pretrain import pretrain
     from vitrail.verbs.recipes import recipes
     from vitrail.verbs.report import report
+    from vitrail.verbs.run import Run
     from vitrail.verbs.serve import serve
     from vitrail.verbs.train import train
     from vitrail.weights import load
@@ -62,7 +62,7 @@ __all__ = [
 _ROOMS = ("data", "evaluate", "explain", "export", "models", "report", "runs", "serve", "train", "weights")
 _HOMES = {
     "Predictor": "vitrail.runs.predictor",
-    "Run": "vitrail.runs.run",
+    "Run": "vitrail.verbs.run",
     "create": "vitrail.models",
     "load": "vitrail.weights",
 } | {name: f"vitrail.verbs.{name}" for name in VERBS}

@@ -47,6 +47,7 @@ class Argument:
     positional: bool = False
     alias: str = ""
     group: str = ""  # section of the help
+    values: tuple[str, ...] = ()  # that may follow a flag
     bare: bool = False  # may be given without a value, which means its default
 
     @property
@@ -64,6 +65,7 @@ class Argument:
     def usage(self) -> str:
         """The argument in the help: `-b, --batch-size INT`, `IMAGES…`, `[DATA]`."""
         value = f"[{self.metavar}]" if self.bare else self.metavar + "…" * self.many
+        value = f"[{'|'.join(self.values)}]" if self.values else value
         if self.positional:
             return value if self.required else f"[{value}]"
         return f"{', '.join(self.names)} {value}".rstrip()
@@ -75,6 +77,9 @@ class Argument:
             return self.help
         inner = self.help[:-1] + "; " if self.help.endswith(")") else self.help + " ("
         return f"{inner}{_shown(self.default)})"
+
+
+_NONE = Argument("", str, "", "")
 
 
 def _shown(default: Any) -> str:
@@ -108,7 +113,7 @@ def arguments(verb: str) -> list[Argument]:
 
 def _applies(option: Option, verb: str) -> bool:
     """Whether a verb has an option of runs; `recipes` has all of them."""
-    return option.only in ("", verb) or verb == "recipes"
+    return option.only in ("", verb) or (verb == "recipes" and option.only != "python")
 
 
 def _documented(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
@@ -136,6 +141,7 @@ def _argument(parameter: inspect.Parameter, function: Callable[..., Any], metava
         required,
         positional,
         "" if same is None or positional else same.alias,
+        values=_values(parameter.annotation) if kind is bool else (),
     )
 
 
@@ -145,6 +151,11 @@ def _first_type(annotation: str, function: Any) -> Any:
     while isinstance(node, ast.BinOp):
         node = node.left
     return eval(ast.unparse(node), function.__globals__)
+
+
+def _values(annotation: str) -> tuple[str, ...]:
+    """The values that may follow a flag: of `bool | Literal["auto"]`, auto."""
+    return tuple(re.findall(r"['\"](\w+)['\"]", annotation))
 
 
 def _setting(option: Option) -> Argument:
@@ -224,7 +235,7 @@ def parse(verb: str, words: Sequence[str]) -> dict[str, Any]:
     """The arguments by parameter name; raises UserError if they are invalid."""
     known = arguments(verb)
     flags = {name: argument for argument in known for name in argument.names}
-    words = [_with_dashes(word) for word in words]
+    words = _with_values([_with_dashes(word) for word in words], flags)
     _check_flags(verb, words, flags, [argument.name.upper() for argument in known if argument.positional])
     words = [word for word, value in zip(words, [*words[1:], ""], strict=False) if not _is_bare(flags.get(word), value)]
     parser = _Parser(usage=_usage(verb, known), add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -276,13 +287,24 @@ def _with_dashes(word: str) -> str:
     return (flag.replace("_", "-") if re.match("--[a-zA-Z]", flag) else flag) + equals + value
 
 
+def _with_values(words: Sequence[str], flags: Mapping[str, Argument]) -> list[str]:
+    """The words with the optional value of a flag joined to it, `--int8=auto`, and `--int8=` without one."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1].endswith("=") and word in flags.get(joined[-1][:-1], _NONE).values:
+            joined[-1] += word
+        else:
+            joined.append(f"{word}=" if flags.get(word, _NONE).values else word)
+    return joined
+
+
 def _add(parser: argparse.ArgumentParser, argument: Argument) -> None:
     read = partial(_read, argument)
     if argument.positional:
         nargs = {(False, False): "?", (True, False): "*", (True, True): "+"}.get((argument.many, argument.required))
         parser.add_argument(argument.name, nargs=nargs, type=read, default=argparse.SUPPRESS)
         return
-    if argument.kind is bool:
+    if argument.kind is bool and not argument.values:
         parser.add_argument(*argument.names, dest=argument.name, action="store_true", default=argparse.SUPPRESS)
         return
     parser.add_argument(
@@ -298,6 +320,10 @@ def _add(parser: argparse.ArgumentParser, argument: Argument) -> None:
 def _read(argument: Argument, text: str) -> Any:
     """Converts the text of an argument to its type."""
     kind, hint = argument.kind, ""
+    if argument.values:
+        if text in ("", *argument.values):
+            return text or True
+        kind = Literal[argument.values]
     if get_origin(kind) is Literal:
         if text in get_args(kind):
             return text

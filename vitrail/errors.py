@@ -25,3 +25,8 @@ def shortlist(names: Sequence[str], limit: int) -> str:
     """At most `limit` names, comma-separated: "a, b, c and 4 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -159,12 +159,13 @@ def test_columns_that_could_be_either_are_asked_for(tmp_path):
         open_data(tmp_path / "none")
 
 
-@pytest.mark.parametrize("labels", [[[], [1], [0, 1], [1]], [0.0, 1.5, 0.5, 1.5]])
-def test_labels_of_another_kind_are_refused(tmp_path, labels):
-    made = datasets.Dataset.from_dict({"image": [png(i) for i in range(4)], "label": labels})
-    made.cast_column("image", datasets.Image()).save_to_disk(tmp_path)
-    with pytest.raises(UserError, match="a label must be an integer or text"):
-        open_data(tmp_path, label_column="label")
+def test_labels_may_be_numbers_but_not_lists_of_unnamed_ones(tmp_path):
+    for name, labels in {"lists": [[], [1], [0, 1], [1]], "numbers": [0.0, 1.5, 0.5, 1.5]}.items():
+        made = datasets.Dataset.from_dict({"image": [png(i) for i in range(4)], "label": labels})
+        made.cast_column("image", datasets.Image()).save_to_disk(tmp_path / name)
+    with pytest.raises(UserError, match="lists of numbers must have one length, but they have 0 to 2"):
+        open_data(tmp_path / "lists", label_column="label")
+    assert open_data(tmp_path / "numbers", label_column="label").task.name == "regression"
 
 
 def test_a_label_that_is_missing_is_named_by_its_row(tmp_path):

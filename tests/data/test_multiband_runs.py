@@ -35,7 +35,7 @@ def deep_run(tmp_path_factory, quick) -> tuple[Path, Path]:
     """A folder of 16-bit images with 5 bands, and a run that was trained on it."""
     root = tmp_path_factory.mktemp("deep")
     data = folder_of(root / "satellite", count=20)
-    return data, vitrail.train(data, out=root / "runs", name="deep", randaug=1, **quick)
+    return data, vitrail.train(data, out=root / "runs", name="deep", randaug=1, **quick).path
 
 
 def test_bands_are_trained_on_and_what_they_need_is_kept_with_the_model(deep_run):

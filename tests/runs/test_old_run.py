@@ -55,3 +55,10 @@ def test_it_resumes_and_ends_as_it_would_have(old):
     for row, expected in zip(rows(old / "metrics.csv"), rows(OLD / "whole.csv"), strict=True):
         for name in ("step", "lr", "train_loss", "val_loss"):
             assert row[name] == pytest.approx(expected[name], rel=1e-3), name
+
+
+def test_its_exported_file_predicts_what_it_predicts(old, digits):
+    """`exported.onnx` was written at commit 81cfed0, when files read pixels of one size."""
+    images = sorted(digits.rglob("*.png"))[::10]
+    ours, theirs = (list(vitrail.predict(source, images, top=1)) for source in (old, old / "exported.onnx"))
+    assert [answer.labels for answer in ours] == [answer.labels for answer in theirs]

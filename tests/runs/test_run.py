@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def test_a_new_run_has_its_configuration_and_nothing_else(config, tmp_path):
     run = Run.create(config)
     assert run.path == tmp_path / "run"
     assert (run.name, run.exists, run.has_model, run.finished) == ("run", True, False, False)
-    assert (run.history, run.scores, run.folds) == ([], {}, [])
+    assert (run.history, run.evaluations, run.folds) == ([], {}, [])
     assert Run.open(run.path).config == config
 
 
@@ -55,8 +56,8 @@ def test_what_a_run_holds(trained):
     run = Run.open(trained)
     assert [row["epoch"] for row in run.history] == [1, 2]
     assert run.finished
-    assert run.scores["digits-val"]["top1"] == pytest.approx(run.card.metrics["top1"], abs=1e-6)
-    assert run.own_scores() == run.scores["digits-val"]
+    assert run.evaluations["digits-val"]["top1"] == pytest.approx(run.card.metrics["top1"], abs=1e-6)
+    assert run.own_scores() == run.evaluations["digits-val"]
     assert run.model().config == run.card.config
     assert (run.is_own("digits"), run.is_own("mnist")) == (True, False)
 
@@ -82,7 +83,7 @@ def test_data_that_has_lost_a_class_is_refused(digits, small, tmp_path):
 
 def test_the_scores_of_the_own_images_are_told_from_others(trained, tmp_path):
     run = Run(shutil.copytree(trained, tmp_path / "run"))
-    document = run.scores["digits-val"]
+    document = run.evaluations["digits-val"]
     other = run.evaluation("others", "val") / "metrics.json"
     other.parent.mkdir()
     other.write_text(json.dumps(document | {"loss": document["loss"] + 1, "top1": 0.0}))
@@ -104,9 +105,29 @@ def test_the_folds_of_a_cross_validation(config):
 def test_a_run_is_looked_into_without_torch(trained):
     code = f"""
 import sys
+from pathlib import Path
 from vitrail.runs.run import Run
 run = Run.open({str(trained)!r})
-run.config, run.card, run.history, run.scores
+run.config, run.card, run.history, run.evaluations
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_is_a_path(trained):
+    run = vitrail.Run(trained)
+    assert (Path(run), str(run), run / "model.json") == (trained, str(trained), trained / "model.json")
+    assert run == trained == run
+    assert run != trained / "last"
+    assert {run: 1}[Run(trained)] == 1
+    assert Path(run, "model.json").exists()
+
+
+def test_what_train_returns_answers_for_the_run(trained, digits):
+    run = vitrail.Run(trained)
+    assert run.scores["top1"] == run.card.metrics["top1"] > 0.5
+    assert run.model().config == run.card.config
+    image = next(digits.rglob("*.png"))
+    assert list(run.predict(image, top=1)) == list(vitrail.predict(run, image, top=1))
+    assert run.report_file.exists()  # written by `vitrail.train`
+    assert run.report() == run.report_file == vitrail.report(run)

@@ -222,7 +222,7 @@ def test_a_model_that_explodes_in_the_last_step_of_an_epoch_is_told_alike(train,
 
 def test_a_run_folder_holds_all_that_is_known(train, small):
     run = train(**{**small, "epochs": 3}, name="run")
-    assert {path.name for path in run.iterdir()} == {
+    assert {path.name for path in run.path.iterdir()} == {
         "config.yaml",
         "model.safetensors",
         "model.json",
@@ -232,10 +232,11 @@ def test_a_run_folder_holds_all_that_is_known(train, small):
         "train.log",
         "curves.png",
         "evaluation",
+        "report.html",
     }
     assert load_yaml(TrainConfig, run / "config.yaml").optim.epochs == 3
     assert [row["epoch"] for row in rows(run)] == [1, 2, 3]
-    for figure in (run / "curves.png", *run.glob("evaluation/*/confusion.png")):
+    for figure in (run / "curves.png", *run.path.glob("evaluation/*/confusion.png")):
         with Image.open(figure) as image:
             image.load()
             assert min(image.size) > 200

@@ -233,7 +233,7 @@ def test_a_run_does_not_go_on_as_another(straight, asked, message):
 
 
 def snapshot(run):
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    return {path: path.read_bytes() for path in Path(run).rglob("*") if path.is_file()}
 
 
 def test_how_a_run_is_carried_out_may_change(tmp_path, small):

@@ -168,13 +168,10 @@ def test_a_patch_that_is_no_pair_is_told(trained, capsys, patch):
     assert "must be a row and a column" in capsys.readouterr().err
 
 
-def test_too_many_pictures_and_none_that_can_be_read(trained, digits, tmp_path, monkeypatch):
+def test_no_picture_that_can_be_read(trained, tmp_path):
     (tmp_path / "bad.png").write_text("no picture")
     with pytest.raises(UserError, match=r"No image could be read: .*bad\.png"):
         vitrail.explain(trained, [tmp_path / "bad.png"], out=tmp_path)
-    monkeypatch.setattr("vitrail.explain.subject.SAMPLE", 5)
-    with pytest.raises(UserError, match="At most 5 images"):
-        vitrail.explain(trained, [digits / "3"], out=tmp_path)
 
 
 def test_a_model_without_data_or_pictures_is_told(tmp_path):

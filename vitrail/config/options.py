@@ -6,6 +6,7 @@ import dataclasses
 import re
 import types
 from dataclasses import dataclass, is_dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -89,14 +90,15 @@ def to_plain(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config, dict_factory=lambda items: {k: _plain(v) for k, v in items})
 
 
-def to_yaml(config: Any) -> str:
-    """A configuration as the text of its `config.yaml`."""
-    return yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
+def to_yaml(config: Any, comment: str = "") -> str:
+    """A configuration as the text of its `config.yaml`, with a comment in front."""
+    head = f"# {comment}\n" if comment else ""
+    return head + yaml.safe_dump(to_plain(config), sort_keys=False, allow_unicode=True)
 
 
-def save_yaml(config: Any, path: Path) -> None:
+def save_yaml(config: Any, path: Path, comment: str = "") -> None:
     """Writes a configuration as YAML."""
-    path.write_text(to_yaml(config), encoding="utf-8")
+    path.write_text(to_yaml(config, comment), encoding="utf-8")
 
 
 def load_yaml(cls: type[C], path: Path) -> C:
@@ -158,7 +160,7 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         return _coerce_numbers(name, value, get_args(hint)[0])
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint is str and isinstance(value, Path):
+    if hint is str and isinstance(value, PathLike):
         return str(value)
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value

@@ -29,7 +29,7 @@ class Duration(float):
         return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
 
 
-Verb = Literal["", "train", "pretrain"]
+Verb = Literal["", "train", "pretrain", "python"]
 
 
 def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only: Verb = "", bare: bool = False) -> Any:
@@ -44,6 +44,7 @@ def option(help: str, default: Any = dataclasses.MISSING, alias: str = "", only:
 class SourceConfig:
     """How the data set is read, split and weighted."""
 
+    val: str | None = option("data set to validate on, if it is not part of the data", None)
     val_fraction: float = option(
         "share of images held out for validation, if the data has no val split (default: 0.2; pretrain: 0.05)", 0.2
     )
@@ -266,3 +267,4 @@ class TrainConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     augment: AugmentConfig
     run: RunConfig
+    python: Names | None = option("what was given as Python objects", None, only="python")

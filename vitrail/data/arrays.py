@@ -178,20 +178,11 @@ def from_arrays(
                 f"{where}: the {split} split must have one label per image, but it has labels of shape {y.shape} for "
                 f"{len(x)} images."
             )
-    labels = [y for _, y in parts.values()]
-    kind = task or task_type(infer_from_arrays(labels))
     pixels = dict(zip(parts, _pixels([x for x, _ in parts.values()], where), strict=True))
     channels = {x.shape[3] for x in pixels.values()}
     if len(channels) > 1 and not channels <= {1, 3}:
         raise UserError(f"{where}: all splits must have the same number of channels, but they have {channels}.")
-    read: Task
-    if kind.single:
-        classes, targets = class_numbers(labels, names, where)
-        read = Multiclass(classes)
-    else:
-        read, targets = kind.from_array(labels, names, where)
-        if task is None:
-            log.info("task: %s, inferred from the labels; override it with --task %s.", read, other_tasks(kind))
+    read, targets = read_labels([y for _, y in parts.values()], names, where, task)
     h, w = next(iter(pixels.values())).shape[1:3]
     if any(isinstance(x, np.memmap) for x in pixels.values()):  # select rows instead of copying pixels
         mapped = GlobalRows([((x, f"{name}/{split}"), len(x)) for split, x in pixels.items()])
@@ -218,6 +209,20 @@ def from_arrays(
         channels=max(channels),
         bits=bits_of(next(iter(pixels.values()))),
     )
+
+
+def read_labels(
+    labels: Sequence[Array], names: tuple[str, ...] | None, where: str, task: type[Task] | None
+) -> tuple[Task, Sequence[Targets]]:
+    """The task of label arrays, inferred unless it is given, and the targets of each."""
+    kind = task or task_type(infer_from_arrays(labels))
+    if kind.single:
+        classes, numbers = class_numbers(labels, names, where)
+        return Multiclass(classes), numbers
+    read, targets = kind.from_array(labels, names, where)
+    if task is None:
+        log.info("task: %s, inferred from the labels; override it with --task %s.", read, other_tasks(kind))
+    return read, targets
 
 
 def _pixels(images: Sequence[Array], where: str) -> list[Pixels]:

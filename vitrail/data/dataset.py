@@ -231,14 +231,15 @@ def _pixels_version(split: ArraySplit | MappedSplit) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Subset(Split):
-    """A split of some images of another."""
+    """A split of some images of another, with their targets or other ones."""
 
     whole: Split
     numbers: Numbers
+    labels: Targets | None = None
 
     @property
     def targets(self) -> Targets:
-        return self.whole.targets[self.numbers]
+        return self.whole.targets[self.numbers] if self.labels is None else self.labels
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -248,6 +249,24 @@ class Subset(Split):
 
     def name(self, i: int) -> str:
         return self.whole.name(int(self.numbers[i]))
+
+    def version(self) -> str | None:
+        version = self.whole.version()
+        return (
+            None if version is None else version + hashlib.blake2b(self.numbers.tobytes(), digest_size=16).hexdigest()
+        )
+
+    def read_as(self, channels: int, bits: int) -> Split:
+        return replace(self, whole=self.whole.read_as(channels, bits))
+
+    def reduced(self, min_side: int) -> Split:
+        return replace(self, whole=self.whole.reduced(min_side))
+
+    def reader(self, wanted: Numbers) -> Split:
+        return replace(self, whole=self.whole.reader(self.numbers[wanted % len(self)]))
+
+    def source(self, i: int) -> Path | Callable[[], Pixels | bytes]:
+        return self.whole.source(int(self.numbers[i]))
 
 
 def choose(images: int, most: int, seed: int = 0) -> Numbers:

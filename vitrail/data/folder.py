@@ -43,7 +43,7 @@ def open_folder(root: Path, task: type[Task] | None = None) -> Found:
 
 
 def from_files(
-    name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: Path, verify: bool = True
+    name: str, files: Mapping[str, Mapping[str, Sequence[Path]]], source: object, verify: bool = True
 ) -> Found:
     """The files of each split and class, verified to be readable."""
     classes = tuple(sorted({label for by_class in files.values() for label in by_class}))

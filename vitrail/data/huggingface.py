@@ -15,21 +15,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitrail.data.arrays import class_numbers
-from vitrail.data.dataset import Array, Found, GlobalRows, reads_labels
+from vitrail.data.dataset import Found, GlobalRows, reads_labels
 from vitrail.data.folder import SPLITS, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
+from vitrail.data.labels import labelled_splits
 from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log, track
-from vitrail.tasks import Multiclass, Task
+from vitrail.tasks import Task
 
 PREFIX = "hf:"
 FILES = (".parquet", ".arrow")
 
-_LABEL_NAMES = ("label", "labels", "class", "target", "category", "y")
+_LABEL_NAMES = ("label", "labels", "class", "target", "category", "y", "tags")
 _PEEK = 64  # images of a stream from which size and channels are taken
 
 T = TypeVar("T")
@@ -105,6 +105,28 @@ def open_saved(folder: Path, image_column: str | None, label_column: str | None,
     return _rows(str(folder), folder.resolve().name, splits, choose)
 
 
+def open_dataset(
+    source: Any,
+    name: str,
+    where: str,
+    image_column: str | None,
+    label_column: str | Sequence[str] | None,
+    task: type[Task] | None,
+) -> Found:
+    """A `datasets.Dataset` or `DatasetDict` in memory. Its format and transforms are not applied."""
+    datasets = _import_datasets(where)
+    if isinstance(source, datasets.IterableDataset | datasets.IterableDatasetDict):
+        raise UserError(
+            f"{where} is streamed, so it has no random access. Give its name with streaming=True, as in "
+            "vitrail.train('hf:NAME', streaming=True)."
+        )
+    if label_column is not None and not isinstance(label_column, str):
+        (label_column,) = label_column
+    loaded = source if isinstance(source, datasets.DatasetDict) else {"train": source}
+    splits = {split: loaded[theirs] for split, theirs in _name_splits(loaded, where).items()}
+    return _rows(where, name, splits, partial(_columns, where, image_column, label_column, task))
+
+
 def _import_datasets(source: object) -> Any:
     try:
         import datasets
@@ -177,6 +199,7 @@ def _columns(
     images = [name for name, kind in features.items() if isinstance(kind, Image)]
     named = [name for name, kind in features.items() if isinstance(kind, ClassLabel)]
     plain = [name for name, kind in features.items() if isinstance(kind, Value) and kind.dtype != "binary"]
+    lists = [name for name, kind in features.items() if isinstance(getattr(kind, "feature", None), ClassLabel | Value)]
     image = image or _only(images) or next((name for name in ("image", "img") if name in features), None)
     if image is None:
         raise UserError(
@@ -185,13 +208,14 @@ def _columns(
     if not reads_labels(task):
         log.info("%s: images are in the column '%s'.", source, image)
         return image, None, None
-    label = label or _only(named) or _usual(named) or (None if named else _usual(plain) or _only(plain))
+    label = label or _only(named) or _usual(named) or (None if named else _usual(plain + lists) or _only(plain + lists))
     if label is None:
         raise UserError(
             f"{source}: which of the columns {', '.join(features)} contains the labels? Set --label-column."
         )
     log.info("%s: images are in the column '%s', labels in '%s'.", source, image, label)
     kind = features[label]
+    kind = getattr(kind, "feature", kind)  # of a list of labels
     return image, label, tuple(kind.names) if isinstance(kind, ClassLabel) else None
 
 
@@ -201,27 +225,6 @@ def _only(names: Sequence[str]) -> str | None:
 
 def _usual(names: Sequence[str]) -> str | None:
     return next((name for name in _LABEL_NAMES if name in names), None)
-
-
-def _labelled(
-    labels: Mapping[str, Sequence[Any]], names: tuple[str, ...] | None, source: str
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The classes, and the class indices of every labelled split. Public test sets are often unlabelled."""
-    arrays: dict[str, Array] = {}
-    for split, values in labels.items():
-        if split != "train" and len(values) and all(value in (None, -1) for value in values):
-            log.info("%s: skipping the %s split, which has no labels.", source, split)
-            continue
-        if None in values:
-            raise UserError(f"{source}: row {values.index(None)} of the {split} split has no label. Remove it.")
-        if invalid := [value for value in values if not isinstance(value, int | str)]:
-            raise UserError(
-                f"{source}: a label must be an integer or text, but one in the {split} split is {invalid[0]!r}. Choose "
-                "another column with --label-column."
-            )
-        arrays[split] = np.array([int(value) if isinstance(value, bool) else value for value in values])
-    classes, numbers = class_numbers(list(arrays.values()), names, source)
-    return classes, dict(zip(arrays, numbers, strict=True))
 
 
 def _content(cell: Mapping[str, Any] | None) -> bytes:
@@ -276,13 +279,13 @@ def _rows(source: str, title: str, splits: Mapping[str, Any], choose: Callable[[
         split: rows.select_columns([label]).with_format("arrow")[:][label].to_pylist() if label else [""] * len(rows)
         for split, rows in splits.items()
     }
-    classes, targets = _labelled(labels, names, source)
+    task, targets = labelled_splits(labels, names, source)
     parts = {}
     for split, numbers in targets.items():
         rows = splits[split].select_columns([image]).with_format(None)
         store = _Rows(_call(source, rows.cast_column, image, Image(decode=False)), image, f"{title}/{split}")
         parts[split] = PackedPart(store, numbers, verify(range(len(numbers)), store.inspect, store.identity()))
-    return from_stores(title, classes, parts, source)
+    return from_stores(title, task, parts, source)
 
 
 # Streaming
@@ -334,7 +337,7 @@ def _stream(
             column = _call(source, _call(source, load, columns=[label]).as_streaming_dataset)
             labels = {split: column[name] for split, name in theirs.items()}
         read = {split: _call(source, _read_labels, rows, label, split) for split, rows in labels.items()}
-    classes, targets = _labelled({split: list(chain(*shards)) for split, shards in read.items()}, names, source)
+    task, targets = labelled_splits({split: list(chain(*shards)) for split, shards in read.items()}, names, source)
     if targets.keys() == {"train"}:
         log.info("%s has no validation split: the held-out images are read in a second pass over the stream.", source)
     streams = {}
@@ -354,7 +357,7 @@ def _stream(
         raise UserError(f"{source} has no images.")
     return Found(
         name=title,
-        task=Multiclass(classes),
+        task=task,
         parts={split: (rows, targets[split]) for split, rows in zip(streams, every.rows(), strict=True)},
         make=lambda _, rows, numbers: StreamSplit(*every.locate(rows), numbers),
         size=(int(np.median([fact.h for fact in facts])), int(np.median([fact.w for fact in facts]))),

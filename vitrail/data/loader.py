@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from vitrail.data.balance import balanced_order
 from vitrail.data.dataset import ArraySplit, MappedSplit, Numbers, Split
@@ -24,7 +23,10 @@ from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 
-Batch = tuple[Tensor, Tensor]  # pixels B C H W, uint8 or (above 8 bits) float32; targets
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Batch = tuple["Tensor", "Tensor"]  # pixels B C H W, uint8 or (above 8 bits) float32; targets
 Box = tuple[int, int, int, int]  # y, x, h, w
 
 _PREFETCH = 4  # batches
@@ -70,7 +72,7 @@ def images(split: Split, workers: int = 2, indices: Sequence[int] | None = None)
     order = range(len(split)) if indices is None else indices
     with ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read") as pool:
         for at in range(0, len(order), _PREFETCH * _CHUNK):
-            yield from pool.map(partial(_image, split), order[at : at + _PREFETCH * _CHUNK])
+            yield from pool.map(partial(image_of, split), order[at : at + _PREFETCH * _CHUNK])
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class TrainBatches:
     workers: int = 2
     balanced: bool = False  # class-balanced sampling, with the same number of batches
     repeats: int = 1  # copies of each image, with the same number of batches: repeated augmentation
+    change: Callable[[Tensor], Tensor] | None = None  # the caller's augmentation of pixels
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -95,6 +98,10 @@ class TrainBatches:
     def __len__(self) -> int:
         """Batches per epoch. The last, incomplete one is dropped unless it is the only one."""
         return max(len(self.split) // self.batch_size, 1)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, C, H, W) as the model's input, after the caller's augmentation."""
+        return self.preprocess.normalise(pixels if self.change is None else self.change(pixels))
 
     def numbers(self, number: int, start: int = 0) -> list[Numbers]:
         """The image numbers of an epoch's batches, from batch `start`; `i + r * N` is the r-th repetition of `i`."""
@@ -139,7 +146,8 @@ def _cut(order: Numbers, size: int) -> list[Numbers]:
     return [order[at : at + size] for at in range(0, len(order), size)]
 
 
-def _image(split: Split, i: int) -> Pixels:
+def image_of(split: Split, i: int) -> Pixels:
+    """An image of a split, which was readable when the split was opened."""
     try:
         return split.image(i)
     except UnreadableImage as error:
@@ -163,6 +171,8 @@ def _read(
     crop: Callable[[int, int, int], Box] | None = None,
 ) -> Iterator[Batch]:
     """Batches of images; number `i + r * N` is the r-th repetition of image `i`, with its own crop."""
+    import torch
+
     if crop is None and (take := _preprocessed(split, preprocess)) is not None:
         for numbers in chosen:
             indices = numbers % len(split)
@@ -173,7 +183,7 @@ def _read(
 
     def fill(out: Pixels, numbers: Numbers) -> None:
         for row, number in zip(out, numbers.tolist(), strict=True):
-            image = _image(split, number % len(split))
+            image = image_of(split, number % len(split))
             if crop is None:
                 row[:] = preprocess.pixels(image)
             else:

@@ -17,7 +17,7 @@ from vitrail.data.pixels import Pixels, UnreadableImage, to_float32
 
 _NPY = b"\x93NUMPY"
 _DEEP_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR.{8}\x10\x02", re.DOTALL)  # 16-bit RGB
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
 # TIFF tags: bits per sample, samples per pixel, extra samples, image description.
 _BITS, _SAMPLES, _EXTRA, _DESCRIPTION = 258, 277, 338, 270
 _STACKED = ('{"shape"', "ImageJ=", "<?xml", "<OME")  # descriptions of files whose pages may be bands of one image
@@ -42,13 +42,25 @@ def read_bands(file: BinaryIO) -> Bands | None:
         return Bands("NPY", _read_npy(file))
     if _DEEP_PNG.match(first):
         return Bands("PNG", _read_png(file))
-    if first[:4] in TIFF and _beyond_pillow(file):
+    if first[:4] in _TIFF and _beyond_pillow(file):
         file.seek(0)
         return Bands("TIFF", _read_tiff(file))
     return None
 
 
-def npy_size(file: BinaryIO) -> tuple[int, int]:
+def read_band_header(file: BinaryIO) -> tuple[str, int, int] | None:
+    """The format, height and width of such a file, by its header; None if Pillow can read it, or it is not an image."""
+    first = file.read(6)
+    file.seek(0)
+    if first.startswith(_NPY):
+        return "NPY", *_npy_size(file)
+    if first[:4] in _TIFF and _beyond_pillow(file):
+        return "TIFF", *_tiff_size(file)
+    file.seek(0)
+    return None
+
+
+def _npy_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an array that is stored as a file claims; raises UnreadableImage if it is not."""
     try:
         known: Any = np.lib.format  # partly untyped
@@ -64,7 +76,7 @@ def npy_size(file: BinaryIO) -> tuple[int, int]:
     return h, w
 
 
-def tiff_size(file: BinaryIO) -> tuple[int, int]:
+def _tiff_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of a TIFF file that Pillow cannot open; raises UnreadableImage."""
     try:
         import tifffile  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -87,10 +99,10 @@ def _read_npy(file: BinaryIO) -> Pixels:
         if "allow_pickle" in str(error):
             raise UnreadableImage("an array of Python objects, which could run code") from error
         raise
-    return _pixels(_channels_last(values))
+    return array_pixels(channels_last(values))
 
 
-def _channels_last(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def channels_last(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """An array as (H, W, C); it is taken to be (C, H, W) if its first dimension is the smallest."""
     channels_first = values.ndim == 3 and values.shape[0] < min(values.shape[1:])
     return values.transpose(1, 2, 0) if channels_first else values
@@ -115,7 +127,7 @@ def _read_png(file: BinaryIO) -> Pixels:
         import imagecodecs  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise UnreadableImage("16-bit colour needs imagecodecs: pip install 'vitrail[data]'") from error
-    return _pixels(imagecodecs.png_decode(file.read()))
+    return array_pixels(imagecodecs.png_decode(file.read()))
 
 
 def _read_tiff(file: BinaryIO) -> Pixels:
@@ -133,12 +145,12 @@ def _read_tiff(file: BinaryIO) -> Pixels:
         if source.axes in ("SYX", "CYX"):
             values = values.transpose(1, 2, 0)
         elif source.axes != "YXS":  # bands as pages, as tifffile writes arrays that do not look like RGB
-            values = _channels_last(values)
-        return _pixels(values)
+            values = channels_last(values)
+        return array_pixels(values)
 
 
-def _pixels(values: npt.NDArray[Any]) -> Pixels:
-    """Values of any numeric type, (H, W) or (H, W, C), as pixels."""
+def array_pixels(values: npt.NDArray[Any]) -> Pixels:
+    """Values of any numeric type, (H, W) or (H, W, C), as pixels; raises UnreadableImage."""
     if values.ndim not in (2, 3) or 0 in values.shape:
         raise UnreadableImage(f"an array of shape {values.shape}, not (height, width, channels)")
     if values.dtype.kind not in "buif":

@@ -7,28 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.dataset import Array, Found, GlobalRows, Numbers, PackedSplit, Store
+from vitrail.data.dataset import Array, Found, GlobalRows, PackedSplit, Store, Targets
 from vitrail.data.folder import channels_and_bits, leave_out
 from vitrail.data.images import ImageFacts
 from vitrail.errors import UserError
-from vitrail.tasks import Multiclass
+from vitrail.tasks import Task
 
 
 @dataclass(frozen=True)
 class PackedPart:
-    """A split as stored: for every row a class index, and the facts of its image or the reason it is unusable."""
+    """A split as stored: for every row its target, and the facts of its image or the reason it is unusable."""
 
     store: Store
-    targets: Numbers
+    targets: Targets
     facts: list[ImageFacts | str]
 
 
-def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, PackedPart], source: object) -> Found:
+def from_stores(name: str, task: Task, parts: Mapping[str, PackedPart], source: object) -> Found:
     """Drops unusable rows; raises a UserError if they are many."""
     good: dict[str, ImageFacts] = {}
     unreadable: list[tuple[str, str]] = []
     stores = GlobalRows([(part.store, len(part.facts)) for part in parts.values()])
-    usable: dict[str, tuple[Array, Numbers]] = {}
+    usable: dict[str, tuple[Array, Targets]] = {}
     for (split, part), rows in zip(parts.items(), stores.rows(), strict=True):
         kept = np.array([isinstance(fact, ImageFacts) for fact in part.facts], dtype=bool)
         good |= {part.store.name(i): fact for i, fact in enumerate(part.facts) if isinstance(fact, ImageFacts)}
@@ -40,7 +40,7 @@ def from_stores(name: str, classes: tuple[str, ...], parts: Mapping[str, PackedP
     channels, bits = channels_and_bits(good)
     return Found(
         name=name,
-        task=Multiclass(classes),
+        task=task,
         parts=usable,
         make=lambda _, rows, targets: PackedSplit(*stores.locate(rows), targets, channels, bits),
         size=(int(np.median([fact.h for fact in good.values()])), int(np.median([fact.w for fact in good.values()]))),

@@ -81,6 +81,12 @@ class Preprocess:
         cropped = resized[:, y : y + self.img_size[0], x : x + self.img_size[1]]
         return np.ascontiguousarray(np.broadcast_to(cropped, (self.channels, *self.img_size)))
 
+    def with_margin(self, images: Pixels) -> Pixels:
+        """Images (B, h, w, C) of the model's size with a black margin, which the centre crop removes again."""
+        (h, w), (y, x) = self._cover(*(int(side / self.crop) for side in self.img_size))
+        rows, columns = (y, h - y - self.img_size[0]), (x, w - x - self.img_size[1])
+        return np.pad(images, ((0, 0), rows, columns, (0, 0))) if (h, w) != self.img_size else images
+
     def crop_pixels(self, image: Pixels, box: tuple[int, int, int, int]) -> Pixels:
         """A box (y, x, height, width) of images (..., H, W, C), resized to (..., C, h, w)."""
         y, x, h, w = box

@@ -34,7 +34,7 @@ from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.verify import verify
 from vitrail.errors import UserError
 from vitrail.progress import track
-from vitrail.tasks import Task
+from vitrail.tasks import Multiclass, Task
 from vitrail.version import VERSION
 
 _LABELS = (".cls", ".json", ".txt")
@@ -75,7 +75,7 @@ def open_shards(source: str | Path, label_field: str | None = None, task: type[T
         split: PackedPart(store, numbers, store.facts)
         for (split, store), numbers in zip(stores.items(), np.split(targets, ends), strict=True)
     }
-    return from_stores(_title(source), classes, parts, source)
+    return from_stores(_title(source), Multiclass(classes), parts, source)
 
 
 # Shard files

@@ -1,4 +1,4 @@
-"""`open_data`: a folder, table, array, Hugging Face data set, tar shards or built-in data set as one `Data`.
+"""`open_data`: a folder, table, array, Hugging Face data set, tar shards, built-in data set or object as one `Data`.
 
 Every source is first converted to `Found`: class names, and for each split its items and targets. What all sources
 share is done here: validation, class order, hold-out and folds.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,16 +20,21 @@ from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets
 from vitrail.data.folder import open_folder
 from vitrail.data.huggingface import PREFIX, holds_images, is_saved, open_files, open_hub, open_saved
 from vitrail.data.images import allow_pixels
+from vitrail.data.objects import PREFIX as PYTHON
+from vitrail.data.objects import object_name, open_object
 from vitrail.data.shards import is_shards, open_shards
 from vitrail.data.table import SUFFIXES, open_table
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
 from vitrail.tasks import Task, task_type
 
+Source: TypeAlias = Any  # a name, str or Path, or a Python object, see `objects`
+
 
 def open_data(
-    source: str | Path,
+    source: Source,
     *,
+    val: Source | None = None,
     val_fraction: float = 0.2,
     folds: int = 0,
     fold: int = 0,
@@ -44,12 +50,12 @@ def open_data(
 ) -> Data:
     """Opens a data set and, unless it is streamed, verifies that every image can be read.
 
-    Without a validation split, a stratified `val_fraction` is held out, by `seed`. With `folds`, train and val are
-    pooled, and fold number `fold` (from 1) is held out. `image_column` and `label_column` apply to tables and Hugging
-    Face data sets. The `task` is inferred from the data unless given; a task that reads no labels needs none. With
-    `model`, the task of a trained model, targets have its classes in its order: the data may then lack some of them,
-    needs no train split, and nothing is held out; data without splits becomes one split, "all". `image_dir` is the
-    folder of a table's images. `max_pixels` is the limit of `allow_pixels`.
+    `val` is other data to validate on. Without a validation split, a stratified `val_fraction` is held out, by `seed`.
+    With `folds`, train and val are pooled, and fold number `fold` (from 1) is held out. `image_column` and
+    `label_column` apply to tables and Hugging Face data sets. The `task` is inferred from the data unless given; a task
+    that reads no labels needs none. With `model`, the task of a trained model, targets have its classes in its order:
+    the data may then lack some of them, needs no train split, and nothing is held out; data without splits becomes one
+    split, "all". `image_dir` is the folder of a table's images. `max_pixels` is the limit of `allow_pixels`.
     """
     if max_pixels is not None:
         allow_pixels(max_pixels)
@@ -60,34 +66,41 @@ def open_data(
     if seed < 0:
         raise UserError(f"'seed' must be at least 0, but it is {seed}.")
     kind = task_type(task) if task is not None else None if model is None else type(model)
+    where = full_name(source) if is_object(source) else source
     try:
         found = open_source(source, data_dir, image_column, label_column, kind, streaming, model, image_dir=image_dir)
+        if val is not None:
+            if folds:
+                raise UserError("Cross-validation makes its own validation splits. Remove either val or folds.")
+            columns = image_column, label_column, type(found.task)
+            other = open_source(val, data_dir, *columns, streaming, found.task, image_dir=image_dir)
+            found = _with_val(found, other, full_name(val))
     except OSError as error:
-        raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
+        raise UserError(f"{error.filename or where} cannot be read: {error.strerror or error}.") from error
     if kind is not None and type(found.task) is not kind:
         if not (kind.single and found.task.single):
-            raise UserError(f"{source} is {found.task.title} data, so the task cannot be {kind.title}.")
+            raise UserError(f"{where} is {found.task.title} data, so the task cannot be {kind.title}.")
         found = replace(found, task=kind(found.classes))  # same targets, another meaning
     parts = found.parts
     for split, (items, _) in parts.items():
         if not len(items):
-            raise UserError(f"The {split} split of {source} has no images. Add some, or remove the split.")
+            raise UserError(f"The {split} split of {where} has no images. Add some, or remove the split.")
     targets = {split: part[1] for split, part in parts.items()}
     if model is None:
         if "train" not in parts:
-            raise UserError(f"{source} has no train split, only {' and '.join(parts)}.")
-        found.task.check(targets, source)
+            raise UserError(f"{where} has no train split, only {' and '.join(parts)}.")
+        found.task.check(targets, where)
     else:
-        adopted = found.task.adopt(model, targets, source)
+        adopted = found.task.adopt(model, targets, where)
         parts = {split: (parts[split][0], adopted[split]) for split in parts}
         if parts.keys() == {"train"}:  # not for training: nothing is held out
             parts = {"all": parts["train"]}
     if folds:
-        parts = _hold_out_fold(parts, found, folds, fold, seed, source)
+        parts = _hold_out_fold(parts, found, folds, fold, seed, where)
     return Data(
         name=found.name,
         task=found.task if model is None else model,
-        splits=_splits(parts, found, val_fraction, seed, source),
+        splits=_splits(parts, found, val_fraction, seed, where),
         size=found.size,
         channels=found.channels,
         unreadable=found.unreadable,
@@ -95,9 +108,16 @@ def open_data(
     )
 
 
-def full_name(source: str | Path) -> str:
-    """The name of a source that is valid in any folder: a built-in or hub name, or an absolute path."""
-    if isinstance(source, str) and (source in BUILT_IN or source.startswith(PREFIX)):
+def is_object(source: Source) -> bool:
+    """Whether data is given as a Python object, not by name."""
+    return not isinstance(source, str | PathLike)
+
+
+def full_name(source: Source) -> str:
+    """The name of a source that is valid in any folder: of a built-in or hub data set, a path, or "python:arrays"."""
+    if is_object(source):
+        return object_name(source)
+    if isinstance(source, str) and (source in BUILT_IN or source.startswith((PREFIX, PYTHON))):
         return source
     return str(Path(source).expanduser().resolve())
 
@@ -141,13 +161,30 @@ def cut_folds(task: Task, targets: Targets, folds: int, seed: int) -> Numbers:
     return numbers
 
 
+def _with_val(found: Found, val: Found, where: str) -> Found:
+    """The data with the val split, or the only split, of other data, whose classes it knows."""
+    split = "val" if "val" in val.parts else next(iter(val.parts))
+    if split != "val" and len(val.parts) > 1:
+        raise UserError(f"{where} must have a val split or only one, but it has {', '.join(val.parts)}.")
+    items, targets = val.parts[split]
+    targets = val.task.adopt(found.task, {split: targets}, where)[split] if found.task.labelled else targets
+    if "val" in found.parts:
+        log.info("Validating on %s instead of the data's own val split.", where)
+
+    def make(part: str, items: Array, targets: Targets) -> Split:
+        return val.make(split, items, targets) if part == "val" else found.make(part, items, targets)
+
+    unreadable = (*found.unreadable, *val.unreadable)
+    return replace(found, parts=found.parts | {"val": (items, targets)}, make=make, unreadable=unreadable)
+
+
 def _hold_out_fold(
     parts: dict[str, tuple[Array, Targets]],
     found: Found,
     folds: int,
     fold: int,
     seed: int,
-    source: str | Path,
+    source: object,
 ) -> dict[str, tuple[Array, Targets]]:
     """Pools train and val and makes one fold val; a test split is unchanged."""
     pool = [parts[split] for split in ("train", "val") if split in parts]
@@ -177,7 +214,7 @@ def folder_kind(folder: Path) -> Literal["classes", "saved", "files", "shards", 
 
 
 def open_source(
-    source: str | Path,
+    source: Source,
     data_dir: str | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
@@ -197,7 +234,7 @@ def open_source(
 
 
 def _open_source(
-    source: str | Path,
+    source: Source,
     data_dir: str | None,
     image_column: str | None,
     label_column: str | Sequence[str] | None,
@@ -207,6 +244,14 @@ def _open_source(
     verify: bool,
     image_dir: str | None,
 ) -> Found:
+    if is_object(source):
+        if streaming:
+            raise UserError(f"{full_name(source)} is in memory, so it cannot be streamed. Remove 'streaming'.")
+        return open_object(source, image_column, label_column, task, model, verify, image_dir)
+    if isinstance(source, str) and source.startswith(PYTHON):
+        raise UserError(
+            f"{source} is data that was given as a Python object, which is not stored. Give the data again."
+        )
     path = Path(source).expanduser()
     suffix = path.suffix.lower() if path.is_file() else ""
     built_in = isinstance(source, str) and source in BUILT_IN
@@ -266,7 +311,7 @@ def _splits(
     found: Found,
     val_fraction: float,
     seed: int,
-    source: str | Path,
+    source: object,
 ) -> dict[str, Split]:
     if parts.keys() == {"train"}:
         items, targets = parts["train"]

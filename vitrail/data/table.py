@@ -35,15 +35,50 @@ def open_table(
     verify: bool = True,
     image_dir: str | None = None,
 ) -> Found:
-    """The images listed in a table, split by its column `split` if it has one.
+    """The images listed in a table file; paths are relative to `image_dir`, or to the folder of the table."""
+    folder = path.parent if image_dir is None else Path(image_dir).expanduser()
+    names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
+    columns = image_column, label_column
+    return _from_rows(names, rows, path.stem, str(path), folder, *columns, task, model, verify)
+
+
+def open_columns(
+    columns: Sequence[tuple[str, Sequence[object]]],
+    name: str,
+    where: str,
+    folder: Path,
+    image_column: str | None = None,
+    label_column: str | Sequence[str] | None = None,
+    task: type[Task] | None = None,
+    model: Task | None = None,
+    verify: bool = True,
+) -> Found:
+    """The images listed in the columns of a data frame; paths are relative to `folder`."""
+    cells = [[_as_text(cell) for cell in column] for _, column in columns]
+    rows = {number: list(row) for number, row in enumerate(zip(*cells, strict=True), 1)}
+    given = image_column, label_column
+    return _from_rows([label for label, _ in columns], rows, name, where, folder, *given, task, model, verify)
+
+
+def _from_rows(
+    names: Sequence[str],
+    rows: Rows,
+    title: str,
+    path: str,
+    folder: Path,
+    image_column: str | None,
+    label_column: str | Sequence[str] | None,
+    task: type[Task] | None,
+    model: Task | None,
+    verify: bool,
+) -> Found:
+    """The images listed in rows, split by the column `split` if there is one; `path` names the table in messages.
 
     Columns and task are inferred from names and values unless given; a task that reads no labels needs no label column.
-    `model` is the task of a trained model. Images are in `image_dir`, or beside the table. A name may lack its suffix.
+    `model` is the task of a trained model. Images are in `folder`; a name may lack its suffix.
     """
-    home = path.parent if image_dir is None else Path(image_dir).expanduser()
-    if not home.is_dir():
-        raise UserError(f"--image-dir must be a folder, but {image_dir} is none.")
-    names, rows = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_text(path)
+    if not folder.is_dir():
+        raise UserError(f"--image-dir must be a folder, but {folder} is none.")
     if not rows:
         raise UserError(f"{path} has no rows. It must have one per image.")
     columns = {name: i for i, name in enumerate(names) if name}  # pandas writes its index without a name
@@ -63,9 +98,9 @@ def open_table(
     listed = ", ".join(f"'{label}'" for label in labels)
     log.info("%s: images are in the column '%s'%s.", path, image, f", labels in {listed}" if labels else "")
 
-    files = _with_suffixes(home, [cells[columns[image]] for cells in rows.values()])
+    files = _with_suffixes(folder, [cells[columns[image]] for cells in rows.values()])
     if verify and not any(file.exists() for file in files.values()):
-        raise UserError(_all_missing(path, image, home, next(iter(files.values()))))
+        raise UserError(_all_missing(path, image, folder, next(iter(files.values()))))
     known: dict[Path, tuple[list[str], str, int]] = {}
     for number, cells in rows.items():
         file, own, part = files[cells[columns[image]]], [cells[columns[label]] for label in labels], "train"
@@ -87,9 +122,9 @@ def open_table(
     if len(known) < len(rows):
         log.warning("%s: skipping %d duplicate rows.", path, len(rows) - len(known))
     if kind.single or not labels:
-        found = _by_class(path, known, verify)
+        found = _by_class(title, path, known, verify)
     else:
-        found = _by_row(path, known, labels, kind, model, verify)
+        found = _by_row(title, path, known, labels, kind, model, verify)
     if task is None:
         log.info("task: %s, inferred from %s; override it with --task %s.", found.task, listed, other_tasks(kind))
     return found
@@ -110,22 +145,23 @@ def _with_suffixes(home: Path, names: Sequence[str]) -> dict[str, Path]:
     return files
 
 
-def _all_missing(path: Path, column: str, home: Path, first: Path) -> str:
+def _all_missing(path: str, column: str, home: Path, first: Path) -> str:
     """The message for a table none of whose images exist, with the folder that has the first one."""
     places = [folder for folder in subfolders(home) if any(folder.glob(f"{glob.escape(first.stem)}.*"))]
     hint = f"Use --image-dir {places[0]}." if places else "Set --image-dir to the folder of the images."
     return f"None of the images in the column '{column}' of {path} exist: {first} is the first. {hint}"
 
 
-def _by_class(path: Path, known: Mapping[Path, tuple[list[str], str, int]], verify: bool) -> Found:
+def _by_class(title: str, path: str, known: Mapping[Path, tuple[list[str], str, int]], verify: bool) -> Found:
     files: dict[str, dict[str, list[Path]]] = {}
     for file, (labels, part, _) in known.items():
         files.setdefault(part, {}).setdefault("".join(labels), []).append(file)  # one label, or none
-    return from_files(path.stem, files, path, verify)
+    return from_files(title, files, path, verify)
 
 
 def _by_row(
-    path: Path,
+    title: str,
+    path: str,
     known: Mapping[Path, tuple[list[str], str, int]],
     labels: Sequence[str],
     task: type[Task],
@@ -134,14 +170,14 @@ def _by_row(
 ) -> Found:
     texts, parts, numbers = zip(*known.values(), strict=True)
     columns = dict(zip(labels, zip(*texts, strict=True), strict=True))
-    read, targets = task.from_text(columns, numbers, str(path), None if model is None else model.classes)
+    read, targets = task.from_text(columns, numbers, path, None if model is None else model.classes)
     files, where = np.array(list(known), dtype=object), np.array(parts)
     listed = {part: (files[where == part], targets[where == part]) for part in dict.fromkeys(parts)}
-    return from_paths(path.stem, read, listed, verify)
+    return from_paths(title, read, listed, verify)
 
 
 def _choose(
-    path: Path, columns: Mapping[str, int], rows: Rows, image: str | None, labels: tuple[str, ...], labelled: bool
+    path: str, columns: Mapping[str, int], rows: Rows, image: str | None, labels: tuple[str, ...], labelled: bool
 ) -> tuple[str, tuple[str, ...], str | None]:
     """The image column, the label columns, none unless `labelled`, and, if there is one, the split column."""
     for given in (image, *labels):
@@ -226,6 +262,6 @@ def _read_parquet(path: Path) -> tuple[list[str], Rows]:
 
 
 def _as_text(cell: object) -> str:
-    if isinstance(cell, list):  # a list of labels
+    if isinstance(cell, list | tuple | set | np.ndarray):  # a list of labels
         return "|".join(str(part).strip() for part in cell)
     return "" if cell is None else str(cell).strip()

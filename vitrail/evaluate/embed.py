@@ -19,6 +19,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.image_like import ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.errors import UserError
 from vitrail.files import atomic_write
@@ -49,14 +50,21 @@ class Written:
     unreadable: tuple[tuple[str, str], ...]
 
 
-def embeddings(predictor: Predictor, files: Iterable[str], batch_size: int, workers: int) -> Iterator[Embedding]:
-    """Yields the feature vectors of files, in order; `files` is consumed lazily."""
-    with closing(predictor.run(files, predictor.features, batch_size=batch_size, workers=workers)) as answers:
-        for file, vector in answers:
+def embeddings(predictor: Predictor, images: Iterable[ImageLike], batch_size: int, workers: int) -> Iterator[Embedding]:
+    """Yields the feature vectors of images, in order; `images` is consumed lazily."""
+    with closing(
+        predictor.run(
+            given(images, predictor.card.preprocess.channels),
+            predictor.features,
+            batch_size=batch_size,
+            workers=workers,
+        )
+    ) as answers:
+        for image, vector in answers:
             if isinstance(vector, UnreadableImage):
-                yield Embedding(file, error=str(vector))
+                yield Embedding(image.name, error=str(vector))
             else:
-                yield Embedding(file, vector)
+                yield Embedding(image.name, vector)
 
 
 def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:

@@ -11,21 +11,22 @@ import hashlib
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vitrail.data.cache import once
 from vitrail.data.dataset import Split
 from vitrail.data.preprocess import Preprocess
-from vitrail.evaluate.stream import Keep, run_split, stream
-from vitrail.models import Model
+from vitrail.evaluate.stream import Keep, run_split, stream, stream_exported
 from vitrail.progress import log
 from vitrail.runs import EngineName
-from vitrail.runs.engine import Engine
 from vitrail.runs.predictor import Predictor
 from vitrail.tasks.scores import Scores
+
+if TYPE_CHECKING:
+    from vitrail.models import Model
 
 Vectors = NDArray[np.float32]
 
@@ -45,6 +46,8 @@ def split_features(
     engine: EngineName = "auto",
 ) -> Vectors:
     """The feature vectors of a split, (N, D): from `file` if nothing has changed, else recomputed."""
+    from vitrail.runs.engine import Engine
+
     key = _key(model, split, preprocess)
     if key is not None and (kept := _kept(file, key, "features", engine)) is not None:
         return kept[0]
@@ -93,16 +96,13 @@ def split_scores(
         outputs, used = found
         meter.add(outputs, split.targets)
         return meter.scores(), outputs, used
-    stream(
-        predictor.tensor_outputs,
-        once(split, card.preprocess, False, cache_gb, workers) if cache_gb else split,
-        card.preprocess,
-        (meter, kept),
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        title=title,
-    )
+    meters = meter, kept
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "title": title}
+    if predictor.exported:
+        stream_exported(predictor, split, meters, **how)
+    else:
+        images = once(split, card.preprocess, False, cache_gb, workers) if cache_gb else split
+        stream(predictor.tensor_outputs, images, card.preprocess, meters, device=device, **how)
     if keep and key is not None and kept.outputs is not None:
         _keep(file, key, "outputs", kept.outputs, predictor.engine)
     return meter.scores(), kept.outputs, predictor.engine
@@ -114,6 +114,8 @@ def _digest(text: str) -> hashlib.blake2b:
 
 def _key(model: Model, split: Split, preprocess: Preprocess) -> str | None:
     """A hash of everything that features depend on; None if the images may change unnoticed."""
+    import torch
+
     version = split.version()
     if version is None:
         return None

@@ -13,18 +13,16 @@ from typing import Any, Literal
 from vitrail.charts.draw import save_charts
 from vitrail.charts.kinds import Chart
 from vitrail.config import Size
-from vitrail.data import Data, open_data
-from vitrail.device import choose_device
+from vitrail.data import Data, Source, open_data
 from vitrail.errors import UserError, nearest
 from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics, fewshot, knn, linear
 from vitrail.files import write_text
 from vitrail.runs import EngineName
-from vitrail.runs.engine import check_engine
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
 from vitrail.tasks.scores import Scores
-from vitrail.weights import Card, open_run
+from vitrail.weights import Card
 
 Probe = Literal["knn", "linear", "fewshot"]
 
@@ -44,9 +42,8 @@ def evaluate_on(
     img_size: Size | None = None,
 ) -> Scores:
     """Measures a run's predictions on a split of opened data; writes to `out` or the run's `evaluation` folder."""
-    _check_batch(batch_size)
+    check_batch(batch_size)
     name = split_name(data, split)
-    device = choose_device(device)
     predictor = Predictor(run, device, engine=engine, img_size=img_size)
     card, size = predictor.card, _size_name(img_size)
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)
@@ -57,13 +54,13 @@ def evaluate_on(
         keep=out is None and img_size is None,
         batch_size=batch_size,
         workers=workers,
-        device=device,
+        device=predictor.device,
         engine=engine,
     )
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, size or "head")
     about = {"model": card.model, "data": data.name, "split": name, "engine": used}
     about |= {"img_size": size} if size else {}
-    _write(scores, card.task.charts(scores), folder, about)
+    write_scores(scores, card.task.charts(scores), folder, about)
     return replace(scores, folder=folder)
 
 
@@ -82,7 +79,11 @@ def probe_on(
     **chosen: Any,
 ) -> ProbeMetrics | FewShotMetrics:
     """Measures a run's features by a probe fitted to the train split; `chosen` are the probe's own settings."""
-    _check_batch(batch_size)
+    from vitrail.device import choose_device
+    from vitrail.runs.engine import check_engine
+    from vitrail.weights import open_run
+
+    check_batch(batch_size)
     name = split_name(data, split)
     if not data.task.single:
         raise UserError(
@@ -121,11 +122,11 @@ def probe_on(
     )
     title = f"{method}-{size}" if size else method
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, title)
-    _write(metrics, metrics.charts(), folder, {"model": card.model, "data": data.name, "split": name})
+    write_scores(metrics, metrics.charts(), folder, {"model": card.model, "data": data.name, "split": name})
     return replace(metrics, folder=folder)
 
 
-def own_data(run: str | Path, card: Card, data: str | Path | None = None) -> Data:
+def own_data(run: str | Path, card: Card, data: Source | None = None) -> Data:
     """The data that a run was trained on, with the same splits, or other `data`; read as the model needs it.
 
     Other data has the model's classes, in its order, or its own classes if the model does not know some of them; for a
@@ -148,7 +149,7 @@ def _size_name(img_size: Size | None) -> str:
     return "" if img_size is None else "{}x{}".format(*img_size)
 
 
-def _check_batch(batch_size: int) -> None:
+def check_batch(batch_size: int) -> None:
     if batch_size < 1:
         raise UserError(f"'batch_size' must be at least 1, but it is {batch_size}.")
 
@@ -164,7 +165,7 @@ def split_name(data: Data, split: str | None = None) -> str:
 
 
 def run_data(
-    home: Path, data: str | Path | None, where: Mapping[str, Any], card: Card, otherwise: Mapping[str, Any]
+    home: Path, data: Source | None, where: Mapping[str, Any], card: Card, otherwise: Mapping[str, Any]
 ) -> Data:
     """The data to evaluate a run on: its own, with the same splits, or other data, opened with `otherwise`.
 
@@ -176,7 +177,7 @@ def run_data(
     return run.data(card, **where)
 
 
-def _write(
+def write_scores(
     metrics: Scores | ProbeMetrics | FewShotMetrics, charts: Sequence[Chart], folder: Path, about: dict[str, str]
 ) -> None:
     try:

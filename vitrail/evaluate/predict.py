@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from vitrail.data.folder import images_below, is_image
+from vitrail.data.image_like import ImageLike, one_or_many
 from vitrail.data.remote import is_remote
 from vitrail.errors import UserError
 from vitrail.progress import log, track
@@ -20,19 +21,28 @@ from vitrail.tasks.task import Answer
 Format = Literal["table", "csv", "json"]
 
 
-def listed(images: Sequence[str | Path]) -> Iterator[str]:
-    """The image files of paths, folders and globs, web addresses and `-`, in order.
+def listed(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
+    """The images of paths, folders and globs, web addresses, `-` and Python objects, in order.
 
-    Raises UserError immediately if there is none. A source without images among others is listed as it is, to be
-    reported like an unreadable file.
+    Raises UserError immediately if there is none in a list. A path without images among others is listed as it is, to
+    be reported like an unreadable file.
     """
-    if not images:
-        raise UserError("No images were given. Give image files, folders or globs.")
-    sources = [str(source) for source in images]
-    empty = [source for source in sources if next(find(source), None) is None]
-    if len(empty) == len(sources):
-        raise UserError(_nothing(empty[0]))
-    return chain.from_iterable([source] if source in empty else find(source) for source in sources)
+    sources = one_or_many(images)
+    if isinstance(sources, Sequence):
+        if not sources:
+            raise UserError("No images were given. Give image files, folders or globs.")
+        if all(isinstance(source, str | Path) and next(find(str(source)), None) is None for source in sources):
+            raise UserError(_nothing(str(sources[0])))
+    return chain.from_iterable(map(_expanded, sources))
+
+
+def _expanded(source: ImageLike) -> Iterator[ImageLike]:
+    """The image files of a path, or the path itself if there are none; any other image as it is."""
+    if not isinstance(source, str | Path):
+        yield source
+        return
+    files = find(str(source))
+    yield from chain([next(files, source)], files)
 
 
 def find(source: str) -> Iterator[str]:

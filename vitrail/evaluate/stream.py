@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vitrail.data.dataset import Split
-from vitrail.data.loader import batches
+from vitrail.data.loader import batches, image_of
+from vitrail.data.pixels import Pixels
 from vitrail.data.preprocess import Preprocess
-from vitrail.models import Model
 from vitrail.progress import track
+from vitrail.runs.predictor import Predictor, read_ahead
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitrail.models import Model
 
 Outputs = NDArray[np.float32]
 
@@ -64,12 +70,31 @@ def stream(
     title: str = "evaluating",
 ) -> None:
     """Runs `compute` on a split's pixels (B, C, H, W), in order, and adds results and targets to every meter."""
+    import torch
+
     loader = track(batches(split, preprocess, batch_size, workers), title, math.ceil(len(split) / batch_size), "batch")
     with torch.inference_mode():
         for pixels, targets in loader:
             outputs = compute(pixels.to(device)).float().cpu().numpy()
             for meter in meters:
                 meter.add(outputs, targets.numpy())
+
+
+def stream_exported(
+    predictor: Predictor, split: Split, meters: Sequence[Meter], *, batch_size: int, workers: int, title: str
+) -> None:
+    """`stream` for an exported file, without torch."""
+    reader = split.reader(np.arange(len(split)))
+
+    def read(i: int) -> Pixels:
+        return predictor.pixels(image_of(reader, i))
+
+    with closing(read_ahead(range(len(split)), read, workers, ahead=2 * batch_size)) as images:
+        for _ in track(range(math.ceil(len(split) / batch_size)), title, unit="batch"):
+            numbers, pixels = zip(*islice(images, batch_size), strict=True)
+            outputs = predictor.outputs(np.stack(pixels))
+            for meter in meters:
+                meter.add(outputs, split.targets[list(numbers)])
 
 
 def run_model(

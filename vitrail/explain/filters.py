@@ -73,6 +73,8 @@ def reads_patches(model: Model) -> bool:
 
 def _first(model: Model) -> nn.Conv2d:
     """The first convolution."""
-    conv = model.get_submodule(model.filters().removesuffix(".weight"))
+    if not (name := model.filters()):
+        raise UserError("There are no filters to draw: the model has no convolution.")
+    conv = model.get_submodule(name.removesuffix(".weight"))
     assert isinstance(conv, nn.Conv2d)
     return conv

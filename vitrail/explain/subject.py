@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ from torch import Tensor
 from vitrail.config import Size
 from vitrail.data import Data, Split
 from vitrail.data.dataset import Subset, Targets, choose
+from vitrail.data.image_like import GivenImage, ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, to_pil
@@ -193,7 +194,7 @@ class Subject:
 
 def open_subject(
     run: str | Path,
-    images: Sequence[str | Path] = (),
+    images: ImageLike | Iterable[ImageLike] = (),
     *,
     data: str | Path | None = None,
     patch: tuple[int, int] | None = None,
@@ -206,16 +207,18 @@ def open_subject(
     img_size: int | Size | None = None,
     most: int | None = None,
 ) -> Subject:
-    """Opens a run or weights file, and reads images of files, folders and globs, or some of the data.
+    """Opens a run or weights file, and reads the given images, or some of the data.
 
     Of more than `most` images, by default 24, some are chosen at even distances.
     """
     if most is not None and not 1 <= most <= SAMPLE:
         raise UserError(f"'pictures' must be from 1 to {SAMPLE}, but it is {most}.")
-    every = list(listed(images)) if images else []
+    card = open_card(run)
+    asked = not (isinstance(images, Sequence) and not images)
+    every = list(given(listed(images), card.preprocess.channels)) if asked else []
     limit = SHEET if most is None else most
     files = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, min(limit, len(every))).round().astype(int))]
-    classes = open_card(run).task.output_names
+    classes = card.task.output_names
     if not classes and (target is not None or instead is not None):
         raise UserError(f"{run} has no head, so there are no classes to explain. Remove --target and --instead.")
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
@@ -223,13 +226,13 @@ def open_subject(
         raise UserError(f"--target and --instead must be different classes, but both are '{instead}'.")
     model, card = open_run(run, device, img_size=img_size, headless=True)
     subject = Subject(
-        run, model, card, bool(images), (), (), patch, batch_size, workers, device, seed, data, chosen, other
+        run, model, card, bool(files), (), (), patch, batch_size, workers, device, seed, data, chosen, other
     )
     if most is None:
         subject = replace(subject, left_out=len(every) - len(files))
     if patch is not None:
         check_patch(subject.attentive, *patch)
-    subject = _with_files(subject, files) if images else _with_own(subject)
+    subject = _with_files(subject, files) if files else _with_own(subject)
     return _with_answers(subject) if classes else subject
 
 
@@ -240,19 +243,18 @@ def _number(name: str, classes: Sequence[str]) -> int:
     return classes.index(name)
 
 
-def _with_files(subject: Subject, files: Sequence[str]) -> Subject:
-    pixels: dict[str, Pixels] = {}
+def _with_files(subject: Subject, files: Sequence[GivenImage]) -> Subject:
+    pictures: list[Picture] = []
     unreadable: list[tuple[str, str]] = []
     predictor = Predictor.of(subject.model, subject.card, subject.device)
     with closing(read_ahead(files, predictor.pixels, subject.workers, 2 * subject.batch_size)) as read:
         for file, content in read:
             if isinstance(content, UnreadableImage):
-                unreadable.append((file, str(content)))
+                unreadable.append((file.name, str(content)))
             else:
-                pixels[file] = content
-    if not pixels:
+                pictures.append(Picture(file.name, content, None))
+    if not pictures:
         raise UserError(f"No image could be read: {unreadable[0][0]} ({unreadable[0][1]}).")
-    pictures = [Picture(file, content, None) for file, content in pixels.items()]
     return replace(subject, pictures=pictures, unreadable=unreadable)
 
 

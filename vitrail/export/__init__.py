@@ -1,4 +1,4 @@
-"""Export to other runtimes: `onnx` writes the graph, `proof` verifies it against PyTorch."""
+"""Export to other runtimes: `write` makes a file of a format and has `proof` verify it against PyTorch."""
 
 from __future__ import annotations
 

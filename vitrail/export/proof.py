@@ -1,38 +1,31 @@
-"""Verifies an exported file against PyTorch: the same pixels must give the same answers."""
+"""Verifies an exported file against PyTorch, on the same images: its answers, its accuracy, its speed."""
 
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from vitrail.data import loader
-from vitrail.data.pixels import WHITE
-from vitrail.errors import UserError
-from vitrail.evaluate.measure import own_data, split_name
-from vitrail.export.onnx import OPSET, PIXELS, outputs
+from vitrail.errors import UserError, shortlist
+from vitrail.export.onnx import outputs
+from vitrail.export.sample import Array, Sample
 from vitrail.models import Model
-from vitrail.runs.onnx import open_session
+from vitrail.runs.exported import ExportedModel, parts
 from vitrail.runs.predictor import Predictor
+from vitrail.runs.speed import Speed
 from vitrail.weights import Card
 from vitrail.weights.card import versions
 
-Array = NDArray[Any]
-Answers = tuple[Array, Array]  # logits, and probabilities or values: (B, K) each
-Program = Callable[[Array], Answers]
+TOLERANCE = 1e-3  # largest difference allowed in float32, relative to the largest value; 1e-6 is usual
 
-TOLERANCE = 1e-3  # largest difference allowed, relative to the largest value; 1e-6 is usual
-
-_IMAGES = 64  # images compared at most
+_RESIZED = 0.1  # the same for an image that the file itself resizes: its pixels differ by a grey level here and there
 _BATCH = 32
-_SECONDS = 0.25  # per speed measurement
 
 
 @dataclass(frozen=True)
@@ -57,25 +50,46 @@ class Proof:
 
     file: Path
     card: Card
+    format: str
     images: int
     source: str  # where the images are from
     differences: Mapping[str, Difference]  # by output
-    same: int  # images with the same answer; all others are ties
-    milliseconds: Mapping[str, Mapping[int, float]]  # per image, by program and batch size
-    parts: Mapping[str, Part]  # by name: the file, and its external weights if it is large
+    same: int  # images with the same answer
+    scores: tuple[float, float] | None  # the task's main score with PyTorch and with the file, if the data has labels
+    resized: tuple[int, int] | None  # images with the same answer if the file resizes them, of how many
+    parts: Mapping[str, Part]  # by name: the file, and its external weights
+    int8: bool = False
+    kept: Sequence[str] = ()  # layers of an int8 file that stay in float32
+    calibrated: str = ""  # where the images of the calibration are from
+    speeds: Mapping[str, Speed] = field(default_factory=dict)  # by program
+
+    @property
+    def drop(self) -> float:
+        """The points of the main score that the file loses; without labels, the share of other answers."""
+        if self.scores is None:
+            return 100 * (1 - self.same / self.images)
+        return 100 * (self.scores[0] - self.scores[1])
 
     def to_json(self) -> dict[str, Any]:
         """The content of the JSON file next to the model."""
+        main = self.card.task.measures[0].name
         return {
             "model": self.card.model,
             "task": self.card.task.name,
-            "opset": OPSET,
+            "format": self.format,
+            "precision": "int8" if self.int8 else "fp32",
+            "float32_layers": list(self.kept) if self.int8 else None,
+            "calibrated_on": self.calibrated or None,
             "files": {name: vars(part) for name, part in self.parts.items()},
             "images": self.images,
             "source": self.source,
             "differences": {name: vars(difference) for name, difference in self.differences.items()},
             "same_answers": self.same / self.images,
-            "milliseconds_per_image": {name: dict(speeds) for name, speeds in self.milliseconds.items()},
+            "score": main,
+            "scores": self.scores and {"PyTorch": self.scores[0], "file": self.scores[1]},
+            "points_lost": self.drop,
+            "resized_by_the_file": self.resized and {"same": self.resized[0], "images": self.resized[1]},
+            "speed": {name: asdict(speed) for name, speed in self.speeds.items()},
             "threads": torch.get_num_threads(),
             "versions": versions() | _versions(),
         }
@@ -83,112 +97,93 @@ class Proof:
     def table(self) -> str:
         """The proof as text."""
         (_, first), *others = self.parts.items()
-        ties = "" if self.same == self.images else f", {self.images - self.same:,} tied"
         rows = [
             ("model", f"{self.card.model}, {self.card.task}"),
-            ("file", f"{self.file}, {first.bytes / 1e6:,.1f} MB, ONNX opset {OPSET}"),
+            ("file", f"{self.file}, {first.bytes / 1e6:,.1f} MB, {self.format}, {'int8' if self.int8 else 'fp32'}"),
             *(("weights", f"{name}, {part.bytes / 1e6:,.1f} MB, must stay next to it") for name, part in others),
-            ("checked on", self.source),
-            *(
-                (name, f"maximum difference {difference.largest:.1e}, relative {difference.relative:.1e}")
-                for name, difference in self.differences.items()
-            ),
-            ("answers", f"{self.same:,} of {self.images:,} the same" + ties),
-            *(
-                (name, ", ".join(f"{ms:,.2f} ms per image at batch size {batch}" for batch, ms in speeds.items()))
-                for name, speeds in self.milliseconds.items()
-            ),
+        ]
+        if self.int8:
+            rows.append(("calibrated on", self.calibrated))
+            rows.append(("in float32", shortlist(self.kept, 8) if self.kept else "no linear layer"))
+        rows.append(("checked on", self.source))
+        rows += [
+            (name, f"maximum difference {difference.largest:.1e}, relative {difference.relative:.1e}")
+            for name, difference in self.differences.items()
+        ]
+        tied = "" if self.same == self.images or self.int8 else f", {self.images - self.same:,} tied"
+        rows.append(("answers", f"{self.same:,} of {self.images:,} the same{tied}"))
+        if self.resized is not None:
+            rows.append(("whole images", f"{self.resized[0]} of {self.resized[1]} the same, resized by the file"))
+        if self.scores is not None:
+            main = self.card.task.measures[0]
+            before, after = (main.text(score, 2) for score in self.scores)
+            rows.append((main.title, f"{before} with PyTorch, {after} with the file"))
+        rows += [
+            (
+                name,
+                f"{speed.latency_ms:,.1f} ms per image, {speed.images_per_second:,.0f} images/s in batches of 16, "
+                f"{speed.peak_mb:,.0f} MB of memory",
+            )
+            for name, speed in self.speeds.items()
         ]
         return "\n".join(f"{name:<15}{text}" for name, text in rows)
 
 
-def images_to_check(run: str | Path, card: Card, data: str | Path | None, workers: int) -> tuple[Array, str]:
-    """Pixels (N, H, W, C) as an exported file reads them, and a description of their source.
-
-    The images are evenly spaced validation images of `data` or the run's own data, or random pixels if the latter
-    cannot be opened.
-    """
-    try:
-        opened = own_data(run, card, data)
-        name = split_name(opened)
-        split = opened.splits[name]
-        chosen = np.unique(np.linspace(0, len(split) - 1, _IMAGES).round().astype(int)).tolist()
-        read = [images.numpy() for images, _ in loader.batches(split, card.preprocess, _BATCH, workers, chosen)]
-    except UserError as error:
-        if data is not None:
-            raise
-        return _random(card), f"random pixels, because the run's data cannot be opened: {error}"
-    pixels = np.concatenate(read).transpose(0, 2, 3, 1)
-    if card.preprocess.bits != 32:
-        pixels = np.rint(pixels)  # resizing leaves fractions in 16-bit pixels
-    source = f"{len(chosen)} images of {opened.name}, split {name}"
-    return np.ascontiguousarray(pixels.astype(PIXELS[card.preprocess.bits])), source
-
-
-def prove(file: Path, model: Model, card: Card, pixels: Array, source: str) -> Proof:
-    """Runs an ONNX file and the model on the same pixels; a UserError if the answers differ."""
-    run, reference = _onnxruntime(file), _pytorch(model, card)
+def prove(file: Path, model: Model, card: Card, sample: Sample, format: str, int8: bool = False) -> Proof:
+    """Runs a file and the model on the same images. In float32, different answers raise UserError."""
+    theirs, ours = ExportedModel(file), Predictor.of(model, card)
     # The first image on its own, to test more than one batch size.
-    batches = [part for part in np.split(pixels, [1, *range(_BATCH, len(pixels), _BATCH)]) if len(part)]
-    theirs, ours = _run(run, batches), _run(reference, batches)
-    named = zip(outputs(card), theirs, ours, strict=True)
-    differences = {name: _difference(given, expected) for name, given, expected in named}
-    wrong = int(card.task.differ(theirs[0], ours[0], TOLERANCE).sum())
-    # Written so that NaN fails too.
-    if wrong or not all(difference.relative <= TOLERANCE for difference in differences.values()):
-        detail = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differences.items())
-        made = _versions()
-        raise UserError(
-            f"The exported file differs from the model: on {source} its outputs differ from PyTorch's ({detail}), and "
-            f"{wrong} of {len(pixels)} answers differ. No file was written. Try other versions of "
-            f"onnxscript ({made['onnxscript']}) and onnxruntime ({made['onnxruntime']})."
-        )
+    batches = [part for part in np.split(sample.pixels, [1, *range(_BATCH, len(sample), _BATCH)]) if len(part)]
+    given = [np.concatenate(each) for each in zip(*map(theirs.answers, batches), strict=True)]
+    logits = np.concatenate([ours.outputs(batch) for batch in batches])
+    expected = [logits, card.task.meaning(torch.from_numpy(logits)).numpy()]
+    named = zip(outputs(card), given, expected, strict=True)
+    differences = {name: _difference(value, other) for name, value, other in named}
+    if not int8:
+        _check_equal(card, sample, given[0], logits, differences)
     return Proof(
         file=file,
         card=card,
-        images=len(pixels),
-        source=source,
+        format=format,
+        images=len(sample),
+        source=sample.source,
         differences=differences,
-        same=int(card.task.same(theirs[0], ours[0], TOLERANCE).sum()),
-        milliseconds={"PyTorch": _speeds(reference, pixels), "onnxruntime": _speeds(run, pixels)},
-        parts={part.name: _part(part) for part in (file, file.with_name(f"{file.name}.data")) if part.exists()},
+        same=int(card.task.same(given[0], logits, TOLERANCE).sum()),
+        scores=None if sample.targets is None else _scores(card, sample.targets, logits, given[0]),
+        resized=_check_resizing(theirs, sample, given[0]) if theirs.resizes and sample.whole else None,
+        parts={part.name: _part(part) for part in parts(file)},
+        int8=int8,
     )
 
 
-def _versions() -> dict[str, str]:
-    """Versions of the modules; package names vary, such as onnxruntime-gpu."""
-    import onnx
-    import onnxruntime
-    import onnxscript
-
-    return {"onnx": onnx.__version__, "onnxscript": onnxscript.__version__, "onnxruntime": onnxruntime.__version__}
-
-
-def _run(program: Program, batches: Sequence[Array]) -> Answers:
-    logits, meanings = zip(*map(program, batches), strict=True)
-    return np.concatenate(logits), np.concatenate(meanings)
-
-
-def _onnxruntime(file: Path) -> Program:
-    session = open_session(file)
-
-    def run(pixels: Array) -> Answers:
-        logits, meant = session.run(None, {"pixels": pixels})
-        return logits, meant
-
-    return run
+def _check_equal(card: Card, sample: Sample, given: Array, expected: Array, differ: Mapping[str, Difference]) -> None:
+    wrong = int(card.task.differ(given, expected, TOLERANCE).sum())
+    # Written so that NaN fails too.
+    if wrong or not all(difference.relative <= TOLERANCE for difference in differ.values()):
+        detail = ", ".join(f"{name} by {difference.largest:.3g}" for name, difference in differ.items())
+        made = ", ".join(f"{name} {number}" for name, number in _versions().items())
+        raise UserError(
+            f"The exported file differs from the model: on {sample.source} its outputs differ from PyTorch's "
+            f"({detail}), and {wrong} of {len(sample)} answers differ. No file was written. Try other versions of the "
+            f"packages that wrote it: {made}."
+        )
 
 
-def _pytorch(model: Model, card: Card) -> Program:
-    """The model as `predict` runs it."""
-    predictor = Predictor.of(model, card)
+def _check_resizing(file: ExportedModel, sample: Sample, expected: Array) -> tuple[int, int]:
+    """How many images get the same answer if the file itself resizes them, and of how many."""
+    task, count = file.card.task, len(sample.whole)
+    given = np.concatenate([file.whole(image[None]) for image in sample.whole])
+    if wrong := int(task.differ(given, expected[:count], _RESIZED).sum()):
+        raise UserError(
+            f"The exported file resizes images in another way than training: {wrong} of {count} images of "
+            f"{sample.source} get another answer. No file was written. Export with --no-preprocess."
+        )
+    return int(task.same(given, expected[:count], _RESIZED).sum()), count
 
-    def run(pixels: Array) -> Answers:
-        # float32 above 8 bits: it holds 16 bits exactly, and torch barely supports uint16.
-        logits = predictor.outputs(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2).astype(card.preprocess.dtype)))
-        return logits, card.task.meaning(torch.from_numpy(logits)).numpy()
 
-    return run
+def _scores(card: Card, targets: Array, *given: Array) -> tuple[float, float]:
+    before, after = (float(card.task.measure(logits, targets).main) for logits in given)
+    return before, after
 
 
 def _difference(given: Array, expected: Array) -> Difference:
@@ -197,19 +192,11 @@ def _difference(given: Array, expected: Array) -> Difference:
     return Difference(largest, largest / scale if scale else largest)
 
 
-def _speeds(program: Program, pixels: Array) -> dict[int, float]:
-    """Milliseconds per image by batch size: the fastest of several runs."""
-    speeds: dict[int, float] = {}
-    for size in (1, _BATCH):
-        batch = np.resize(pixels, (size, *pixels.shape[1:]))
-        times: list[float] = []
-        begin = time.perf_counter()
-        while not times or time.perf_counter() - begin < _SECONDS:
-            start = time.perf_counter()
-            program(batch)
-            times.append(time.perf_counter() - start)
-        speeds[size] = 1000 * min(times) / size
-    return speeds
+def _versions() -> dict[str, str]:
+    """Versions of the installed packages that write and run files; package names vary, such as onnxruntime-gpu."""
+    names = packages_distributions()
+    modules = ("onnx", "onnxscript", "onnxruntime", "openvino", "nncf")
+    return {module: version(names[module][0]) for module in modules if module in names}
 
 
 def _part(file: Path) -> Part:
@@ -218,12 +205,3 @@ def _part(file: Path) -> Part:
         while block := stream.read(2**20):
             digest.update(block)
     return Part(file.stat().st_size, digest.hexdigest())
-
-
-def _random(card: Card) -> Array:
-    """Random pixels over the full range; for floats, normally distributed as the normalisation expects."""
-    p = card.preprocess
-    random, shape = np.random.default_rng(0), (_IMAGES, *p.img_size, p.channels)
-    if p.bits == 32:
-        return (random.standard_normal(shape) * p.std + p.mean).astype(PIXELS[p.bits])
-    return random.integers(0, WHITE[p.bits], shape, PIXELS[p.bits], endpoint=True)

@@ -24,6 +24,7 @@ from vitrail.models.hybrid import Hybrid, HybridConfig
 from vitrail.models.mixer import Mixer, MixerConfig
 from vitrail.models.model import Model as Model
 from vitrail.models.model import ModelConfig as ModelConfig
+from vitrail.models.module import FAMILY, MODULES, ModuleConfig, ModuleModel
 from vitrail.models.position import Interpolation
 from vitrail.models.pvt import PVT, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
@@ -58,12 +59,41 @@ register("pvt_v2", PVTv2Config, PVTv2, pvt_v2.CONFIGS)
 register("coatnet", CoAtNetConfig, CoAtNet, coatnet.CONFIGS)
 
 
+def register_module(module: nn.Module, name: str = "") -> str:
+    """Makes a module known to every verb, by default under the name of its class; returns its name.
+
+    A `Model` registers its family, unless that is known. Any other module from images to logits is a `ModuleModel`.
+    """
+    name = name or type(module).__name__
+    if isinstance(module, Model):
+        kind = type(module.config)
+        own = next((model for config, model in FAMILIES.values() if config is kind), None)
+        if own is not None and own is not type(module):
+            raise UserError(
+                f"A {type(module).__name__} would be loaded as a {own.__name__}, because both have a {kind.__name__}. "
+                f"Give it a configuration class of its own, derived from {kind.__name__}."
+            )
+        if own is None:
+            register(name, kind, type(module), {})
+        if (listed := name_of(module.config)) in CONFIGS:
+            return listed
+    elif name in CONFIGS or (name in FAMILIES and name != FAMILY):
+        raise UserError(f"There already is a model '{name}'. Choose another name.")
+    else:
+        FAMILIES.setdefault(FAMILY, (ModuleConfig, ModuleModel))
+    MODULES[name] = module
+    return name
+
+
 def canonical(name: str) -> tuple[str, ModelConfig]:
     """The short name and the configuration of a model, however the name is spelled.
 
     >>> canonical("google/vit-base-patch16-384")[0]
     'vit_b16'
     """
+    if name in MODULES:
+        module = MODULES[name]
+        return name, module.config if isinstance(module, Model) else ModuleConfig(name)
     short, changes = (name, {}) if name in CONFIGS else aliases.find(name) or ("", {})
     config = CONFIGS.get(short) or vit_configs.of_any_patch(short)
     if config is None:

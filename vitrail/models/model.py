@@ -104,6 +104,7 @@ class Model(nn.Module):
     """
 
     config: ModelConfig
+    card: Any = None  # of a loaded model, its `weights.Card`: what its outputs mean, and the preprocessing of its input
     patchwise: ClassVar[bool] = False  # one token per image patch, so that `encode` can leave out masked patches
 
     # To implement -------------------------------------------------------------------------------------------
@@ -171,8 +172,9 @@ class Model(nn.Module):
         return [layer for layer in self.stages()[-1].modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1:]
 
     def filters(self) -> str:
-        """The parameter name of the filters applied to the image: the first convolution's weight."""
-        return next(f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
+        """The parameter name of the filters applied to the image: the first convolution's weight; empty without one."""
+        names = (f"{name}.weight" for name, module in self.named_modules() if isinstance(module, nn.Conv2d))
+        return next(names, "")
 
     @classmethod
     def resized_state(

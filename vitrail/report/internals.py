@@ -12,6 +12,7 @@ from PIL import Image
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
 from vitrail.data.loader import batches
+from vitrail.errors import UserError
 from vitrail.explain import attention_distance
 from vitrail.explain.attention import even_distance
 from vitrail.explain.filters import first_filters
@@ -67,7 +68,10 @@ def inside(facts: RunFacts, album: Album, workers: int) -> Inside:
     drawn = [*_places(model)]
     if not drawn and attends(model):
         notes.append(NO_POSITIONS)
-    drawn.append(_filters(model))
+    try:
+        drawn.append(_filters(model))
+    except UserError as error:
+        notes.append(str(error))
     added = ((title, text, album.add(picture, exact=True)) for title, text, picture in drawn)
     return Inside(distance, [Sheet(title, text, picture) for title, text, picture in added if picture], notes)
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from vitrail.data.dataset import Data, Split, choose
 from vitrail.data.pixels import Pixels, thumbnail
+from vitrail.errors import UserError
 from vitrail.explain import relevance, rollout
 from vitrail.explain.geometry import attends
 from vitrail.explain.relevance import signed
@@ -82,7 +83,8 @@ def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
         found = []
         for number, meant in zip(numbers, task.means(outputs[numbers]), strict=True):
             view = seen(pixels[number], facts.card.preprocess, VIEW)  # type: ignore[union-attr]  # checked above
-            picture, heat = album.add(view), album.add(overlay(view, maps[number]))
+            picture = album.add(view)
+            heat = album.add(overlay(view, maps[number])) if number in maps else None
             if picture is not None:
                 predicted, truth = task.said(meant, split.targets[number])
                 name = _name(split, number, facts.config.data)
@@ -111,7 +113,10 @@ def _maps(
         maps, show = rollout(facts.model, images), "attention rollout over all layers"
     else:
         likeliest = facts.task.ranking(facts.outputs[numbers])[:, 0]
-        maps = relevance(facts.model, images, likeliest).clip(min=0)
+        try:
+            maps = relevance(facts.model, images, likeliest).clip(min=0)
+        except UserError:  # the model does not define its last feature map
+            return {}, ""
         show = "evidence for the prediction (last feature map times its gradient)"
     return dict(zip(numbers, maps, strict=True)), show
 

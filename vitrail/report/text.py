@@ -233,7 +233,7 @@ def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:
     """Other results of `vitrail evaluate`, on other data or by other methods: data and split, method, results."""
     found = []
     own = f"{facts.data.name}-val" if facts.data is not None else None
-    for name, document in facts.run.scores.items():
+    for name, document in facts.run.evaluations.items():
         if name == own:
             continue
         known = {measure.name: measure for measure in (*facts.task.measures, *Multiclass.measures)}  # of probes, too

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from vitrail.errors import UserError, nearest
 from vitrail.models import Model
 from vitrail.models.packed import pack
 from vitrail.runs import EngineName
+from vitrail.runs.openvino import compiled, import_openvino
 
 if TYPE_CHECKING:
     from vitrail.tasks import Task
@@ -158,21 +158,12 @@ def _bf16(module: nn.Module, images: Tensor) -> Compute:  # noqa: ARG001
 
 
 def _openvino(module: nn.Module, images: Tensor) -> Compute:
-    # OpenVINO reports every import to an analytics service, unless this package of its own is missing.
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    import openvino
-
     # Tracing does not accept the tensors of inference mode.
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tracing: the model checks the shape of the images, which is constant
-        graph = openvino.convert_model(module, example_input=images[:2].clone())
-    settings = {
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "f32",  # the default is bf16 where the CPU has it
-        "PERFORMANCE_HINT": "LATENCY",  # one batch at a time, on all threads
-    }
-    compiled = openvino.Core().compile_model(graph, "CPU", settings)
-    return lambda images: torch.from_numpy(compiled([images.numpy()])[0])
+        graph = import_openvino().convert_model(module, example_input=images[:2].clone())
+    program = compiled(graph)
+    return lambda images: torch.from_numpy(program([images.numpy()])[0])
 
 
 PROGRAMS: dict[EngineName, Program] = {

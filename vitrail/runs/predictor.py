@@ -1,10 +1,10 @@
-"""Predictor: answers for images, by the engine that suits the machine, or from an ONNX file.
+"""Predictor: answers for images, by the engine that suits the machine, or from an exported file.
 
 >>> for answer in vitrail.Predictor("runs/demo")(["cat.jpg", "dog.jpg"]):
 ...     print(answer.labels[0], answer.probabilities[0])
 
-ONNX files run without torch. Images are prefetched by threads and predicted in batches: at most the pixels of three
-batches are in memory.
+ONNX and OpenVINO files run without torch. Images are prefetched by threads and predicted in batches: at most the pixels
+of three batches are in memory.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitrail.config import Size
-from vitrail.data.images import Pixels, UnreadableImage, picture_pixels, read_image
-from vitrail.data.pixels import fit
+from vitrail.data.image_like import ImageLike, given, given_image
+from vitrail.data.pixels import Pixels, UnreadableImage
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
-from vitrail.runs.onnx import OnnxModel, is_onnx, onnx_card
+from vitrail.runs.exported import ExportedModel, exported_card, is_exported
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
 from vitrail.tasks.task import Answer
@@ -41,15 +40,15 @@ if TYPE_CHECKING:
     from vitrail.models import Model
 
 Array = NDArray[Any]
-Picture = str | Path | bytes | Image.Image | NDArray[Any]  # a file, its bytes, or pixels (H, W) or (H, W, C)
-P = TypeVar("P", bound="Picture")
+P = TypeVar("P", bound="ImageLike")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A model's answer for one image, or the reason why the image cannot be read."""
 
-    file: str
+    file: str  # the path, or "image 1" for the first image if it is not a file
     answer: Answer = field(default_factory=Answer)  # empty for an image that cannot be read
     error: str | None = None
 
@@ -74,7 +73,7 @@ class TorchModel:
     def __init__(self, model: Model, card: Card, device: str, engine: EngineName):
         from vitrail.runs.engine import Engine
 
-        self.model, self.card, self._device = model, card, device
+        self.model, self.card, self.device = model, card, device
         self._outputs = Engine(model, card.task, device, engine)
         self._features = Engine(model, None, device, engine, "features")
 
@@ -116,8 +115,8 @@ class TorchModel:
         from vitrail.runs.engine import Engine
 
         with torch.inference_mode():
-            self._outputs.settle(self.card.preprocess.normalise(torch.from_numpy(pixels).to(self._device)))
-        self._features = Engine(self.model, None, self._device, self._outputs.name, "features")
+            self._outputs.settle(self.card.preprocess.normalise(torch.from_numpy(pixels).to(self.device)))
+        self._features = Engine(self.model, None, self.device, self._outputs.name, "features")
 
     def fingerprint(self) -> str:
         """A hash that changes whenever the outputs may."""
@@ -140,12 +139,12 @@ class TorchModel:
         import torch
 
         with torch.inference_mode():
-            images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self._device))
+            images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self.device))
             return compute(images).cpu().numpy()
 
 
 class Predictor:
-    """A trained model for inference: a run, weights of any supported format, a hub name, or an ONNX file."""
+    """A trained model for inference: a run, weights of any supported format, a hub name, or an exported file."""
 
     def __init__(
         self,
@@ -161,14 +160,14 @@ class Predictor:
         `img_size` is another image size than the model's, for which position embeddings are resampled.
         """
         path = source.path if isinstance(source, Run) else source
-        self._model: TorchModel | OnnxModel
-        if is_onnx(path):
+        self._model: TorchModel | ExportedModel
+        if is_exported(path):
             _no_name(path, model)
             if engine != "auto":
-                raise UserError(f"{path} is an ONNX file, which only ONNX Runtime computes. Remove --engine.")
+                raise UserError(f"{path} is an exported file, which only its own runtime computes. Remove --engine.")
             if img_size is not None:
-                raise UserError(f"{path} is an ONNX file, whose image size is fixed. Remove --img-size.")
-            self._model = OnnxModel(path, device or "cpu")
+                raise UserError(f"{path} is an exported file, whose image size is fixed. Remove --img-size.")
+            self._model = ExportedModel(path, device or "cpu")
             return
         from vitrail.device import choose_device
         from vitrail.runs.engine import check_engine
@@ -203,6 +202,16 @@ class Predictor:
         return self._model.engine
 
     @property
+    def device(self) -> str:
+        """The torch device that the outputs are computed on."""
+        return self._model.device
+
+    @property
+    def exported(self) -> bool:
+        """Whether this is a file of another runtime, which needs no torch."""
+        return isinstance(self._model, ExportedModel)
+
+    @property
     def module(self) -> Model | None:
         """The PyTorch model; None for a file of another runtime."""
         return self._model.model if isinstance(self._model, TorchModel) else None
@@ -219,33 +228,28 @@ class Predictor:
 
     def __call__(
         self,
-        images: Picture | Iterable[Picture],
+        images: ImageLike | Iterable[ImageLike],
         top: int | None = None,
         *,
         threshold: float | None = None,
         batch_size: int = 32,
         workers: int = 2,
     ) -> Iterator[Prediction]:
-        """Yields the answers for images, in order; `images` is consumed lazily.
+        """Yields the answers for images, in order: one image or any iterable, which is consumed lazily.
 
-        Each has at most `top` labels: by default 5 classes, or all labels above their thresholds; with `threshold`
-        only those of at least this probability. An unreadable image gives a Prediction with an error.
+        An image is a path, bytes, a file object, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W), see
+        `vitrail.data.image_like`. Each answer has at most `top` labels: by default 5 classes, or all labels above their
+        thresholds; with `threshold` only those of at least this probability. An unreadable image gives a Prediction
+        with an error.
         """
-        one = isinstance(images, str | Path | bytes | Image.Image) or (
-            isinstance(images, np.ndarray) and images.ndim < 4
-        )
-        if not one and not isinstance(images, Iterable):
-            kinds = "a path, bytes, a PIL image, an array (H, W) or (H, W, C), or an iterable of them"
-            raise UserError(f"Images must be {kinds}, but got {type(images).__name__}.")
-        pictures: Iterable[Picture] = [images] if one else images  # type: ignore[list-item,assignment]
-        answers = self.run(pictures, batch_size=batch_size, workers=workers)
-        with closing(answers):
-            for number, (picture, outputs) in enumerate(answers, 1):
-                file = str(picture) if isinstance(picture, str | Path) else f"image {number}"
+        with closing(
+            self.run(given(images, self.card.preprocess.channels), batch_size=batch_size, workers=workers)
+        ) as answers:
+            for image, outputs in answers:
                 if isinstance(outputs, UnreadableImage):
-                    yield Prediction(file, self.card.task.answer(), str(outputs))
+                    yield Prediction(image.name, self.card.task.answer(), str(outputs))
                 else:
-                    yield Prediction(file, answer(self.card.task, outputs, top, threshold))
+                    yield Prediction(image.name, answer(self.card.task, outputs, top, threshold))
 
     def run(
         self,
@@ -264,15 +268,9 @@ class Predictor:
                 for image, pixels in batch:
                     yield image, pixels if isinstance(pixels, UnreadableImage) else next(outputs)
 
-    def pixels(self, image: Picture) -> Pixels:
+    def pixels(self, image: ImageLike) -> Pixels:
         """An image as input of `outputs`, (C, H, W); raises UnreadableImage."""
-        seen = self.card.preprocess
-        if isinstance(image, np.ndarray):
-            stored = fit(image if image.ndim == 3 else image[:, :, None], seen.channels, seen.bits)
-        elif isinstance(image, Image.Image):
-            stored = picture_pixels(image, seen.channels, seen.bits)
-        else:
-            stored = read_image(image, seen.channels, seen.bits)
+        stored = given_image(image).pixels(self.card.preprocess.channels, self.card.preprocess.bits)
         return self._model.preprocess(stored)
 
     def outputs(self, pixels: Array) -> Array:
@@ -290,9 +288,9 @@ class Predictor:
 
 def source_card(source: str | Path, model: str | None = None) -> Card:
     """The card of a model with a head, without loading its weights; `model` as in `Predictor`."""
-    if is_onnx(source):
+    if is_exported(source):
         _no_name(source, model)
-        return onnx_card(source)
+        return exported_card(source)
     from vitrail.models import is_meant
     from vitrail.weights import open_card
 
@@ -305,7 +303,7 @@ def source_card(source: str | Path, model: str | None = None) -> Card:
 
 def _no_name(source: str | Path, model: str | None) -> None:
     if model is not None:
-        raise UserError(f"{source} is an ONNX file, so 'model' does not apply. Leave it out.")
+        raise UserError(f"{source} is an exported file, so 'model' does not apply. Leave it out.")
 
 
 def answer(task: Task, outputs: Array, top: int | None = None, threshold: float | None = None) -> Answer:
@@ -315,17 +313,17 @@ def answer(task: Task, outputs: Array, top: int | None = None, threshold: float 
 
 
 def read_ahead(
-    images: Iterable[P], read: Callable[[P], Pixels], workers: int, ahead: int
-) -> Generator[tuple[P, Pixels | UnreadableImage], None, None]:
+    images: Iterable[T], read: Callable[[T], Pixels], workers: int, ahead: int
+) -> Generator[tuple[T, Pixels | UnreadableImage], None, None]:
     """Reads images in threads and in order, at most `ahead` of them in advance."""
 
-    def attempt(image: P) -> Pixels | UnreadableImage:
+    def attempt(image: T) -> Pixels | UnreadableImage:
         try:
             return read(image)
         except UnreadableImage as error:
             return error
 
-    waiting: deque[tuple[P, Future[Pixels | UnreadableImage]]] = deque()
+    waiting: deque[tuple[T, Future[Pixels | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
     try:
         for image in images:

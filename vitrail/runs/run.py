@@ -24,14 +24,16 @@ import json
 import shutil
 from collections.abc import Mapping
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
-from vitrail.data import Data, full_name, is_there, open_data
+from vitrail.data import Data, Source, full_name, is_object, is_there, open_data
 from vitrail.errors import UserError
 from vitrail.progress import without_info
-from vitrail.runs.onnx import is_onnx
+from vitrail.runs.exported import is_exported
 from vitrail.tasks import METHODS
 from vitrail.weights.card import DECODER_FILE, WEIGHTS_FILE, Card, read_card
 
@@ -40,21 +42,43 @@ if TYPE_CHECKING:
 
 Row = dict[str, float]
 
+# The data of runs that were trained on Python objects in this process, by folder.
+_GIVEN: WeakValueDictionary[Path, Data] = WeakValueDictionary()
+
 # Settings that determine which images are in which split.
 _SPLIT = (
-    *("val_fraction", "folds", "fold", "seed", "task", "streaming"),
+    *("val", "val_fraction", "folds", "fold", "seed", "task", "streaming"),
     *("data_dir", "image_dir", "image_column", "label_column", "max_pixels"),
 )
 
 
 class Run:
-    """A run folder. Files are read on access, so a Run may refer to a folder that is still incomplete."""
+    """A run folder. Files are read on access, so a Run may refer to a folder that is still incomplete.
 
-    def __init__(self, path: str | Path):
+    It can be used as a path: `open(run / "metrics.csv")`, `shutil.copytree(run, "copy")`.
+    """
+
+    def __init__(self, path: str | PathLike[str]):
         self.path = Path(path)
+        self.holds: tuple[object, ...] = (_GIVEN.get(self.path.resolve()),)  # what `remember` keeps alive
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __truediv__(self, name: str | PathLike[str]) -> Path:
+        return self.path / name
+
+    def __eq__(self, other: object) -> bool:
+        return self.path == (other.path if isinstance(other, Run) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.path)
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -69,7 +93,7 @@ class Run:
     @classmethod
     def of(cls, source: str | Path) -> Run:
         """The folder for results of a model: its own, or the current one for hub models."""
-        if is_onnx(source):
+        if is_exported(source):
             return cls(Path(source).parent)
         from vitrail.weights import home
 
@@ -101,7 +125,7 @@ class Run:
                 f"The run folder {run.path} cannot be created: {error.strerror}. Choose another --out."
             ) from error
         try:
-            save_yaml(config, run.config_file)
+            save_yaml(config, run.config_file, run.origin(config))
         except OSError as error:
             shutil.rmtree(run.path)
             raise UserError(
@@ -217,6 +241,13 @@ class Run:
         """
         if not self.exists:
             raise UserError(f"{self.path} has no {CONFIG_FILE}, so its training data is unknown. Give the data set.")
+        if (given := _GIVEN.get(self.path.resolve())) is not None:
+            return given
+        if {"data", "val"} & {*(self.config.python or ())}:
+            raise UserError(
+                f"The data of {self.path} was given as a Python object, which is not stored. Give it again: "
+                f"vitrail.evaluate(run, data), or to resume {self.resume_command}."
+            )
         settings = split_settings(flat(self.config)) | {name: value for name, value in columns.items() if value}
         if card is not None:
             settings |= {"task": card.task.name}
@@ -241,9 +272,15 @@ class Run:
             )
         return data
 
-    def is_own(self, source: str | Path) -> bool:
-        """Whether the run was trained on this data."""
-        return self.exists and full_name(source) == full_name(self.config.data)
+    def remember(self, data: Data) -> Run:
+        """Lets `data` return this, in any `Run` of the folder, as long as one of them exists in this process."""
+        _GIVEN[self.path.resolve()] = data
+        self.holds = (*self.holds, data)
+        return self
+
+    def is_own(self, source: Source) -> bool:
+        """Whether the run was trained on the data of this name."""
+        return self.exists and not is_object(source) and full_name(source) == full_name(self.config.data)
 
     @property
     def history(self) -> list[Row]:
@@ -258,9 +295,19 @@ class Run:
         """The verb that made the run."""
         return "pretrain" if self.config.source.task in METHODS else "train"
 
+    @staticmethod
+    def origin(config: TrainConfig) -> str:
+        """What of a run was given as Python objects, and how to give it again; empty if nothing was."""
+        if not config.python:
+            return ""
+        path = str(Path(config.run.out) / config.run.name)
+        return f"Given as Python objects: {', '.join(config.python)}. To resume: {_python_call(config, path)}"
+
     @property
     def resume_command(self) -> str:
-        """The command that continues the run; `vitrail train` if the folder is not a run."""
+        """What continues the run: a command, or a call if it needs Python objects."""
+        if self.exists and self.config.python:
+            return _python_call(self.config, str(self.path))
         return f"vitrail {self.verb if self.exists else 'train'} --resume {self.path}"
 
     @property
@@ -292,7 +339,15 @@ class Run:
         return rows[-1]["step"] >= round(rows[0]["step"] * optim.epochs)
 
     @property
-    def scores(self) -> dict[str, dict[str, Any]]:
+    def scores(self) -> dict[str, float]:
+        """The scores on the run's own validation images, such as "top1" and "loss"; their means over folds."""
+        if not self.has_folds:
+            return dict(self.card.metrics)
+        means = json.loads(self.folds_file.read_text(encoding="utf-8"))["mean"]
+        return {name.removeprefix("val_"): value for name, value in means.items()}
+
+    @property
+    def evaluations(self) -> dict[str, dict[str, Any]]:
         """The content of every `metrics.json` that `evaluate` wrote, by folder name."""
         files = sorted(self.path.glob("evaluation/*/metrics.json"))
         return {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
@@ -300,7 +355,7 @@ class Run:
     def own_scores(self) -> dict[str, Any] | None:
         """The metrics of `evaluate` on the run's own validation images, or None."""
         metrics, found = self.card.metrics, []
-        for name, document in self.scores.items():
+        for name, document in self.evaluations.items():
             if name.endswith("-val") and document["images"] == metrics.get("images"):
                 found.append((abs(document["loss"] - metrics["loss"]), document))
         return min(found, key=lambda pair: pair[0])[1] if found else None
@@ -321,6 +376,13 @@ class Run:
         """The runs of the folds started so far, in order; empty for an ordinary run."""
         count = self.config.source.folds if self.has_folds else 0
         return [fold for fold in map(self.fold, range(1, count + 1)) if fold.exists]
+
+
+def _python_call(config: TrainConfig, path: str) -> str:
+    """The call that resumes a run with Python objects."""
+    given = ["data" if name == "data" else f"{name}={name}" for name in config.python or ()]
+    verb = "pretrain" if config.source.task in METHODS else "train"
+    return f"vitrail.{verb}({', '.join([*given, f'resume={path!r}'])})"
 
 
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

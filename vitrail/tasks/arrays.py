@@ -9,23 +9,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def softmax(x: Any) -> Any:
     """Softmax over the second axis."""
     if not isinstance(x, np.ndarray):
         return x.softmax(dim=1)
-    from scipy.special import softmax
-
-    return softmax(x, axis=1)
+    return np.exp(x - logsumexp(x)[:, None])
 
 
 def sigmoid(x: Any) -> Any:
     if not isinstance(x, np.ndarray):
         return x.sigmoid()
-    from scipy.special import expit
+    return np.exp(-np.logaddexp(0, -x))
 
-    return expit(x)
+
+def logsumexp(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The logarithm of the sum of exponentials over the second axis. scipy's takes most of a second to import."""
+    top = x.max(axis=1, keepdims=True)
+    return np.asarray(np.log(np.exp(x - top).sum(axis=1)) + top[:, 0])
 
 
 def constant(values: Sequence[float], like: Any) -> Any:

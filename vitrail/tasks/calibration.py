@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
+from vitrail.tasks.arrays import logsumexp
 from vitrail.tasks.scores import Floats, Numbers
 
 BINS = 15  # bins of confidence
@@ -56,7 +56,7 @@ def calibration_gap(bins: Sequence[Bin]) -> float:
 
 def top_probability(logits: Floats) -> Floats:
     """The largest probability of each image, (N,), from logits (N, K)."""
-    return np.asarray(np.exp(logits.max(axis=1) - logsumexp(logits, axis=1)))
+    return np.asarray(np.exp(logits.max(axis=1) - logsumexp(logits)))
 
 
 def fit_temperature(logits: NDArray[np.floating], labels: Numbers) -> float:

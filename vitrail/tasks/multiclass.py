@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from vitrail.charts import build
 from vitrail.charts.measure import Measure, lean
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError
-from vitrail.tasks.arrays import softmax
+from vitrail.tasks.arrays import logsumexp, softmax
 from vitrail.tasks.bootstrap import Samples, collect, draws, sums
 from vitrail.tasks.calibration import (
     BINS,
@@ -335,7 +334,7 @@ def each_image(logits: Floats, labels: Numbers) -> tuple[Numbers, Floats, Floats
     # Ties go to the first class, as in argmax, so that top-1 agrees with the confusion matrix.
     earlier = np.arange(logits.shape[1]) < labels[:, None]
     rank = ((logits > own[:, None]) | ((logits == own[:, None]) & earlier)).sum(axis=1)
-    return rank, logsumexp(logits, axis=1) - own, top_probability(logits)
+    return rank, logsumexp(logits) - own, top_probability(logits)
 
 
 def class_weights(counts: Numbers) -> NDArray[np.float32]:

@@ -62,6 +62,10 @@ class Objective(nn.Module):
         """The loss of outputs against targets."""
         raise NotImplementedError
 
+    def aims(self, targets: Tensor) -> Tensor:
+        """The targets on the scale of the outputs, as an own loss gets them."""
+        return targets
+
     def show(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Values to log besides the loss, such as the training accuracy."""
         return {}
@@ -175,7 +179,10 @@ class SquaredError(Objective):
         self.register_buffer("std", torch.tensor(std))
 
     def compare(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(outputs, (targets - self.mean) / self.std)
+        return F.mse_loss(outputs, self.aims(targets))
+
+    def aims(self, targets: Tensor) -> Tensor:
+        return (targets - self.mean) / self.std
 
 
 def class_tensor(weights: NDArray[np.float32] | None, model: Model) -> Tensor | None:

@@ -218,6 +218,9 @@ class Regression(Task):
         order = np.argsort(targets[:, 0], kind="stable")
         return {0: order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]}
 
+    def plain(self) -> Task:
+        return replace(self, target_mean=(0.0,) * len(self.classes), target_std=(1.0,) * len(self.classes))
+
     def fitted(self, targets: Targets) -> Task:
         """With the mean and the standard deviation of the training targets."""
         values = targets.astype(np.float64)

@@ -174,6 +174,10 @@ class Task(ABC):
         """The options that compensate for class imbalance."""
         return ""
 
+    def plain(self) -> Task:
+        """The task of a model whose outputs are logits or values, as they are."""
+        return self
+
     def fitted(self, targets: Targets) -> Task:
         """The task with the constants estimated from training targets."""
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from vitrail.config import TrainConfig, coerce
+from vitrail.data import Source
 from vitrail.errors import UserError
 from vitrail.runs.run import free_name
 
@@ -30,6 +32,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     for name, value in document.items():
         found |= value if isinstance(value, dict) else {name: value}
     settings = {str(name).replace("-", "_"): value for name, value in found.items() if value is not None}
+    settings.pop("python", None)  # objects are given again
     if "time_budget" in settings:
         settings.pop("epochs", None)
     try:
@@ -42,8 +45,8 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def with_file(
-    path: Path, data: str | Path | None, resume: str | Path | None, asked: Mapping[str, Any]
-) -> tuple[str | Path | None, dict[str, Any]]:
+    path: Path, data: Source | None, resume: str | PathLike[str] | None, asked: Mapping[str, Any]
+) -> tuple[Source | None, dict[str, Any]]:
     """The data and the settings of a file, overridden by the user's. If its run exists, the name gets a number."""
     if resume is not None:
         raise UserError("A run resumes with the settings it was started with. Remove --config.")
@@ -53,4 +56,6 @@ def with_file(
     if "name" in settings and "name" not in asked:
         folder, name = Path(settings.get("out", "runs")), str(settings["name"])
         settings["name"] = free_name(folder, name)
-    return data or settings.pop("data", None), {name: value for name, value in settings.items() if name != "data"}
+    return settings.pop("data", None) if data is None else data, {
+        name: value for name, value in settings.items() if name != "data"
+    }

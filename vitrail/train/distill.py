@@ -62,7 +62,7 @@ def introduce_teacher(
         return card
     teacher, workers = objective.teacher, config.source.workers
     card = replace(card, teacher=teacher.introduce(val, workers))
-    if is_deterministic(config.augment) and not over:
+    if is_deterministic(config.augment) and "augment" not in (config.python or ()) and not over:
         teacher.answer_once(train, workers)
     progress.prepared += progress.tick()
     return card

@@ -22,6 +22,7 @@ from vitrail.files import write_text
 from vitrail.models import Model
 from vitrail.progress import log, track
 from vitrail.runs.run import free_name
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.divergence import Diverged
 from vitrail.train.loop import set_up, steps
 from vitrail.train.prepare import make_card, open_splits
@@ -34,11 +35,11 @@ _TRUSTED = 10  # steps before a rising loss can stop the test
 _WIDTH = 4.0  # standard deviation of the smoothing, in steps
 
 
-def find_lr(config: TrainConfig, data: Data, model: Model) -> Path:
+def find_lr(config: TrainConfig, data: Data, model: Model, custom: Custom = NOTHING) -> Path:
     """Suggests a learning rate; returns the folder with the curve. If interrupted, it writes nothing."""
     config = override(config, {"model_ema": 0.0, "name": f"{config.run.name}-find-lr"})
     log.info(describe(config, data, model))
-    losses = measure(config, data, model)
+    losses = measure(config, data, model, custom)
     lr = suggest(losses)
     folder = write(Path(config.run.out) / free_name(Path(config.run.out), config.run.name), losses, lr)
     curve = smooth(losses)
@@ -49,11 +50,11 @@ def find_lr(config: TrainConfig, data: Data, model: Model) -> Path:
     return folder
 
 
-def measure(config: TrainConfig, data: Data, model: Model) -> list[float]:
+def measure(config: TrainConfig, data: Data, model: Model, custom: Custom = NOTHING) -> list[float]:
     """The losses of steps with growing learning rates, until they rise or training diverges."""
-    _, loader = open_splits(config, data)
+    _, loader = open_splits(config, data, custom)
     progress, card, targets = Progress(), make_card(config, data, model), data.splits["train"].targets
-    learning = set_up(model, card, config, targets, progress)
+    learning = set_up(model, card, config, targets, progress, custom)
     walk = steps(*learning, loader, len(data.classes), config, growing, progress, World.join())
     losses: list[float] = []
     with suppress(Diverged):

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import TrainConfig, flat, override
-from vitrail.data import full_name, open_data
+from vitrail.data import Source, full_name, open_data
 from vitrail.errors import UserError
 from vitrail.files import write_text
-from vitrail.progress import log, log_to_console
+from vitrail.progress import log
 from vitrail.runs.run import Run, split_settings
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.prepare import prepare
-from vitrail.train.resolve import plan, typed
+from vitrail.train.resolve import plan
 from vitrail.train.resume import reopen
-from vitrail.train.start import complete
+from vitrail.train.start import complete, prepared
 
 Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
 
@@ -34,46 +35,51 @@ def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
     return bool(asked.get("folds")) and not asked.get("fold")
 
 
-def train(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any]) -> Path:
-    """Trains all unfinished folds; returns the folder that holds them."""
-    log_to_console()
-    asked = typed(asked)
+def train(
+    source: Source | None, resume: str | None, overwrite: bool, asked: dict[str, Any], custom: Custom = NOTHING
+) -> Run:
+    """Trains all unfinished folds; returns the run that holds them."""
+    asked = prepared(source, asked, custom, "train")
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
+        source = config.data if source is None else source
     elif source is not None:
         data = open_data(source, **split_settings(asked | {"fold": 1}))
-        config = plan(full_name(source), data, asked)
-        prepare(config, data)  # before the folder is created, so that errors leave none behind
+        config = plan(full_name(source), data, asked, custom)
+        prepare(config, data, custom)  # before the folder is created, so that errors leave none behind
         run = Run.create(config, overwrite).path
     else:
         raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
 
-    done = _read(run)
+    done, whole = _read(run), Run(run)
     try:
         for number in range(1, config.source.folds + 1):
             if str(number) not in done:
                 log.info(f"Fold {number} of {config.source.folds}:")
-                done[str(number)] = _train_fold(run, override(config, {"fold": number}))
+                fold, done[str(number)] = _train_fold(run, override(config, {"fold": number}), source, custom)
+                whole.holds += (fold,)
                 _write(run, done)
     except KeyboardInterrupt:
-        log.info(f"To resume this fold and train the rest: vitrail train --resume {run}")
+        log.info(f"To resume this fold and train the rest: {Run(run).resume_command}")
         raise
     log.info(table(done))
     log.info(f"The folds are in {run}.")
-    return run
+    return whole
 
 
-def _train_fold(run: Path, config: TrainConfig) -> Scores:
-    """Starts or resumes a fold; returns its scores."""
+def _train_fold(run: Path, config: TrainConfig, source: Source, custom: Custom) -> tuple[Run, Scores]:
+    """Starts or resumes a fold; returns it and its scores."""
     fold = Run(run).fold(config.source.fold)
     config = override(config, {"out": str(run), "name": fold.name})
-    data = open_data(config.data, **split_settings(flat(config)))
-    model, notes = prepare(config, data)
+    data = open_data(source, **split_settings(flat(config)))
+    model, notes = prepare(config, data, custom)
     if not fold.exists:
         Run.create(config)
-    measured = complete(fold.path, config, data, model, notes)
+    if config.python:
+        fold.remember(data)
+    measured = complete(fold.path, config, data, model, notes, custom)
     shown = {measure.name for measure in data.task.measures}
-    return {
+    return fold, {
         f"{split}_{name}": value
         for split, metrics in measured.items()
         for name, value in metrics.summary().items()

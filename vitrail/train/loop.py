@@ -28,6 +28,7 @@ from vitrail.tasks.objective import Objective
 from vitrail.tasks.scores import NotFinite
 from vitrail.train.batch import make_batch
 from vitrail.train.checkpoint import load_checkpoint, restore_checkpoint, save_checkpoint
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
 from vitrail.train.interruption import Interruption
@@ -62,7 +63,7 @@ def steps(
     `lr` gives the learning rate of the next step. Nothing is written to disk.
     """
     device, seed, optim, model = config.run.device, config.run.seed, config.optim, objective.model
-    accumulate, normalise, precision = optim.grad_accum_steps, loader.preprocess.normalise, autocast(config)
+    accumulate, normalise, precision = optim.grad_accum_steps, loader.normalise, autocast(config)
     per_epoch, forward = len(loader) // accumulate, world.wrap(objective)
     learnt = [p for module in (model, *objective.added().values()) for p in module.parameters()]
     while True:
@@ -109,16 +110,17 @@ def train(
     journal: Journal,
     interruption: Interruption,
     world: World,
+    custom: Custom = NOTHING,
 ) -> None:
     """Trains the model of a run to the end, from its last checkpoint if there is one."""
     # Data
-    val, loader = open_splits(config, data)
-    schedule, version = Schedule.of(config, data, len(loader)), data.fingerprint()
+    val, loader = open_splits(config, data, custom)
+    schedule, version = Schedule.of(config, data, len(loader), custom), data.fingerprint()
 
     # Objective and optimisers
     progress, targets = Progress(), data.splits["train"].targets
     card = make_card(config, data, model)
-    objective, optimizers, scaler = set_up(model, card, config, targets, progress)
+    objective, optimizers, scaler = set_up(model, card, config, targets, progress, custom)
 
     # Resume
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
@@ -148,7 +150,7 @@ def train(
                 raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
             scores = world.merge(meter).scores()
             progress.close_epoch(scores, watch(objective, kept, scores, progress, over), config.stop.best)
-            over = world.agree(over or schedule.stalled(progress))
+            over = world.agree(over or schedule.stalled(progress) or custom.stops(progress))
             if world.first():
                 if progress.kept == len(progress.rows):
                     save(Run(run).weights_file, kept, card.measured(scores, progress.kept))
@@ -170,18 +172,18 @@ def train(
 
 
 def set_up(
-    model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress
+    model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress, custom: Custom = NOTHING
 ) -> tuple[Objective, list[Optimizer], torch.amp.GradScaler]:
     """What `steps` needs besides data, to train a model on images with these targets."""
     torch.manual_seed(derive(config.run.seed, 0, 2))  # initial weights of what the objective adds, such as a decoder
-    objective = build_objective(model.to(config.run.device), card, config, targets, progress)
+    objective = build_objective(model.to(config.run.device), card, config, targets, progress, custom)
     objective.to(config.run.device)
     if config.run.grad_checkpointing:
         recompute_activations(model)  # after the moving average was copied from the model
     if config.run.compile:
         objective.compile()
     added = objective.added().values()
-    optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None, added=added)
+    optimizers = build_optimizers(model, config.optim, config.weights is not None, added, custom)
     return objective, optimizers, torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
 
 

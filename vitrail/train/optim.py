@@ -13,19 +13,22 @@ from torch.optim import SGD, AdamW, Optimizer
 from vitrail.config import OptimConfig
 from vitrail.models import Model
 from vitrail.models.lora import adapters
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.lamb import Lamb
 from vitrail.train.muon import Muon
 
 
 def build_optimizers(
-    model: Model, config: OptimConfig, pretrained: bool, added: Iterable[nn.Module] = ()
+    model: Model, config: OptimConfig, pretrained: bool, added: Iterable[nn.Module] = (), custom: Custom = NOTHING
 ) -> list[Optimizer]:
-    """One optimiser, or two with Muon: Muon for the encoder's matrices, AdamW for everything else.
+    """One optimiser, or two with Muon: Muon for the encoder's matrices, AdamW for everything else; or `custom`'s.
 
     They hold the trainable parameters only. If no matrix is trainable, Muon is left out. Muon's updates are scaled to
     the size of AdamW's, so both share a learning rate. `added` modules, such as a decoder, learn at the full rate.
     """
     matrices, others = parameter_groups(model, config, pretrained, added)
+    if custom.optimizer is not None:
+        return custom.optimizers(matrices + others)
     if config.opt == "sgd":
         return [SGD(matrices + others, lr=config.lr, momentum=0.9)]
     if config.opt == "adamw" or (config.opt == "muon" and not matrices):

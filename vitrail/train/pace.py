@@ -10,14 +10,15 @@ import torch
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.train.batch import make_batch, read_size
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.prepare import make_card, prepare, preprocessing
 
 _SECONDS = 2
 
 
-def images_per_second(config: TrainConfig, data: Data) -> float:
+def images_per_second(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> float:
     """Approximate training speed: steps of the objective on blank images for about two seconds, without optimiser."""
-    model, _ = prepare(config, data)
+    model, _ = prepare(config, data, custom)
     device, size, targets = config.run.device, config.optim.batch_size, data.splits["train"].targets
     objective = make_card(config, data, model).task.objective(model.to(device), config, targets).to(device)
     seen = read_size(config, data, preprocessing(config))

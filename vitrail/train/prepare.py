@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -12,11 +13,14 @@ from vitrail.data import Data
 from vitrail.data.cache import once
 from vitrail.data.dataset import Split
 from vitrail.data.loader import TrainBatches
+from vitrail.data.pixels import WHITE
 from vitrail.data.preprocess import Preprocess
 from vitrail.device import hardware
 from vitrail.errors import UserError
 from vitrail.models import Model, ModelConfig, build, canonical
+from vitrail.models.module import start_from_module
 from vitrail.train.batch import read_size
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.teacher import meet
 from vitrail.train.transfer import set_learning
 from vitrail.train.watch import open_probe
@@ -38,18 +42,19 @@ def preprocessing(config: TrainConfig) -> Preprocess:
     return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
 
 
-def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
+def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[Model, list[str]]:
     """The initial model, with fresh or trained weights, and a note on each adaptation of the weights.
 
     Raises UserError for a configuration that cannot be trained on this data.
     """
     torch.manual_seed(config.run.seed)
     model = build(model_config(config, data.task.outputs))
-    notes = []
+    notes = start_from_module(model, custom.model)
     if config.weights is not None:
         how = config.transfer
-        notes = start_from(config.weights, model, data.task, resample=how.pos_resample, partial=how.partial)
+        notes += start_from(config.weights, model, data.task, resample=how.pos_resample, partial=how.partial)
         notes += left_out(config.weights) if data.task.labelled else []
+        notes = [f"From {config.weights}: {note}." for note in notes]
         set_learning(model, how)
     if config.optim.loss == "bce" and config.weights is None:
         for head in model.classifiers():
@@ -66,7 +71,7 @@ def prepare(config: TrainConfig, data: Data) -> tuple[Model, list[str]]:
             f"'grad_accum_steps' must be at most the {batches} batches of an epoch, but it is "
             f"{config.optim.grad_accum_steps}. Lower --grad-accum-steps or --batch-size."
         )
-    return model, [f"From {config.weights}: {note}." for note in notes]
+    return model, notes
 
 
 def make_card(config: TrainConfig, data: Data, model: Model) -> Card:
@@ -80,8 +85,9 @@ def make_card(config: TrainConfig, data: Data, model: Model) -> Card:
     )
 
 
-def open_splits(config: TrainConfig, data: Data) -> tuple[Split, TrainBatches]:
+def open_splits(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[Split, TrainBatches]:
     """The validation split and the training batches of a run, from the image cache where there is one."""
+    change = partial(custom.augmented, white=WHITE[config.input.bits]) if custom.augment is not None else None
     preprocess, source, crop_scale = preprocessing(config), config.source, config.augment.crop_scale
     splits = data.read_as(preprocess.channels, preprocess.bits).splits
     val = once(splits["val"], preprocess, False, source.cache_gb, source.workers)
@@ -96,5 +102,6 @@ def open_splits(config: TrainConfig, data: Data) -> tuple[Split, TrainBatches]:
         source.workers,
         source.balanced_sampling,
         config.augment.aug_repeats,
+        change,
     )
     return val, batches

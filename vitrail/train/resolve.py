@@ -30,8 +30,10 @@ from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device, device_name
 from vitrail.errors import UserError, nearest
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant, named_size
+from vitrail.models.module import MODULES
 from vitrail.runs.run import free_name
 from vitrail.tasks import task_type
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.loggers import check_loggers
 from vitrail.train.pace import images_per_second
 from vitrail.train.prepare import preprocessing
@@ -79,14 +81,14 @@ def _spoken(asked: Mapping[str, object]) -> dict[str, object]:
     return said
 
 
-def plan(source: str, data: Data, asked: dict[str, Any]) -> TrainConfig:
+def plan(source: str, data: Data, asked: dict[str, Any], custom: Custom = NOTHING) -> TrainConfig:
     """The complete configuration. A time budget is first converted to epochs, which recipes depend on."""
     config = resolve(source, data, asked)
     if config.optim.time_budget is None:
         return config
     if "epochs" in asked:
         raise UserError("--epochs and --time-budget both set the length of the run. Remove one of them.")
-    rate = images_per_second(config, data)
+    rate = images_per_second(config, data, custom)
     epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
     return resolve(source, data, asked | {"epochs": epochs})
 
@@ -212,7 +214,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         asked = given.get("model")
         if asked in ("vit", "deit"):  # a family: choose the patch size to fit the images
             asked = f"{asked}_nano{patch}"
-        elif asked in FAMILIES:
+        elif asked in FAMILIES and asked not in MODULES:
             asked = _smallest(asked, given.get("img_size") or data.size)
         name, config = canonical(asked or meant or f"vit_nano{patch}")
         size = named_size(asked or "") or _fit(typical, config.step)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vitrail.config import TrainConfig, Verb, coerce, flat, override, save_yaml
-from vitrail.data import full_name
+from vitrail.data import Source, full_name
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.files import atomic_write
@@ -20,17 +20,20 @@ _FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb"}
 
 
 def reopen(
-    run: Path, source: str | None, asked: Mapping[str, object], verb: Verb = "train"
+    run: Path, source: Source | None, asked: Mapping[str, object], verb: Verb = "train"
 ) -> tuple[Path, TrainConfig]:
     """The folder and configuration of a run to resume; the user's settings must agree with it."""
     opened = Run.open(run)
     config = opened.config
     if opened.verb != verb:
         raise UserError(f"{run} was started by `vitrail {opened.verb}`. Use `{opened.resume_command}`.")
+    _check_objects(opened, asked.get("python"))
     asked = dict(asked)
     config, saved = extended(opened, asked), flat(config)
     changed = []
-    for name, value in {**asked, **({"data": full_name(source)} if source else {})}.items():
+    for name, value in {**asked, **({} if source is None else {"data": full_name(source)})}.items():
+        if name == "python" or name in (saved["python"] or ()):
+            continue  # an object; the checkpoint knows the data's fingerprint
         value = coerce(TrainConfig, name, value)
         if name == "model":
             value = saved[name] if is_meant(saved[name], value) else value
@@ -50,13 +53,27 @@ def reopen(
     return run, check(config)
 
 
+def _check_objects(run: Run, given: object) -> None:
+    """Raises UserError if the objects given are not those that the run was started with."""
+    started, now = ({*names} if isinstance(names, tuple) else set() for names in (run.config.python, given))
+    if started == now:
+        return
+    missing, new = sorted(started - now), sorted(now - started)
+    if missing:
+        raise UserError(
+            f"{run.path} was started with Python objects, which are not stored: {', '.join(missing)}. Give them again: "
+            f"{run.resume_command}"
+        )
+    raise UserError(f"{run.path} was started without {', '.join(new)} from Python. Remove that, or start a new run.")
+
+
 def save_extended(run: Path, config: TrainConfig) -> None:
     """Saves the configuration of a run that is extended, and logs that it is."""
     before, after = Run(run).config.stop.restarts, config.stop.restarts
     if after is None or after == before:
         return
     with atomic_write(Run(run).config_file) as path:
-        save_yaml(config, path)
+        save_yaml(config, path, Run.origin(config))
     log.info(
         f"Extending {run} from {after[-1]:g} to {config.optim.epochs:g} epochs: the learning rate warms up to "
         f"{config.optim.lr:g} and decays anew."

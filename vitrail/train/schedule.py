@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from vitrail.config import OptimConfig, StopConfig, TrainConfig
 from vitrail.data import Data
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.optim import lr_at
 from vitrail.train.progress import Progress
 
@@ -25,13 +27,14 @@ class Schedule:
     per_epoch: int  # optimiser steps
     validation: float  # the time of a validation, in steps
     stop: StopConfig = field(default_factory=StopConfig)
+    own: Callable[[float], float] | None = None  # the caller's, see `Custom.schedule`
 
     @classmethod
-    def of(cls, config: TrainConfig, data: Data, batches: int) -> Schedule:
+    def of(cls, config: TrainConfig, data: Data, batches: int, custom: Custom = NOTHING) -> Schedule:
         """The schedule of a run with this number of batches per epoch."""
         optim = config.optim
         validation = len(data.splits["val"]) / (optim.batch_size * optim.grad_accum_steps)
-        return cls(optim, batches // optim.grad_accum_steps, validation, config.stop)
+        return cls(optim, batches // optim.grad_accum_steps, validation, config.stop, custom.schedule)
 
     @property
     def steps(self) -> int:
@@ -58,6 +61,8 @@ class Schedule:
         if self.optim.time_budget is not None:
             elapsed = progress.elapsed
             place = elapsed / max(self._training_seconds(progress) - progress.prepared, elapsed, 1e-9) * self.steps
+        if self.own is not None:
+            return self.optim.lr * self.own(place / self.steps)
         start, end = self._decay(place)
         warmup = round(self.per_epoch * self.optim.warmup_epochs)
         if start:  # a short extension warms up in a tenth of its steps

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import TrainConfig, Verb
-from vitrail.data import Data, full_name, open_data
+from torch import nn
+
+from vitrail.config import ArchConfig, TrainConfig, Verb, flat, options
+from vitrail.data import Data, Source, full_name, is_object, open_data
 from vitrail.device import keep_freed_memory
 from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.measure import evaluate_on
-from vitrail.models import Model
+from vitrail.models import Model, register_module
 from vitrail.progress import log, log_to_console
 from vitrail.runs.run import Run, split_settings
 from vitrail.tasks.scores import Scores
 from vitrail.train.calibrate import calibrate
+from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.divergence import naming_checkpoint
 from vitrail.train.find_lr import find_lr as find_rate
 from vitrail.train.interruption import Interruption
@@ -28,63 +33,112 @@ from vitrail.train.world import World
 
 HELD_OUT = 0.05  # share of images held out for validation in pre-training, which has no labels to overfit
 DEFAULT_METHOD = "mae"
+# Augmentation that the caller's own replaces, unless it is asked for; label smoothing is not of images.
+REPLACED = ("shift", "hflip", "randaug", "three_augment", "color_jitter", "reprob", "mixup", "cutmix")
 
 
-def start(source: str | None, resume: str | None, overwrite: bool, find_lr: bool, asked: dict[str, Any]) -> Path:
-    """Starts or resumes a run and returns its folder; `vitrail.train` is this with keywords."""
-    asked = _prepared(asked, "train")
+def start(
+    source: Source | None,
+    resume: str | None,
+    overwrite: bool,
+    find_lr: bool,
+    asked: dict[str, Any],
+    custom: Custom = NOTHING,
+) -> Run:
+    """Starts or resumes a run and returns it; `vitrail.train` is this with keywords."""
+    val, asked = asked.get("val"), prepared(source, asked, custom, "train")
     if find_lr and (resume is not None or overwrite or asked.get("folds")):
         raise UserError("--find-lr is a short run in a folder of its own. Remove --resume, --overwrite and --folds.")
     if find_lr and source is not None:
-        data = open_data(source, **split_settings(asked))
-        config = plan(full_name(source), data, asked)
-        return find_rate(config, data, prepare(config, data)[0])
-    return _run(source, resume, overwrite, asked, "train")
+        data = open_given(source, val, asked)
+        config = plan(full_name(source), data, asked, custom)
+        return Run(find_rate(config, data, prepare(config, data, custom)[0], custom))
+    return _run(source, val, resume, overwrite, asked, custom, "train")
 
 
 def start_pretraining(
-    source: str | None, resume: str | None, overwrite: bool, method: str | None, asked: dict[str, Any]
-) -> Path:
-    """Starts or resumes a self-supervised run and returns its folder; `vitrail.pretrain` is this with keywords."""
-    asked = _prepared(asked, "pretrain")
+    source: Source | None,
+    resume: str | None,
+    overwrite: bool,
+    method: str | None,
+    asked: dict[str, Any],
+    custom: Custom = NOTHING,
+) -> Run:
+    """Starts or resumes a self-supervised run and returns it; `vitrail.pretrain` is this with keywords."""
+    val, asked = asked.get("val"), prepared(source, asked, custom, "pretrain")
     if asked.get("probe") is not None:
         asked["probe"] = full_name(asked["probe"])
     if resume is None:
         asked = {"val_fraction": HELD_OUT, **asked, "task": method or DEFAULT_METHOD}
     elif method is not None:
         asked["task"] = method
-    return _run(source, resume, overwrite, asked, "pretrain")
+    return _run(source, val, resume, overwrite, asked, custom, "pretrain")
 
 
-def _prepared(asked: dict[str, Any], verb: Verb) -> dict[str, Any]:
-    """The user's settings, once logging and memory are set up."""
+def prepared(source: Source | None, asked: dict[str, Any], custom: Custom, verb: Verb) -> dict[str, Any]:
+    """The user's settings, with names in place of Python objects, once logging and memory are set up."""
     log_to_console()
     keep_freed_memory()
-    return typed(asked, verb)
+    given = {"data": source, "val": asked.get("val")}
+    python = (*(name for name, value in given.items() if value is not None and is_object(value)), *custom.names)
+    if given["val"] is not None:
+        asked = asked | {"val": full_name(given["val"])}
+    if custom.model is not None:
+        asked = _architecture(custom.model) | asked | {"model": register_module(custom.model)}
+    if custom.augment is not None:
+        asked = dict.fromkeys(REPLACED, 0) | {"crop_scale": 1.0} | asked
+    return typed(asked, verb) | ({"python": python} if python else {})
 
 
-def _run(source: str | None, resume: str | None, overwrite: bool, asked: dict[str, Any], verb: Verb) -> Path:
+def _architecture(module: nn.Module) -> dict[str, Any]:
+    """The settings that a model's configuration determines."""
+    if not isinstance(module, Model):
+        return {}
+    names = {"img_size", "channels", *options(ArchConfig)} & {field.name for field in fields(module.config)}
+    return {name: getattr(module.config, name) for name in names}
+
+
+def open_given(source: Source, val: Source | None, settings: Mapping[str, Any]) -> Data:
+    """The data of a run, with objects in place of their names in the settings."""
+    return open_data(source, **split_settings(settings) | ({} if val is None else {"val": val}))
+
+
+def _run(
+    source: Source | None,
+    val: Source | None,
+    resume: str | None,
+    overwrite: bool,
+    asked: dict[str, Any],
+    custom: Custom,
+    verb: Verb,
+) -> Run:
     if resume is not None:
-        run, config = reopen(Path(resume), source, asked, verb)
-        data = Run(run).data()
-        model, notes = prepare(config, data)
-        save_extended(run, config)
+        reopened, config = reopen(Path(resume), source, asked, verb)
+        run = Run(reopened)
+        given = {"data", "val"} & {*(config.python or ())}
+        data = open_given(config.data if source is None else source, val, flat(config)) if given else run.data()
+        model, notes = prepare(config, data, custom)
+        save_extended(run.path, config)
     elif source is not None:
-        data = open_data(source, **split_settings(asked))
-        config = plan(full_name(source), data, asked)
-        model, notes = prepare(config, data)  # before the folder is created, so that errors leave none behind
-        run = Run.create(config, overwrite).path
+        data = open_given(source, val, asked)
+        config = plan(full_name(source), data, asked, custom)
+        model, notes = prepare(config, data, custom)  # before the folder is created, so that errors leave none behind
+        run = Run.create(config, overwrite)
     else:
         if folder := asked.get("data_dir"):
             raise UserError(
                 f"No data was given: --data-dir is the folder of the built-in data sets. Use `vitrail {verb} {folder}`."
             )
         raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
-    complete(run, config, data, model, notes)
+    if config.python:
+        run.remember(data)
+    complete(run.path, config, data, model, notes, custom)
     return run
 
 
-def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str]) -> dict[str, Scores]:
+def complete(
+    run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str], custom: Custom = NOTHING
+) -> dict[str, Scores]:
     """Trains a run to its end, from its last checkpoint; returns the final scores by split."""
     with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
         for line in (describe(config, data, model), *notes):
@@ -93,7 +147,7 @@ def complete(run: Path, config: TrainConfig, data: Data, model: Model, notes: li
             log.info(f"Photographs learn faster and better from pre-trained weights: add {flags}")
         if warning := uneven(config, data):
             log.warning(warning)
-        train(run, config, data, model, journal, interruption, World.join())
+        train(run, config, data, model, journal, interruption, World.join(), custom)
         return finish(run, config, data)
 
 
@@ -111,7 +165,8 @@ def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:
     rows, card = Run(run).history, Run(run).card
     if not Run(run).used_up:
         title = card.task.chosen(config.stop.best).title
-        log.info(f"Stopped after epoch {len(rows)}: {title} has not improved for {config.stop.patience} epochs.")
+        stalled = f"{title} has not improved for {config.stop.patience} epochs"
+        log.info(f"Stopped after epoch {len(rows)}: {stalled if Run(run).finished else 'on_epoch returned True'}.")
     log.info(f"Kept {kept_epoch(card, rows, config.stop.best)}.")
     if line := calibrate(Run(run), data, **how):
         log.info(line)

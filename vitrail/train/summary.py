@@ -26,14 +26,18 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     arch, precision = config.arch, "fp32" if config.run.amp == "off" else config.run.amp
     has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
     chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
+    tokens = f"{model.config.length} tokens, " if model.config.length > 1 else ""
+    own = config.python or ()
+    opt = "your optimizer" if "optimizer" in own else o.opt
+    sched = "by your schedule" if "schedule" in own else f"{o.sched} with {o.warmup_epochs:g} epochs of warm-up"
     lines = [
         f"data      {config.data}: {counts}; {data.task}",
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "
         f"mean {mean}, std {std} ({c.normalize})",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}{chosen}: "
-        f"{model.config.length} tokens, {parameters(model.config):,} parameters",
-        f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {o.opt}, "
-        f"lr {o.lr:g} {o.sched} with {o.warmup_epochs:g} epochs of warm-up, weight decay {o.weight_decay:g}",
+        f"{tokens}{parameters(model.config):,} parameters",
+        f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {opt}, "
+        f"lr {o.lr:g} {sched}, weight decay {o.weight_decay:g}",
         *([f"weights   {config.weights}: {describe_learning(model, config)}"] if config.weights else []),
         f"device    {config.run.device}, precision {precision}, seed {config.run.seed}",
     ]

@@ -22,7 +22,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, shortlist
 from vitrail.progress import log, track
 from vitrail.runs import EngineName
-from vitrail.runs.onnx import is_onnx
+from vitrail.runs.exported import is_exported
 from vitrail.runs.predictor import Predictor, source_card
 from vitrail.tasks import Task
 from vitrail.weights import Card
@@ -42,7 +42,7 @@ class Teacher:
         self.source = settings.teacher
         self.card = meet(settings, student.task, student.preprocess)
         # Not the fastest engine, which depends on measured times: a run must be reproducible.
-        engine: EngineName = "auto" if is_onnx(settings.teacher) else "torch"
+        engine: EngineName = "auto" if is_exported(settings.teacher) else "torch"
         self._predictor = Predictor(settings.teacher, device, settings.teacher_model, engine)
         self._student = student
         # The student's images are already cropped: a centre crop would only cut their edges.

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
+    from vitrail.data import Source
     from vitrail.data.audit.findings import Audit
 
 
 def check(
-    data: str | Path,
+    data: str | Path | Source,
     *,
     run: str | Path | None = None,
     out: str | Path | None = None,

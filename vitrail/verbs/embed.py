@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
+    from vitrail.data.image_like import ImageLike
     from vitrail.evaluate.embed import Embedding
 
 
 def embed(
-    run: str | Path,
-    images: Sequence[str | Path],
+    run: str | PathLike[str],
+    images: Sequence[str | Path] | ImageLike | Iterable[ImageLike],
     *,
     batch_size: int = 32,
     workers: int = 2,
@@ -44,7 +46,7 @@ def embed(
 
     if min(batch_size, workers) < 1:
         raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
-    files = listed(images)
+    files, run = listed(images), run if isinstance(run, str) else Path(run)
     device = choose_device(device)
     check_engine(engine, device)  # before the weights are read
     predictor = Predictor.of(*open_run(run, device, headless=True), device, engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +12,13 @@ from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from vitrail.data import Source
+    from vitrail.data.preprocess import Preprocess
     from vitrail.evaluate.probes import FewShotMetrics, ProbeMetrics
     from vitrail.tasks.scores import Scores
+    from vitrail.weights import Card
 
 Method = Literal["head", "knn", "linear", "fewshot"]
 
@@ -25,8 +31,8 @@ _CHOICES: dict[Method, tuple[str, ...]] = {  # the options of each method
 
 
 def evaluate(
-    run: str | Path,
-    data: str | Path | None = None,
+    run: str | PathLike[str] | nn.Module,
+    data: str | Path | Source | None = None,
     *,
     method: Method = "head",
     split: str | None = None,
@@ -44,12 +50,14 @@ def evaluate(
     label_column: str | Sequence[str] | None = None,
     img_size: str | int | Size | None = None,
     out: str | Path | None = None,
+    preprocess: Preprocess | None = None,
 ) -> Scores | ProbeMetrics | FewShotMetrics:
     """Measure a run's predictions by the metrics of its task, or its features by a probe.
 
     Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, on data
     with its classes. knn, linear and fewshot fit a classifier to the features of the train split; the data may have any
-    classes.
+    classes. In Python, the data may also be objects, and the model a module, with its `preprocess`; then nothing is
+    written, unless `out` is given.
 
     Args:
         run: run folder or weights file
@@ -74,9 +82,19 @@ def evaluate(
     from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
     from vitrail.runs.predictor import source_card
     from vitrail.runs.run import Run
-    from vitrail.weights import open_card
 
-    card, home = source_card(run) if method == "head" else open_card(run), Run.of(run).path
+    if not isinstance(run, str | PathLike):
+        if method != "head":
+            raise UserError(f"--method {method} needs a run or a weights file, but got a {type(run).__name__}.")
+        columns = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
+        measured = {"batch_size": batch_size, "workers": workers}
+        from vitrail.evaluate.module import evaluate_module
+
+        return evaluate_module(run, data, split, columns, preprocess, **measured, device=device, out=out)
+    run = run if isinstance(run, str) else Path(run)
+    if preprocess is not None:
+        raise UserError(f"'preprocess' is for model objects; {run} has its own.")
+    card, home = source_card(run) if method == "head" else _card(run, method), Run.of(run).path
     where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     where |= {"image_dir": None if image_dir is None else str(image_dir)}
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
@@ -93,6 +111,19 @@ def evaluate(
     # Not by the seed: the same images are always held out, so results are comparable and cached features stay valid.
     opened = run_data(home, data, where, card, {})
     return probe_on(run, opened, method, split, **how, **chosen)
+
+
+def _card(run: str | Path, method: str) -> Card:
+    """The card of a model with features."""
+    from vitrail.runs.exported import is_exported
+    from vitrail.weights import open_card
+
+    if is_exported(run):
+        raise UserError(
+            f"{run} is an exported file, which has no feature vectors. Use the run it was exported from, or leave out "
+            f"--method {method}."
+        )
+    return open_card(run)
 
 
 def show(metrics: Scores | ProbeMetrics | FewShotMetrics, *, json: bool = False) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -11,16 +12,18 @@ from vitrail.config import InputConfig, Size, coerce
 from vitrail.errors import UserError
 
 if TYPE_CHECKING:
+    from vitrail.data import Source
+    from vitrail.data.image_like import ImageLike
     from vitrail.explain.explanation import Explanation
 
 Format = Literal["png", "svg", "pdf"]
 
 
 def explain(
-    run: str | Path,
-    images: Sequence[str | Path] = (),
+    run: str | PathLike[str],
+    images: Sequence[str | Path] | ImageLike | Iterable[ImageLike] = (),
     *,
-    data: str | Path | None = None,
+    data: str | Path | Source | None = None,
     out: str | Path | None = None,
     patch: str | tuple[int, int] | None = None,
     target: str | None = None,
@@ -65,6 +68,7 @@ def explain(
         raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
     if format not in get_args(Format):
         raise UserError(f"'format' must be one of {', '.join(get_args(Format))}, but it is '{format}'.")
+    run = run if isinstance(run, str) else Path(run)
     subject = open_subject(
         run,
         images,

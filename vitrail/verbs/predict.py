@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,12 +12,13 @@ from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
+    from vitrail.data.image_like import ImageLike
     from vitrail.runs.predictor import Prediction
 
 
 def predict(
-    run: str | Path,
-    images: Sequence[str | Path],
+    run: str | PathLike[str],
+    images: Sequence[str | Path] | ImageLike | Iterable[ImageLike],
     *,
     top: int | None = None,
     threshold: float | None = None,
@@ -54,7 +56,7 @@ def predict(
     if max_pixels is not None:
         allow_pixels(max_pixels)
     files = listed(images)
-    predictor = Predictor(run, device, engine=engine)
+    predictor = Predictor(run if isinstance(run, str) else Path(run), device, engine=engine)
     if threshold is not None:
         task = predictor.card.task
         if task.meant != "probabilities":

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from vitrail.data import Source
+    from vitrail.train.progress import Progress
+    from vitrail.verbs.run import Run
 
 Method = Literal["masked", "mae", "simmim", "dino", "lejepa"]
 
 
 def pretrain(
-    data: str | Path | None = None,
+    data: str | Path | Source | None = None,
     *,
     method: Method | None = None,
-    resume: str | Path | None = None,
+    resume: str | PathLike[str] | None = None,
     overwrite: bool = False,
+    augment: Callable[[Tensor], Tensor] | None = None,
+    optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+    schedule: Callable[[float], float] | None = None,
+    on_epoch: Callable[[Progress], object] | None = None,
     **settings: object,
-) -> Path:
+) -> Run:
     """Pre-train a model on images without labels. Options that are not given are chosen by the recipe.
 
-    Returns the run folder, whose model has no head: fine-tune it with `vitrail train LABELLED --weights RUN`, or use
-    its features with evaluate --method knn, linear or fewshot, embed and explain. Labels in the data are not read.
+    Returns the run, which can be used as the path of its folder. Its model has no head: fine-tune it with `vitrail
+    train LABELLED --weights RUN`, or use its features with evaluate --method knn, linear or fewshot, embed and explain.
+    Labels in the data are not read. In Python, `data` and `val` may also be objects, `model` a module, and `augment`,
+    `optimizer`, `schedule` and `on_epoch` functions, see docs/extend.md.
 
     Args:
         data: folder of images, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set
@@ -28,14 +44,18 @@ def pretrain(
         overwrite: replace an existing run of the same name
         **settings: the options of `vitrail.config.TrainConfig` that do not need labels, by their flat names
     """
+    from torch import nn
+
+    from vitrail.train.custom import Custom
     from vitrail.train.start import start_pretraining
+    from vitrail.verbs.train import reported
 
-    source, run = None if data is None else str(data), None if resume is None else str(resume)
-    return start_pretraining(source, run, overwrite, method, settings)
+    module = settings.pop("model") if isinstance(settings.get("model"), nn.Module) else None
+    custom = Custom(module, augment, None, optimizer, schedule, on_epoch)  # type: ignore[arg-type]
+    folder = None if resume is None else str(resume)
+    return reported(start_pretraining(data, folder, overwrite, method, settings, custom))
 
 
-def show(run: Path) -> int:
-    """Write the report of the run."""
-    from vitrail.verbs.train import show as show_report
-
-    return show_report(run)
+def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything
+    """The run has been logged."""
+    return 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 
 from vitrail.errors import UserError
 
 
 def report(
-    runs: Sequence[str | Path] | str | Path,
+    runs: Sequence[str | PathLike[str]] | str | PathLike[str],
     *,
     out: str | Path | None = None,
     batch_size: int = 256,
@@ -32,7 +33,7 @@ def report(
     from vitrail.report.write import write_report
 
     log_to_console()
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    folders = [Path(runs)] if isinstance(runs, str | PathLike) else [Path(run) for run in runs]
     if not folders:
         raise UserError("No run was given. Give one, or several to compare.")
     return write_report(folders, out, batch_size, workers, device)

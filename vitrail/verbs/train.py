@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import UserError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from vitrail.data import Source
+    from vitrail.runs import run as folders
+    from vitrail.tasks.objective import Objective
+    from vitrail.train.custom import Loss
+    from vitrail.train.progress import Progress
+    from vitrail.verbs.run import Run
+
 
 def train(
-    data: str | Path | None = None,
+    data: str | Path | Source | None = None,
     *,
-    resume: str | Path | None = None,
+    resume: str | PathLike[str] | None = None,
     overwrite: bool = False,
     find_lr: bool = False,
     config: str | Path | None = None,
+    augment: Callable[[Tensor], Tensor] | None = None,
+    objective: Loss | type[Objective] | None = None,
+    optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
+    schedule: Callable[[float], float] | None = None,
+    on_epoch: Callable[[Progress], object] | None = None,
     **settings: object,
-) -> Path:
-    """Train a model on a data set and evaluate it. Options that are not given are chosen by the recipe.
+) -> Run:
+    """Train a model on a data set, evaluate it and write a report. Options not given are chosen by the recipe.
 
-    Returns the run folder; the command also writes its report. With --folds the folder holds one run per fold, and the
-    mean and standard deviation of their scores. With --find-lr it holds lr.png and lr.json.
+    Returns the run, which can be used as the path of its folder. With --folds the folder holds one run per fold, and
+    the mean and standard deviation of their scores. With --find-lr it holds lr.png and lr.json.
+
+    In Python, `data` and `val` may also be objects, `model` a module, and `augment`, `objective`, `optimizer`,
+    `schedule` and `on_epoch` functions, see docs/extend.md.
 
     Args:
         data: folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set
@@ -29,28 +52,40 @@ def train(
         config (FILE): YAML file of settings, such as the config.yaml of a run; flags override it
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
+    from torch import nn
+
     from vitrail.train import folds
     from vitrail.train.config_file import with_file
+    from vitrail.train.custom import Custom
     from vitrail.train.start import start
+    from vitrail.verbs.run import Run
 
     if config is not None:
         data, settings = with_file(Path(config), data, resume, settings)
-    source, run = None if data is None else str(data), None if resume is None else str(resume)
-    if folds.wanted(resume, settings) and not find_lr:
-        return folds.train(source, run, overwrite, settings)
-    return start(source, run, overwrite, find_lr, settings)
-
-
-def show(run: Path, *, find_lr: bool = False) -> int:
-    """Write the report of the run. A failure is only logged: the run itself is complete."""
-    from vitrail.progress import log
-    from vitrail.verbs.report import report
-
+    module = settings.pop("model") if isinstance(settings.get("model"), nn.Module) else None
+    custom = Custom(module, augment, objective, optimizer, schedule, on_epoch)  # type: ignore[arg-type]
+    folder = None if resume is None else str(resume)
     if find_lr:
-        return 0
+        return Run(start(data, folder, overwrite, find_lr, settings, custom))
+    run = folds.train if folds.wanted(folder, settings) else partial(start, find_lr=False)
+    return reported(run(source=data, resume=folder, overwrite=overwrite, asked=settings, custom=custom))
+
+
+def reported(trained: folders.Run) -> Run:
+    """A run with its report. A failure to write it is only logged: the run itself is complete."""
+    from vitrail.progress import log
+    from vitrail.verbs.run import Run
+
+    run = Run(trained)
+    run.holds = trained.holds
     try:
-        log.info(f"The report is {report(run)}")
+        log.info(f"The report is {run.report()}")
     except Exception as error:
         why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
         log.warning(f"The run is complete, but its report failed: {why} Try again: vitrail report {run} --debug")
+    return run
+
+
+def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything
+    """The run has been logged."""
     return 0

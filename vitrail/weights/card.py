@@ -41,9 +41,19 @@ class Architecture:
     def build(self) -> ModelConfig:
         """The configuration object; needs the models, and so torch."""
         from vitrail.models import FAMILIES
+        from vitrail.models.module import FAMILY
 
+        if self.family == FAMILY and FAMILY not in FAMILIES:
+            name = self.values.get("name")
+            raise UserError(
+                f"The model is a Python module, '{name}', which is not stored with its weights. Make it known first: "
+                f"vitrail.models.register_module({name}(…))."
+            )
         if self.family not in FAMILIES:
-            raise UserError(f"'family' must be one of {', '.join(FAMILIES)}, but it is {self.family!r}.")
+            raise UserError(
+                f"'family' must be one of {', '.join(FAMILIES)}, but it is {self.family!r}. If it is your own, first "
+                "call vitrail.models.register."
+            )
         config: ModelConfig = from_plain(FAMILIES[self.family][0], self.values)
         return config
 

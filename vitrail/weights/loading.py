@@ -89,6 +89,7 @@ def open_run(
         seen.add(value.data_ptr())
         state[name] = value.to(device, copy=lent or shared)
     whole.load_state_dict(state, assign=True)
+    whole.card = card
     return whole.eval(), card
 
 

@@ -25,6 +25,7 @@ from vitrail.data.images import (
     survey_image,
     survey_pixels,
 )
+from vitrail.data.sources import Source, full_name
 from vitrail.errors import UserError
 from vitrail.progress import track
 
@@ -32,7 +33,7 @@ BLANK = 2.0  # standard deviation in gray levels below which an image counts as 
 
 
 def audit(
-    source: str | Path,
+    source: Source,
     data_dir: str | None = None,
     workers: int = 2,
     image_column: str | None = None,
@@ -44,9 +45,9 @@ def audit(
     try:
         name, root, items, findings, single = scan(source, data_dir, image_column, label_column, task, image_dir)
     except OSError as error:
-        raise UserError(f"{error.filename or source} cannot be read: {error.strerror or error}.") from error
+        raise UserError(f"{error.filename or full_name(source)} cannot be read: {error.strerror or error}.") from error
     if not items and not findings:
-        raise UserError(f"{source} has no images. It must have one folder of images per class.")
+        raise UserError(f"{full_name(source)} has no images. It must have one folder of images per class.")
     order = ("train", "val", "test")
     items.sort(key=lambda item: order.index(item.split))  # stable: keeps the order within a split
 

@@ -9,13 +9,13 @@ from vitrail.data.audit.findings import Finding, Item
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.folder import files_below, is_image, split_folders, subfolders
 from vitrail.data.images import image_format
-from vitrail.data.sources import folder_kind, open_source
+from vitrail.data.sources import Source, folder_kind, is_object, open_source
 from vitrail.errors import UserError
 from vitrail.tasks import task_type
 
 
 def scan(
-    source: str | Path,
+    source: Source,
     data_dir: str | None,
     image_column: str | None,
     label_column: str | Sequence[str] | None,
@@ -23,10 +23,10 @@ def scan(
     image_dir: str | None = None,
 ) -> tuple[str, str, list[Item], list[Finding], bool]:
     """The data's name, the prefix of its file names, its images, findings on the layout, if images have one class."""
-    path = Path(source).expanduser()
+    path = Path() if is_object(source) else Path(source).expanduser()
     columns = image_column is not None or label_column is not None
     built_in = isinstance(source, str) and source in BUILT_IN
-    if path.is_dir() and not columns and not built_in and folder_kind(path) == "classes":
+    if not is_object(source) and path.is_dir() and not columns and not built_in and folder_kind(path) == "classes":
         return path.resolve().name, f"{path}/", *_walk(path), True
     kind = None if task is None else task_type(task)
     found = open_source(source, data_dir, image_column, label_column, kind, verify=False, image_dir=image_dir)
