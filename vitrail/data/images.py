@@ -21,7 +21,7 @@ try:
 except ImportError:  # the extra `fast`; Pillow gives the same pixels at two thirds of the speed
     simplejpeg = None
 
-from vitrail.data.multiband import TIFF, Bands, npy_size, read_bands, tiff_size
+from vitrail.data.multiband import Bands, read_band_header, read_bands
 from vitrail.data.pixels import BIT_DEPTHS, bits_of, fit, to_float32, to_pil
 from vitrail.data.pixels import Pixels as Pixels
 from vitrail.data.pixels import UnreadableImage as UnreadableImage
@@ -144,18 +144,9 @@ def picture_pixels(
 
 def read_header(content: bytes) -> tuple[str, int, int]:
     """The format, height and width that the header of an image states, without decoding; raises UnreadableImage."""
-    with io.BytesIO(content) as file, _quiet():
-        if content.startswith(b"\x93NUMPY"):
-            return "NPY", *npy_size(file)
-        try:
-            with Image.open(file, formats=_FORMATS) as image:
-                return _content(image), image.height, image.width
-        except Image.DecompressionBombError as error:
-            raise UnreadableImage("too many pixels (decompression bomb)") from error
-        except Exception as error:  # as in `_opened`
-            if content[:4] in TIFF:
-                return "TIFF", *tiff_size(file)
-            raise UnreadableImage("not an image" if isinstance(error, UnidentifiedImageError) else "damaged") from error
+    with failures(), io.BytesIO(content) as file:
+        opened = read_band_header(file) or Image.open(file, formats=_FORMATS)
+        return opened if isinstance(opened, tuple) else (_content(opened), opened.height, opened.width)
 
 
 def inspect_image(source: str | Path | bytes) -> ImageFacts:

@@ -17,7 +17,7 @@ from vitrail.data.pixels import Pixels, UnreadableImage, to_float32
 
 _NPY = b"\x93NUMPY"
 _DEEP_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR.{8}\x10\x02", re.DOTALL)  # 16-bit RGB
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
 # TIFF tags: bits per sample, samples per pixel, extra samples, image description.
 _BITS, _SAMPLES, _EXTRA, _DESCRIPTION = 258, 277, 338, 270
 _STACKED = ('{"shape"', "ImageJ=", "<?xml", "<OME")  # descriptions of files whose pages may be bands of one image
@@ -42,13 +42,25 @@ def read_bands(file: BinaryIO) -> Bands | None:
         return Bands("NPY", _read_npy(file))
     if _DEEP_PNG.match(first):
         return Bands("PNG", _read_png(file))
-    if first[:4] in TIFF and _beyond_pillow(file):
+    if first[:4] in _TIFF and _beyond_pillow(file):
         file.seek(0)
         return Bands("TIFF", _read_tiff(file))
     return None
 
 
-def npy_size(file: BinaryIO) -> tuple[int, int]:
+def read_band_header(file: BinaryIO) -> tuple[str, int, int] | None:
+    """The format, height and width of such a file, by its header; None if Pillow can read it, or it is not an image."""
+    first = file.read(6)
+    file.seek(0)
+    if first.startswith(_NPY):
+        return "NPY", *_npy_size(file)
+    if first[:4] in _TIFF and _beyond_pillow(file):
+        return "TIFF", *_tiff_size(file)
+    file.seek(0)
+    return None
+
+
+def _npy_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an array that is stored as a file claims; raises UnreadableImage if it is not."""
     try:
         known: Any = np.lib.format  # partly untyped
@@ -64,7 +76,7 @@ def npy_size(file: BinaryIO) -> tuple[int, int]:
     return h, w
 
 
-def tiff_size(file: BinaryIO) -> tuple[int, int]:
+def _tiff_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of a TIFF file that Pillow cannot open; raises UnreadableImage."""
     try:
         import tifffile  # type: ignore[import-not-found,import-untyped,unused-ignore]
