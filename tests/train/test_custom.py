@@ -195,7 +195,7 @@ def test_on_epoch_sees_the_scores_and_stops_the_run(how):
         ({"objective": "ce"}, "'objective' must be a function, but it is str"),
         ({"on_epoch": 3}, "'on_epoch' must be a function, but it is int"),
     ],
-    ids=str,
+    ids=["augment", "optimizer", "objective", "on_epoch"],
 )
 def test_wrong_functions_are_refused(own, message, how, tmp_path):
     with pytest.raises(UserError, match=message):
