@@ -65,7 +65,9 @@ def _luminance(image: Pixels) -> Pixels:
 
 
 def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Values as float32; NaN and infinity become 0."""
+    """Values as float32; NaN and infinity become 0, as for missing data. Raises UnreadableImage if all are."""
+    if values.dtype.kind == "f" and not np.isfinite(values).any():
+        raise UnreadableImage("no finite values, only NaN or infinity")
     return np.nan_to_num(values.astype(np.float32), posinf=0.0, neginf=0.0)
 
 

@@ -57,7 +57,8 @@ def evaluate_on(
         device=predictor.device,
         engine=engine,
     )
-    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, size or "head")
+    kind = Path(run).suffix[1:] if predictor.exported else "head"  # an exported file beside its run has its own folder
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, size or kind)
     about = {"model": card.model, "data": data.name, "split": name, "engine": used}
     about |= {"img_size": size} if size else {}
     write_scores(scores, card.task.charts(scores), folder, about)

@@ -53,7 +53,7 @@ def write_proven(path: Path, model: Model, card: Card, sample: Sample, order: Or
             unfinished = Path(folder) / path.name
             proof = (_int8 if order.int8 else _float32)(unfinished, model, card, sample, order)
             speeds = {"PyTorch": measured(run), FORMATS[order.format].TITLE.split()[0]: measured(unfinished)}
-            proof = replace(proof, file=path, speeds=speeds)
+            proof = replace(proof, file=path, speeds={name: speed for name, speed in speeds.items() if speed})
             document = json.dumps(proof.to_json(), indent=2, ensure_ascii=False) + "\n"
             unfinished.with_name(f"{path.name}.json").write_text(document, encoding="utf-8")
             for file in parts(path):

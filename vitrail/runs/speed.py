@@ -15,11 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.errors import UserError
 from vitrail.runs.exported import is_exported
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.session import Array
 
 _BATCH = 16
+_CANNOT_OPEN = 3  # exit code
 _SECONDS = 0.5  # per batch size
 
 
@@ -32,10 +34,15 @@ class Speed:
     peak_mb: float  # 0 where the system does not tell
 
 
-def measured(source: str | Path) -> Speed:
-    """The speed of a run, a weights file or an exported file, computed as it is by its own runtime."""
+def measured(source: str | Path) -> Speed | None:
+    """The speed of a run, a weights file or an exported file, computed as it is by its own runtime.
+
+    None if another process cannot open it, such as a module of the caller's own.
+    """
     command = [sys.executable, "-m", "vitrail.runs.speed", str(source)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode == _CANNOT_OPEN:
+        return None
     if answer.returncode:
         raise RuntimeError(f"The speed of {source} cannot be measured: {answer.stderr.strip()}")
     return Speed(**json.loads(answer.stdout.splitlines()[-1]))
@@ -75,4 +82,7 @@ def _peak() -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(measure(sys.argv[1]))))
+    try:
+        print(json.dumps(asdict(measure(sys.argv[1]))))
+    except UserError:
+        sys.exit(_CANNOT_OPEN)

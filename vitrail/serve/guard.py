@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -79,7 +80,9 @@ class Guard:
         if self._settings.local and self._key is None and _host(headers.get("host", "")) not in _LOCAL:
             # Otherwise a web page could reach the service by a name that it resolves to this machine.
             return ApiError(421, "wrong_host", "This service answers to localhost only. Use --host to open it.")
-        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        foreign = "origin" in headers and urlsplit(headers["origin"]).netloc != headers.get("host", "")
+        crossed = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
+        if foreign or crossed:
             return ApiError(403, "cross_site", "Other web sites may not use this service.")
         if self._key is None or path in OPEN or path.startswith("/assets/"):
             return None

@@ -126,12 +126,24 @@ class Multiclass(Task):
     # Training ---------------------------------------------------------------------------------------------
 
     def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, dict[str, float], str]:
-        """With the temperature of the lowest cross-entropy. A subclass with other outputs is not calibrated."""
+        """With the temperature of the lowest cross-entropy, if it helps on images that it was not fitted to.
+
+        A subclass with other outputs is not calibrated.
+        """
         if outputs.shape[1] != len(self.classes):
             return self, {}, ""
         task, right = replace(self, temperature=fit_temperature(outputs, targets)), self.right(outputs, targets)
         before = reliability_bins(top_probability(outputs.astype(np.float64)), right)
         crossed = crossed_error(outputs, targets, right)
+        if crossed > calibration_error(before):
+            return (
+                replace(self, temperature=1.0),
+                {},
+                (
+                    f"No temperature: fitted to {len(targets):,} validation images, it would raise the calibration error "
+                    f"from {calibration_error(before):.1%} to {crossed:.1%} (cross-fitted)."
+                ),
+            )
         line = (
             f"Temperature {task.temperature:.2f}, fitted to {len(targets):,} validation images: calibration error "
             f"{crossed:.1%} (cross-fitted) instead of {calibration_error(before):.1%}; without it the model is "

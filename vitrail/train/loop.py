@@ -150,7 +150,7 @@ def train(
                 raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
             scores = world.merge(meter).scores()
             progress.close_epoch(scores, watch(objective, kept, scores, progress, over), config.stop.best)
-            over = world.agree(over or schedule.stalled(progress) or custom.stops(progress))
+            over = world.agree(custom.stops(progress) or over or schedule.stalled(progress))
             if world.first():
                 if progress.kept == len(progress.rows):
                     save(Run(run).weights_file, kept, card.measured(scores, progress.kept))
