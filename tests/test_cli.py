@@ -67,7 +67,9 @@ def test_flags_are_the_parameters_of_the_verb_and_of_what_prints_its_result(verb
     parameters = [*signature(getattr(module, verb)).parameters.values()]
     named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in PYTHON}
     own = {
-        name: o for name, o in options().items() if o.only in ("", verb) or (verb == "recipes" and o.only != "python")
+        name: o
+        for name, o in options().items()
+        if o.only in ("", verb) or (verb in ("recipes", "plan") and o.only != "python")
     }
     settings = own if any(p.kind is p.VAR_KEYWORD for p in parameters) else {}
     printing = {p.name: p for p in signature(module.show).parameters.values() if p.kind is p.KEYWORD_ONLY}

@@ -147,7 +147,7 @@ def test_images_that_are_augmented_in_any_way_are_not_still():
     assert is_deterministic(AugmentConfig(mixup=1.0, mix_prob=0.0))
     for field in fields(AugmentConfig):
         if field.name not in ("magnitude", "mix_prob", "smoothing"):
-            value = 0.5 if field.name == "crop_scale" else 1
+            value = {"crop_scale": 0.5, "aug_repeats": 2}.get(field.name, 1)
             assert not is_deterministic(replace(AugmentConfig(), **{field.name: value})), field.name
 
 

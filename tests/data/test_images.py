@@ -117,7 +117,7 @@ def test_a_decompression_bomb_is_unreadable_and_a_large_image_is_not(tmp_path, m
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)  # Pillow warns from here and refuses twice as many
     assert read_image(path).shape == (12, 16, 3)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
-    assert "bomb" in reason(path)
+    assert "192 pixels, above the limit" in reason(path)
 
 
 def test_damaged_bytes_never_raise_anything_else(tmp_path):

@@ -49,7 +49,7 @@ def test_another_kind_of_file_is_a_user_error(tmp_path):
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 20, float("nan")])
 def test_a_val_fraction_outside_0_to_1_is_a_user_error(fraction):
-    with pytest.raises(UserError, match="'val_fraction' must be between 0 and 1"):
+    with pytest.raises(UserError, match="'val_fraction' must be above 0 and below 1"):
         open_data("digits", val_fraction=fraction)
 
 

@@ -331,6 +331,7 @@ def masked(model: nn.Module, tokens: Tensor, keep: Tensor) -> Tensor:
     """The encoder over all tokens, in which no token attends to those that are not kept; (B, n, D)."""
     there = torch.zeros(tokens.shape[:2], dtype=torch.bool).scatter(1, keep, True)
     for block in model.blocks:
+        tokens = tokens if block.place is None else block.place(tokens, None)
         attn, x = block.attn, block.norm1(tokens)
         q, k, v = attn.qkv(x).unflatten(2, (3, attn.heads, -1)).permute(2, 0, 3, 1, 4)
         logits = q @ k.mT * q.shape[-1] ** -0.5

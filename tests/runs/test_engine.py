@@ -128,7 +128,7 @@ print(predictor.engine, *({{"openvino", "onnxruntime", "vitrail.explain"}} & set
 
 
 def test_an_onnx_file_has_its_own_engine(tmp_path):
-    with pytest.raises(UserError, match=r"is an ONNX file, which only ONNX Runtime computes. Remove --engine."):
+    with pytest.raises(UserError, match=r"is an exported file, which only its own runtime computes. Remove --engine."):
         Predictor(tmp_path / "model.onnx", engine="packed")
 
 

@@ -257,7 +257,7 @@ def test_labels_and_numbers_can_be_taught(settings, tmp_path, task):
         ({"teacher": "nowhere"}, r"The teacher cannot be used\. .*nowhere does not exist"),
         ({"teacher": "nowhere.onnx"}, r"The teacher cannot be used\. .*nowhere.onnx does not exist"),
         ({"teacher_model": "vit_b16"}, "are a vit_nano4, not a vit_b16"),
-        ({"teacher": "a.onnx", "teacher_model": "vit_b16"}, r"a\.onnx is an ONNX file, so 'model' does not apply"),
+        ({"teacher": "a.onnx", "teacher_model": "vit_b16"}, r"a\.onnx is an exported file, so 'model' does not apply"),
     ],
 )
 def test_settings_that_cannot_be(settings, given, message):

@@ -103,7 +103,7 @@ def test_it_goes_on_exactly(train, asked, monkeypatch):
         patch.setattr(Ema, "update", stop)
         with pytest.raises(Stopped):
             train(**settings, name="resumed")
-    resumed = straight.parent / "resumed"
+    resumed = straight.path.parent / "resumed"
     assert load_checkpoint(resumed, "cpu")["progress"]["step"] == 13
     vitrail.train(resume=resumed)
     ours, theirs = (load_checkpoint(run, "cpu") for run in (resumed, straight))

@@ -82,6 +82,8 @@ def test_nothing_is_left_unresolved(recipe, images):
     assert {name for name, value in flat(config).items() if value is None} == options(PretrainConfig).keys() | {
         "probe",
         "weights",
+        "val",
+        "python",
         "best",
         "restarts",
         "log",
@@ -186,7 +188,7 @@ ASKED = {
 def test_what_the_user_asks_for_wins(recipe):
     asked = {"recipe": recipe, **ASKED}
     settings = flat(resolve("made-up", data_of(), asked))
-    without = {"weights": None, "probe": None}
+    without = {"weights": None, "probe": None, "val": None, "python": None}
     for group in (TransferConfig, DistillConfig, PretrainConfig):
         without |= flat(group())
     assert settings == {**asked, "data": "made-up", **without}

@@ -113,15 +113,16 @@ def onnx_file(path, shape, kind, weights, card=None, axis=1):
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
+    name = "x" if card is None else "pixels"
     nodes = [
-        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", [name], ["float"], to=TensorProto.FLOAT),
         helper.make_node("Flatten", ["float"], ["flat"], axis=axis),
         helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
     ]
     graph = helper.make_graph(
         nodes,
         "linear",
-        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info(name, kind, shape)],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", weights.shape[1]])],
         [numpy_helper.from_array(weights, "weights")],
     )

@@ -245,7 +245,6 @@ TRAIN: Rows = (
     ("hf", "eval-steps", _EVERY_EPOCH),
     ("hf", "do-train", "`vitrail train` trains, validates after every epoch and evaluates at the end."),
     ("hf", "do-eval", "`vitrail train` trains, validates after every epoch and evaluates at the end."),
-    ("ul", "val", "`vitrail train` trains, validates after every epoch and evaluates at the end."),
     ("timm", "checkpoint-hist", _KEPT),
     ("hf", "save-total-limit", _KEPT),
     ("hf", "load-best-model-at-end", _KEPT),

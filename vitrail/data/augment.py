@@ -66,7 +66,7 @@ def is_deterministic(config: AugmentConfig) -> bool:
     """Whether loader and augmentation produce the same image in every epoch."""
     mixes = (config.mixup or config.cutmix) and config.mix_prob
     moves = (config.shift, config.hflip, config.randaug, config.three_augment, config.color_jitter, config.reprob)
-    return config.crop_scale == 1 and not mixes and not any(moves)
+    return config.crop_scale == 1 and config.aug_repeats == 1 and not mixes and not any(moves)
 
 
 def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Generator) -> Tensor:

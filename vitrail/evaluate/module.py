@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from vitrail.config import Size
 from vitrail.data import Data, Source, open_data
 from vitrail.data.preprocess import Preprocess
 from vitrail.data.sources import open_source
@@ -17,9 +18,7 @@ from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.measure import check_batch, split_name, write_scores
 from vitrail.evaluate.stream import run_model
-from vitrail.models import Model, build, register_module
-from vitrail.models.module import ModuleConfig, ModuleModel
-from vitrail.tasks import Task
+from vitrail.models import Model, as_model
 from vitrail.tasks.scores import Scores
 from vitrail.weights import Card
 
@@ -47,7 +46,7 @@ def evaluate_module(
     card: Card | None = module.card if isinstance(module, Model) else None
     task = open_source(source, **where).task.plain() if card is None else card.task
     data = open_data(source, **where, model=task)
-    model = module if isinstance(module, Model) else _as_model(module, task, data, preprocess)
+    model = module if isinstance(module, Model) else as_model(module, *_read_size(data, preprocess), task.outputs)
     if card is None:
         seen = Preprocess(model.config.img_size, model.config.channels)
         card = Card(model=type(module).__name__, config=model.config, task=task, preprocess=seen)
@@ -75,11 +74,6 @@ def evaluate_module(
     return replace(scores, folder=Path(out))
 
 
-def _as_model(module: nn.Module, task: Task, data: Data, preprocess: Preprocess | None) -> Model:
-    """A plain module for images of this preprocessing, or of the size of the data."""
-    size, channels = (data.size, data.channels) if preprocess is None else (preprocess.img_size, preprocess.channels)
-    name = register_module(module)
-    model = build(ModuleConfig(name, size, channels, task.outputs))
-    assert isinstance(model, ModuleModel)
-    model.check()
-    return model
+def _read_size(data: Data, preprocess: Preprocess | None) -> tuple[Size, int]:
+    """The image size and channels of a plain module: those of its preprocessing, or of the data."""
+    return (data.size, data.channels) if preprocess is None else (preprocess.img_size, preprocess.channels)

@@ -85,6 +85,14 @@ def register_module(module: nn.Module, name: str = "") -> str:
     return name
 
 
+def as_model(module: nn.Module, img_size: Size, channels: int, outputs: int) -> Model:
+    """A plain module from images of this size to logits, as a model."""
+    model = build(ModuleConfig(register_module(module), img_size, channels, outputs))
+    assert isinstance(model, ModuleModel)
+    model.check()
+    return model
+
+
 def canonical(name: str) -> tuple[str, ModelConfig]:
     """The short name and the configuration of a model, however the name is spelled.
 

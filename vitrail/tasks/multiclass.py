@@ -136,14 +136,11 @@ class Multiclass(Task):
         before = reliability_bins(top_probability(outputs.astype(np.float64)), right)
         crossed = crossed_error(outputs, targets, right)
         if crossed > calibration_error(before):
-            return (
-                replace(self, temperature=1.0),
-                {},
-                (
-                    f"No temperature: fitted to {len(targets):,} validation images, it would raise the calibration error "
-                    f"from {calibration_error(before):.1%} to {crossed:.1%} (cross-fitted)."
-                ),
+            worse = f"from {calibration_error(before):.1%} to {crossed:.1%} (cross-fitted)"
+            line = (
+                f"No temperature: fitted to {len(targets):,} validation images, it would raise the calibration error "
             )
+            return replace(self, temperature=1.0), {}, f"{line} {worse}."
         line = (
             f"Temperature {task.temperature:.2f}, fitted to {len(targets):,} validation images: calibration error "
             f"{crossed:.1%} (cross-fitted) instead of {calibration_error(before):.1%}; without it the model is "

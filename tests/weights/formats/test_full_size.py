@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +88,14 @@ def test_torchvision(tmp_path, whole):
 @torch.no_grad()
 def test_jax(tmp_path, whole):
     path = convert(whole.path, tmp_path / "there.npz", to="npz")
-    agree(whole, *jax_forward(dict(np.load(path)), whole.image), path)
+    model = on_meta(lambda: build(replace(B16, act="gelu_tanh"))).eval()  # as in the authors' code
+    model.load_state_dict(whole.model.state_dict(), assign=True)
+    features = model.embed(whole.image)
+    agree(
+        replace(whole, logits=model.head(features), features=features),
+        *jax_forward(dict(np.load(path)), whole.image),
+        path,
+    )
 
 
 def agree(whole: Whole, logits: Tensor, features: Tensor, path: Path) -> None:
