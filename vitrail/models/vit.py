@@ -272,10 +272,10 @@ class ViT(Model):
         """
         if keep is not None:
             tokens = kept(tokens, keep)
-        elif self.config.pos == "relative" and tokens.shape[1] != self.config.length:
+        elif self.config.pos.endswith(("relative", "_every", "_shared")) and tokens.shape[1] != self.config.length:
             raise UserError(
-                f"Got {tokens.shape[1]} tokens, but with relative positions 'encode' needs all {self.config.length}. "
-                "Pass all of them, and the indices of those to encode as 'keep'."
+                f"Got {tokens.shape[1]} tokens, but with positions in its blocks 'encode' needs all "
+                f"{self.config.length}. Pass all of them, and the indices of those to encode as 'keep'."
             )
         for block in self.blocks:
             tokens = block(tokens, keep)
