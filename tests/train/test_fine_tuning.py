@@ -139,7 +139,7 @@ def test_the_other_verbs_take_the_merged_model(train, digits, tmp_path):
     ids=str,
 )
 def test_it_works_with_everything_else(train, asked):
-    assert train(**asked).is_dir()
+    assert train(**asked).path.is_dir()
 
 
 def test_a_compiled_model_learns_the_same(train, monkeypatch):
