@@ -150,7 +150,7 @@ def test_every_answer_has_the_security_headers_and_no_cors(service):
     preflight = service.client.options(
         "/predict", headers={"Origin": "https://example.com", "Access-Control-Request-Method": "POST"}
     )
-    assert preflight.status_code == 405
+    assert preflight.status_code == 403
 
 
 @pytest.mark.parametrize(
