@@ -93,7 +93,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def size(number: float) -> str:
-    """Bytes in words: 86.6 MB, 1.2 GB."""
+    """Bytes as text: 86.6 MB, 1.2 GB."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= scale:
             return f"{number / scale:,.1f} {unit}"
@@ -109,7 +109,7 @@ def giga(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words: 1h30m, 12.5 days, 0.4s."""
+    """A time as text: 1h30m, 12.5 days, 0.4s."""
     if seconds >= 3 * 86_400:
         return f"{seconds / 86_400:,.1f} days"
     return str(Duration(seconds)) if seconds >= 1 else f"{seconds:.2g}s"
