@@ -109,7 +109,7 @@ OTHER_ARCHITECTURES = [
     "samvit_base_patch16",
     "beit_base_patch16_224",
     "swin_s3_tiny_224",
-    "swinv2_tiny_window8_256",
+    "swinv2_cr_tiny_224",
     "coatnet_0_rw_224",
     "pvt_v2_b6",
     "mixer_x16",

@@ -24,10 +24,12 @@ from vitrail.models.mixer import MixerConfig
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
+from vitrail.models.swin_v2 import SwinV2Config
 from vitrail.models.vit import ViTConfig
 
 SMALL = ViTConfig(width=32, depth=2, heads=2, mlp=64, patch=4, img_size=(8, 12), classes=5)
 POOLS, POSITIONS = (get_args(get_type_hints(ViTConfig)[field]) for field in ("pool", "pos"))
+PATTERNS = ("window:2,shift", "axial", "neighbourhood:3,global:1", "strided:2")
 SWITCHES = {"head": "tanh", "stem": "conv", "act": "swiglu", "registers": 2, "layer_scale": 0.1}
 
 # Small models of the other families, on images that are no squares.
@@ -37,6 +39,7 @@ RELATIVES: dict[str, ModelConfig] = {
     "bit": BiTConfig((32, 64), (2, 1), groups=4, img_size=(24, 33), classes=5),
     "mixer": MixerConfig(32, 2, 12, 64, patch=4, img_size=(8, 12), classes=5),
     "swin": SwinConfig((16, 32), (2, 2), (2, 4), window=3, patch=2, img_size=(15, 22), classes=5),
+    "swin_v2": SwinV2Config((16, 32), (2, 2), (2, 4), 3, (2, 2), patch=2, img_size=(15, 22), classes=5),
     "pvt": PVTConfig((16, 32), (1, 2), (1, 2), (4, 2), (2, 1), patch=4, img_size=(16, 24), classes=5),
     "pvt_v2": PVTv2Config((16, 32), (1, 2), (1, 2), (4, 2), (2, 1), img_size=(17, 23), classes=5),
     "pvt_v2 linear": PVTv2Config((16, 32), (1, 1), (1, 2), (4, 2), (2, 1), True, img_size=(17, 23), classes=5),
@@ -48,6 +51,7 @@ TRACED = {
     "vit_nano4": models.CONFIGS["vit_nano4"],
     **{f"pool={pool}": replace(SMALL, pool=pool) for pool in POOLS},
     **{f"pos={pos}": replace(SMALL, pos=pos) for pos in POSITIONS if pos != SMALL.pos},
+    **{f"attention={attention}": replace(SMALL, img_size=(12, 20), attention=attention) for attention in PATTERNS},
     **{f"all switches, {pool}": replace(SMALL, pool=pool, pos="relative", **SWITCHES) for pool in ("map", "cls_dist")},
     **RELATIVES,
 }
@@ -206,8 +210,7 @@ def test_a_fresh_model_knows_nothing(config):
 @every_small_model
 def test_every_parameter_gets_a_finite_gradient(config):
     torch.manual_seed(0)
-    model = models.build(replace(config, drop=0.1, drop_path=0.1)).train()
-    nn.init.normal_(models.head(model).weight)  # a zero head passes no gradient on
+    model = randomise(models.build(replace(config, drop=0.1, drop_path=0.1))).train()  # zeros pass no gradient on
     nn.functional.cross_entropy(model(images(config, 8)), torch.arange(8) % config.classes).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name

@@ -92,6 +92,18 @@ PUBLISHED = {
     "swin_b_w12": (87_903_584, "47.1"),
     "swin_l": (196_532_476, "34.5"),
     "swin_l_w12": (196_735_516, "103.9"),
+    "swin_v2_t": (28_347_154, "5.96"),
+    "swin_v2_t_w16": (28_347_154, "6.68"),
+    "swin_v2_s": (49_728_418, "11.58"),
+    "swin_v2_s_w16": (49_728_418, "12.82"),
+    "swin_v2_b": (87_918_816, "20.37"),
+    "swin_v2_b_w12": (87_918_816, "11.90"),
+    "swin_v2_b_w16": (87_918_816, "22.02"),
+    "swin_v2_b_w12to16": (87_918_816, "22.02"),
+    "swin_v2_b_w12to24": (87_918_816, "55.25"),
+    "swin_v2_l": (196_739_932, "26.17"),
+    "swin_v2_l_w12to16": (196_739_932, "47.81"),
+    "swin_v2_l_w12to24": (196_739_932, "116.15"),
     "pvt_ti": (13_229_288, "1.9"),
     "pvt_s": (24_485_864, "3.8"),
     "pvt_m": (44_208_104, "6.7"),
@@ -192,6 +204,10 @@ def test_parameters_of_small_models_are_the_published_ones(config, count):
     assert models.parameters(config) == count
 
 
+def test_a_swin_v2_of_imagenet_21k_has_the_published_parameters():
+    assert models.parameters(models.configure("swin_v2_b_w12", classes=21_841)) == 109_280_841
+
+
 def test_parameters_follow_the_formula_for_rectangles_channels_and_classes():
     config = models.configure("vit_s16", img_size=(96, 160), channels=5, classes=7)
     assert models.parameters(config) == parameters_by_formula(config)
@@ -257,7 +273,8 @@ def test_every_model_but_the_small_ones_is_compared():
 
 def test_small_siblings_are_small():
     small = {name: models.CONFIGS[name] for name in models.CONFIGS if name.endswith("_nano")}
-    assert set(small) == {f"{family}_nano" for family in models.FAMILIES if family != "vit"}
+    families = {models.family(config) for config in models.CONFIGS.values()}
+    assert set(small) == {f"{family}_nano" for family in families if family != "vit"}
     for name in small:
         config = models.configure(name, classes=10)
         assert models.parameters(config) < 1_200_000

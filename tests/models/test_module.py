@@ -18,6 +18,8 @@ from vitrail.errors import UserError
 from vitrail.models.module import MODULES, ModuleModel
 from vitrail.models.vit import ViT, ViTConfig
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 X, Y = load_digits(return_X_y=True)
 X, Y = (X[:400].reshape(-1, 8, 8) * 15).astype(np.uint8), Y[:400]
 QUICK = {"epochs": 3, "batch_size": 32, "lr": 3e-3, "img_size": 8, "opt": "adamw"}

@@ -23,7 +23,9 @@ from vitrail.models.mixer import MixerConfig
 from vitrail.models.pvt import PVTConfig, ReducedAttention
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig, WindowAttention
+from vitrail.models.swin_v2 import CosineAttention, SwinV2Config
 from vitrail.models.vit import ViTConfig
+from vitrail.models.windows import Windows
 
 TOLERANCE = 1e-5
 
@@ -128,6 +130,18 @@ def test_swin_is_timms(img_size):
     agree(config, timm("swin_transformer", "SwinTransformer", **shape, window_size=4, in_chans=1, num_classes=10))
 
 
+@pytest.mark.parametrize(
+    ("img_size", "window", "pretrained"),
+    [((32, 48), 4, ()), ((32, 48), 4, (6, 3)), ((32, 32), 16, ()), ((28, 44), 4, ())],
+    ids=["whole", "pre-trained windows", "larger than a map", "padded"],
+)
+def test_swin_v2_is_timms(img_size, window, pretrained):
+    config = SwinV2Config((32, 64), (2, 2), (2, 4), window, pretrained, 2, img_size, channels=1, classes=10)
+    shape = {"img_size": img_size, "patch_size": 2, "embed_dim": 32, "depths": (2, 2), "num_heads": (2, 4)}
+    shape |= {"window_size": window, "pretrained_window_sizes": pretrained or (0, 0), "strict_img_size": False}
+    agree(config, timm("swin_transformer_v2", "SwinTransformerV2", **shape, in_chans=1, num_classes=10))
+
+
 @pytest.mark.parametrize("linear", [False, True], ids=["reduced", "linear"])
 @pytest.mark.parametrize("img_size", [(32, 32), (30, 41)], ids=str)
 def test_pvt_v2_is_timms(img_size, linear):
@@ -178,11 +192,12 @@ def test_pvt_is_hugging_faces():
     [
         (WindowAttention(32, 4, (6, 9), window=4, shifted=False, drop=0.0), (noise(2, 6, 9, 32),)),
         (WindowAttention(32, 4, (6, 9), window=4, shifted=True, drop=0.0), (noise(2, 6, 9, 32),)),
+        (CosineAttention(32, 4, Windows((6, 9), 4, shifted=True), 3, drop=0.0), (noise(2, 6, 9, 32),)),
         (ReducedAttention(32, 4, 2, 0.0), (noise(2, 24, 32), (4, 6))),
         (ReducedAttention(32, 4, 2, 0.0, linear=True), (noise(2, 24, 32), (4, 6))),
         (RelativeAttention(32, 64, (3, 5), 0.0), (noise(2, 32, 3, 5),)),
     ],
-    ids=["windows", "shifted windows", "reduced", "linear", "relative"],
+    ids=["windows", "shifted windows", "cosine", "reduced", "linear", "relative"],
 )
 @torch.no_grad()
 def test_attention_weights_are_those_that_forward_applies(attention, arguments, monkeypatch):
@@ -251,6 +266,11 @@ SPELLINGS = [
     ("microsoft/swin-tiny-patch4-window7-224", "swin_t", 224),
     ("microsoft/swin-large-patch4-window12-384-in22k", "swin_l_w12", 384),
     ("Swin-T", "swin_t", 224),
+    ("swinv2_tiny_window8_256.ms_in1k", "swin_v2_t", 256),
+    ("swinv2_base_window12to24_192to384", "swin_v2_b_w12to24", 384),
+    ("microsoft/swinv2-large-patch4-window12-192-22k", "swin_v2_l", 192),
+    ("microsoft/swinv2-base-patch4-window12to16-192to256-22kto1k-ft", "swin_v2_b_w12to16", 256),
+    ("SwinV2-S", "swin_v2_s", 256),
     ("swin_b", "swin_b", 224),
     ("PVT-Tiny", "pvt_ti", 224),
     ("pvt_medium", "pvt_m", 224),

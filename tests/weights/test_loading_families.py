@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import BACKBONES
 from peers import distance, randomise
 
 from vitrail import models
@@ -16,7 +17,7 @@ from vitrail.errors import UserError
 from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, open_card, open_run, save, start_from
 
-FAMILIES = [name for name in models.FAMILIES if name != "vit"]
+FAMILIES = [name for name in BACKBONES if name != "vit"]
 
 
 @pytest.fixture(params=FAMILIES)

@@ -24,6 +24,7 @@ from vitrail.weights import Card, load, open_card, recognise, save
 from vitrail.weights.added import find_added, load_added, save_added
 from vitrail.weights.tensors import from_state_dict
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
 CONFIG = ViTConfig(width=32, depth=2, heads=4, mlp=128, patch=4, img_size=(24, 24), classes=0)
 DECODER = {"decoder_width": 64, "decoder_depth": 2}
 HEAD = {"head_width": 40, "prototypes": 48}

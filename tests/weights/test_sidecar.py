@@ -21,6 +21,8 @@ from vitrail.runs.run import Run
 from vitrail.tasks import Multiclass
 from vitrail.weights import Card, load, open_card, save
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 CONFIG = ViTConfig(
     width=16, depth=2, heads=2, mlp=32, patch=2, img_size=(8, 8), channels=3, classes=3, pool="cls", registers=0
 )

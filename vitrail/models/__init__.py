@@ -16,11 +16,13 @@ from torch import Tensor, nn
 
 from vitrail.config import Size, coerce, habits
 from vitrail.errors import UserError, nearest
-from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, sized, swin, vit_configs
+from vitrail.models import aliases, bit, coatnet, hybrid, mixer, pvt, pvt_v2, sized, swin, swin_v2, vit_configs
 from vitrail.models.bit import BiT, BiTConfig
 from vitrail.models.coatnet import CoAtNet, CoAtNetConfig
 from vitrail.models.counts import COUNTS
+from vitrail.models.dense import Dense, DenseConfig
 from vitrail.models.hybrid import Hybrid, HybridConfig
+from vitrail.models.image_tower import ImageTowerConfig
 from vitrail.models.mixer import Mixer, MixerConfig
 from vitrail.models.model import Model as Model
 from vitrail.models.model import ModelConfig as ModelConfig
@@ -29,7 +31,10 @@ from vitrail.models.position import Interpolation
 from vitrail.models.pvt import PVT, PVTConfig
 from vitrail.models.pvt_v2 import PVTv2, PVTv2Config
 from vitrail.models.swin import Swin, SwinConfig
+from vitrail.models.swin_v2 import SwinV2, SwinV2Config
+from vitrail.models.two_tower import TwoTower, TwoTowerConfig
 from vitrail.models.vit import ViT, ViTConfig
+from vitrail.models.zero_shot import ZeroShot, ZeroShotConfig
 
 # Every family by the name used in model cards: the types of its configuration and model.
 FAMILIES: dict[str, tuple[type[Any], type[Model]]] = {}
@@ -54,9 +59,13 @@ register("hybrid", HybridConfig, Hybrid, hybrid.CONFIGS)
 register("bit", BiTConfig, BiT, bit.CONFIGS)
 register("mixer", MixerConfig, Mixer, mixer.CONFIGS)
 register("swin", SwinConfig, Swin, swin.CONFIGS)
+register("swin_v2", SwinV2Config, SwinV2, swin_v2.CONFIGS)
 register("pvt", PVTConfig, PVT, pvt.CONFIGS)
 register("pvt_v2", PVTv2Config, PVTv2, pvt_v2.CONFIGS)
 register("coatnet", CoAtNetConfig, CoAtNet, coatnet.CONFIGS)
+register("dense", DenseConfig, Dense, {})  # a backbone of any family with a head for masks or boxes
+register("two_tower", TwoTowerConfig, TwoTower, {})  # its image tower has a name
+register("zero_shot", ZeroShotConfig, ZeroShot, {})
 
 
 def register_module(module: nn.Module, name: str = "") -> str:
@@ -131,7 +140,7 @@ def is_meant(name: str, asked: str) -> bool:
     return name == asked or name == canonical(asked)[0]
 
 
-_ANY = ("img_size", "channels", "classes", "drop", "drop_path", "act", "eps", "resample")
+_ANY = ("img_size", "channels", "classes", "drop", "drop_path", "act", "eps", "resample", "attention")
 
 
 def family(config: ModelConfig) -> str:
@@ -147,8 +156,16 @@ def shape(config: ModelConfig) -> dict[str, Any]:
     return {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _ANY}
 
 
+def backbone(config: ModelConfig) -> ModelConfig:
+    """The configuration without a dense head or a text tower, if there is one."""
+    if isinstance(config, DenseConfig):
+        return config.body
+    return config.image if isinstance(config, ImageTowerConfig) else config
+
+
 def name_of(config: ModelConfig) -> str:
-    """The listed name of a model of this architecture; otherwise its family, or `vit_w…d…p…`."""
+    """The listed name of a model or its backbone; otherwise its family, or `vit_w…d…p…`."""
+    config = backbone(config)
     if type(config) is ViTConfig:
         return vit_configs.name_of(config)
     for name, other in CONFIGS.items():

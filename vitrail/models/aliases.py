@@ -40,6 +40,12 @@ def _swin(match: re.Match[str]) -> str:
     return f"swin_{match['size'][0]}" + ("_w12" if wide else "")
 
 
+def _swin_v2(match: re.Match[str]) -> str:
+    size, window = match["size"][0].lower(), match.groupdict().get("window", "")
+    usual = ("", "12") if size == "l" else ("", "8")
+    return f"swin_v2_{size}" + ("" if window in usual else f"_w{window}")
+
+
 def _pvt(match: re.Match[str]) -> str:
     return f"pvt_{_WORDS[match['size'].lower()]}"
 
@@ -79,6 +85,19 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
     (_pattern(r"swin[-_](?P<size>tiny|small|base|large)[-_]patch4[-_]window(?P<window>7|12)"), _swin),
     # Swin-T, swin_t
     (_pattern(r"swin[-_](?P<size>[tsbl])"), _swin),
+    # swinv2_tiny_window8_256.ms_in1k, microsoft/swinv2-base-patch4-window12to24-192to384-22kto1k-ft
+    (
+        re.compile(
+            _OWNER
+            + r"swinv2[-_](?P<size>tiny|small|base|large)(?:[-_]patch4)?[-_]window(?P<window>\d+(?:to\d+)?)"
+            + r"[-_](?:192to)?(?P<side>\d{3})(?:-22k|-22kto1k-ft)?"
+            + _TAG,
+            re.IGNORECASE,
+        ),
+        _swin_v2,
+    ),
+    # SwinV2-T, swin_v2_t
+    (_pattern(r"swin[-_]?v2[-_](?P<size>[tsbl])"), _swin_v2),
     # PVT-Tiny, pvt_tiny, Zetatech/pvt-tiny-224
     (_pattern(r"pvt[-_](?P<size>tiny|small|medium|large)"), _pvt),
     # PVTv2-B2-Li, PVT-v2-B0, pvt_v2_b2_li, OpenGVLab/pvt_v2_b0

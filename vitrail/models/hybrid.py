@@ -30,9 +30,18 @@ from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import GroupNormAct, StdConv
 from vitrail.models.layers import Block, Stage, as_map, encode_for_head, head_of, kept, level_depths
-from vitrail.models.model import AttentionLayer, Model, ModelConfig
+from vitrail.models.model import AttentionLayer, Model, ModelConfig, attention_layers
+from vitrail.models.patterns import choice
 from vitrail.models.position import Grid, Interpolation, resample_state
-from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
+from vitrail.models.validate import (
+    check_all,
+    check_counts,
+    check_heads,
+    check_images,
+    check_multiple,
+    check_rates,
+    check_stages,
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ class HybridConfig(ModelConfig):
     act: Literal["gelu", "gelu_tanh"] = "gelu"  # the authors' JAX code has the latter
     eps: float = 1e-6  # of LayerNorm
     resample: Interpolation = "bicubic"  # of position embeddings at another image size
+    attention: str = "global"  # the pattern, such as "window:7": see `patterns.py`
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "depth", "heads", "mlp", "first", "groups", "patch")
@@ -62,6 +72,7 @@ class HybridConfig(ModelConfig):
         check_stages(self, "depths")
         check_rates(self)
         check_heads((self.width,), (self.heads,))
+        choice(self.attention, self.depth)
         check_multiple(self, self.stride, "the stride")
         for width in (4 * self.first, *self.widths):
             if width % (4 * self.groups):
@@ -191,9 +202,11 @@ class Hybrid(Model):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
         self.pos_embed = nn.Parameter(torch.zeros(1, c.length, c.width))
         self.drop = nn.Dropout(c.drop)
+        rates = [c.drop_path * i / max(c.depth - 1, 1) for i in range(c.depth)]
+        patterns = choice(c.attention, c.depth).layers(c.depth, c.grid, prefix=1)
         self.blocks = nn.ModuleList(
-            Block(c.width, c.heads, c.mlp, c.drop, c.drop_path * i / max(c.depth - 1, 1), act=c.act, eps=c.eps)
-            for i in range(c.depth)
+            Block(c.width, c.heads, c.mlp, c.drop, rate, act=c.act, eps=c.eps, pattern=pattern)
+            for rate, pattern in zip(rates, patterns, strict=True)
         )
         self.norm = nn.LayerNorm(c.width, c.eps)
         self.head = head_of(c.width, c.classes)
@@ -237,9 +250,12 @@ class Hybrid(Model):
 
     def encode(self, tokens: Tensor, keep: Tensor | None = None, norm: bool | None = None) -> Tensor:
         """The transformer encoder and its final LayerNorm; with `keep`, over the tokens with these indices only."""
-        tokens = tokens if keep is None else kept(tokens, keep)
+        if keep is not None:
+            tokens = kept(tokens, keep)
+        else:
+            check_all(tokens, self.config)
         for block in self.blocks:
-            tokens = block(tokens)
+            tokens = block(tokens, keep)
         return tokens if norm is False else self.norm(tokens)
 
     def stages(self) -> list[nn.Module]:
@@ -253,7 +269,7 @@ class Hybrid(Model):
         return resample_state(state, old.grid, new.grid, method)
 
     def attentions(self) -> list[AttentionLayer]:
-        return [AttentionLayer(block.attn, self.config.grid, self.config.stride) for block in self.encoder()]
+        return attention_layers(self.encoder(), self.config.grid, self.config.stride)
 
     def encoder(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]

@@ -6,13 +6,16 @@ Legend: B batch, N tokens, D width, H heads. Parameter names follow timm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.position import Grid, RelativeBias
+
+if TYPE_CHECKING:  # patterns need `attend`
+    from vitrail.models.patterns import Pattern
 
 # The paper's GELU; its tanh approximation, as in JAX; CLIP's x·sigmoid(1.702·x); a gated MLP.
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
@@ -21,32 +24,42 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A), through the fused kernel of the device."""
 
-    def __init__(self, width: int, heads: int, drop: float = 0.0, relative: RelativeBias | None = None):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        drop: float = 0.0,
+        relative: RelativeBias | None = None,
+        pattern: Pattern | None = None,
+    ):
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
         self.drop = nn.Dropout(drop)
         self.relative = relative
+        self.pattern = pattern  # None for global attention
 
     def forward(self, x: Tensor, keep: Tensor | None = None, first: int | None = None) -> Tensor:
         """`keep` holds the indices of the tokens in `x`, (N,) or (B, N), if `x` is a subset of the sequence.
 
-        With `first`, only the outputs of the first tokens are computed.
+        With `first`, only the outputs of the first tokens are computed, which attend globally in every pattern.
         """
         q, k, v = self._split(x)
         bias = self._bias(q, keep)
         if first is not None:
             q, bias = q[:, :, :first], None if bias is None else bias[..., :first, :]
-        x = attend(q, k, v, bias).transpose(1, 2).flatten(2)  # B N D
-        return self.drop(self.proj(x))
+        local = self.pattern is not None and first is None
+        y = self.pattern(q, k, v, bias, keep) if local else attend(q, k, v, bias)  # type: ignore[misc]
+        return self.drop(self.proj(y.transpose(1, 2).flatten(2)))  # B N D
 
     def weights(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
         """The attention weights that `forward` applies to the same input but does not materialise: (B, H, N, N)."""
         q, k, _ = self._split(x)
         logits = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
         bias = self._bias(q, keep)
-        return (logits if bias is None else logits + bias).softmax(dim=-1)
+        logits = logits if bias is None else logits + bias
+        return logits.softmax(dim=-1) if self.pattern is None else self.pattern.weights(logits, keep)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # Views of one matrix, in this order: the backward pass stacks the three gradients into the gradient of the
@@ -61,12 +74,14 @@ class Attention(nn.Module):
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
     """softmax(q·kᵀ / √d + bias)·v through the fused kernel of the device, which never holds the N×N matrix.
 
+    A boolean `bias` is a mask: pairs where it is false do not attend.
+
     On CPUs it trains in fp32 even under bf16 autocast: the backward pass of the bf16 kernel takes six times as long,
     40 % of a training step. In fp32, that step is 1.4 times as fast.
     """
     if q.device.type == "cpu" and q.requires_grad and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
-            bias = None if bias is None else bias.float()
+            bias = bias.float() if bias is not None and bias.is_floating_point() else bias
             return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=bias)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
@@ -145,11 +160,12 @@ class Block(nn.Module):
         act: Activation = "gelu",
         eps: float = 1e-6,
         place: nn.Module | None = None,
+        pattern: Pattern | None = None,
     ):
         super().__init__()
         self.place = place  # adds position embeddings before the block
         self.norm1 = nn.LayerNorm(width, eps)
-        self.attn = Attention(width, heads, drop, relative)
+        self.attn = Attention(width, heads, drop, relative, pattern)
         self.ls1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(width, eps)
         self.mlp = SwiGLU(width, mlp, drop) if act == "swiglu" else Mlp(width, mlp, drop, act)

@@ -10,14 +10,16 @@ Legend: B batch, N tokens, D width, F features, H heads, K classes, (h, w) last 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.config import from_plain
 from vitrail.errors import UserError
 from vitrail.models.layers import Block
+from vitrail.models.patterns import Pattern
 from vitrail.models.position import Grid, Interpolation
 
 
@@ -34,8 +36,8 @@ class ModelConfig:
     - `grid`: rows and columns of the last feature map, (h, w).
     - `stride`: input pixels per position of the last feature map.
 
-    Weights of other libraries may need two more fields, whose values no tensor shows: `eps`, the epsilon of the
-    LayerNorms, and `resample`, the way position embeddings are resampled.
+    Three more fields have values that no tensor shows: `eps`, the epsilon of the LayerNorms, `resample`, the way
+    position embeddings are resampled, and `attention`, the pattern of a ViT-like model.
     """
 
     if TYPE_CHECKING:  # at run time, dataclasses would take these properties for defaults
@@ -57,6 +59,15 @@ class ModelConfig:
         def grid(self) -> Grid: ...
         @property
         def stride(self) -> int: ...
+
+    def to_plain(self) -> dict[str, Any]:
+        """The fields as plain values, for a model card."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, document: dict[str, Any]) -> ModelConfig:
+        """The inverse of `to_plain`; raises UserError for unknown, missing or ill-typed values."""
+        return from_plain(cls, document)
 
     @property
     def resample(self) -> Interpolation:
@@ -94,6 +105,12 @@ class AttentionLayer:
     areas: Tensor | None = None  # (M, h·w): the share of each patch in each key; None if tokens are keys
     window: int = 0  # tokens per side of a window; 0 for global attention
     shift: Grid = (0, 0)  # of the windows, in tokens
+    pattern: Pattern | None = None  # of the patches; None for global attention
+
+
+def attention_layers(blocks: list[Block], grid: Grid, pixels: int) -> list[AttentionLayer]:
+    """The attention layers of a plain transformer encoder."""
+    return [AttentionLayer(block.attn, grid, pixels, pattern=block.attn.pattern) for block in blocks]
 
 
 class Model(nn.Module):
@@ -105,6 +122,7 @@ class Model(nn.Module):
 
     config: ModelConfig
     card: Any = None  # of a loaded model, its `weights.Card`: what its outputs mean, and the preprocessing of its input
+    reads_text: ClassVar[bool] = False  # has a text tower, with `embed_text`
     patchwise: ClassVar[bool] = False  # one token per image patch, so that `encode` can leave out masked patches
 
     # To implement -------------------------------------------------------------------------------------------
@@ -140,6 +158,14 @@ class Model(nn.Module):
         """The logits of each head, (B, K): one head, or two with DeiT's distillation token."""
         return (self(images),)
 
+    def embed_text(self, tokens: Tensor) -> Tensor:  # noqa: ARG002
+        """The embeddings of texts, in the space of the outputs, from their token ids, (B, N): (B, K)."""
+        raise UserError(f"A {type(self).__name__} reads no texts.")
+
+    def evidence(self, outputs: Tensor) -> Tensor:
+        """The outputs that explanations are of: the logits, (B, K), or for masks those of every place."""
+        return outputs
+
     # Tokens -------------------------------------------------------------------------------------------------
 
     def tokens(self, images: Tensor) -> Tensor:  # noqa: ARG002
@@ -170,6 +196,12 @@ class Model(nn.Module):
         if not self.config.classes:
             return []
         return [layer for layer in self.stages()[-1].modules() if isinstance(layer, nn.Linear | nn.Conv2d)][-1:]
+
+    def image_stages(self) -> int:
+        """The number of stages of the image tower, which come first, of a model that has a text tower."""
+        raise UserError(
+            "--freeze image applies to a model with a text tower, for images with captions. Use --freeze all."
+        )
 
     def filters(self) -> str:
         """The parameter name of the filters applied to the image: the first convolution's weight; empty without one."""

@@ -1,14 +1,11 @@
 """Swin Transformer: "Hierarchical Vision Transformer using Shifted Windows", https://arxiv.org/abs/2103.14030.
 
-Self-attention within windows of 7×7 tokens, at a cost linear in the image size. Every other block shifts the windows by
-half their size to connect neighbours. Between stages, 2×2 tokens merge into one of twice the width, as in convolutional
-networks:
+Self-attention within windows of 7×7 tokens (`windows.py`), at a cost linear in the image size. Every other block shifts
+the windows by half their size to connect neighbours. Between stages, 2×2 tokens merge into one of twice the width, as
+in convolutional networks:
 
     Attention(Q, K, V) = softmax(Q·Kᵀ/√d + B)·V      B: relative position bias                (4)  `WindowAttention`
     z' = W-MSA(LN(z)) + z,   z = MLP(LN(z')) + z'    windows shifted in every other block      (3)  `SwinBlock`
-
-The shift is cyclic, and a mask separates tokens that are not adjacent. A map that needs padding is padded after the
-shift, as in timm: some tokens of opposite edges share the last window.
 
 Any image size works: images are padded to multiples of the patch, maps to multiples of the window and to even sides
 before merging. Windows always have full size, so the weights fit every image size without resampling. A map no larger
@@ -33,8 +30,9 @@ from vitrail.models.layers import DropPath, Mlp, attend
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, offsets
 from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
+from vitrail.models.windows import Windows
 
-_APART = -100.0  # the authors' mask, added to the logits of pairs that must not attend
+APART = -100.0  # the authors' mask, added to the logits of pairs that must not attend
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,7 @@ class WindowAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, grid: Grid, window: int, shifted: bool, drop: float):
         super().__init__()
-        self.heads, self.grid, self.window = heads, grid, window
-        self.shift = [window // 2 if shifted and side > window else 0 for side in grid]
+        self.heads, self.windows = heads, Windows(grid, window, shifted)
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
@@ -116,7 +113,7 @@ class WindowAttention(nn.Module):
         q4, k4, v4, bias = q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), bias.flatten(0, 1)
         y = attend(q4, k4, v4, bias).reshape(q.shape)  # B W H n D/H
         y = self.proj(y.transpose(2, 3).flatten(3))  # B W n D
-        return self.drop(self._join(y))
+        return self.drop(self.windows.join(y))
 
     def weights(self, x: Tensor) -> Tensor:
         """The attention weights of every window that `forward` applies, in row-major order: (B, W, H, n, n)."""
@@ -124,50 +121,17 @@ class WindowAttention(nn.Module):
         return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + self._bias(q)).softmax(dim=-1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        windows = self._windows(x)  # B W n D
+        windows = self.windows.cut(x)  # B W n D
         q, k, v = self.qkv(windows).unflatten(3, (3, self.heads, -1)).unbind(3)  # B W n H D/H
         return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
 
-    def _padded(self) -> Grid:
-        h, w = (-(-side // self.window) * self.window for side in self.grid)
-        return h, w
-
-    def _windows(self, x: Tensor) -> Tensor:
-        """Shifts and pads a map, then splits it into windows: (B, W, n, D)."""
-        (h, w), (full_h, full_w) = self.grid, self._padded()
-        if any(self.shift):
-            x = torch.roll(x, (-self.shift[0], -self.shift[1]), dims=(1, 2))
-        return self._cut(F.pad(x, (0, 0, 0, full_w - w, 0, full_h - h)))
-
-    def _cut(self, x: Tensor) -> Tensor:
-        """Splits a padded map into windows in row-major order: (B, W, n, D)."""
-        (full_h, full_w), n = self._padded(), self.window
-        x = x.reshape(-1, full_h // n, n, full_w // n, n, x.shape[3])
-        return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-
-    def _join(self, windows: Tensor) -> Tensor:
-        """The inverse of `_windows`."""
-        (h, w), (full_h, full_w), n = self.grid, self._padded(), self.window
-        x = windows.reshape(-1, full_h // n, full_w // n, n, n, windows.shape[3])
-        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :h, :w]
-        return torch.roll(x, (self.shift[0], self.shift[1]), dims=(1, 2)) if any(self.shift) else x
-
     def _bias(self, like: Tensor) -> Tensor:
         """The bias, and mask, of the logits: (H, n, n), or (W, H, n, n) for shifted windows."""
-        rows = offsets((self.window, self.window), like.device)
+        side = self.windows.side
+        rows = offsets((side, side), like.device)
         bias = self.relative_position_bias_table[rows].permute(2, 0, 1).to(like.dtype)
-        if not any(self.shift):
-            return bias
-        y, x = (self._regions(side, shift, like) for side, shift in zip(self._padded(), self.shift, strict=True))
-        region = 3 * y[:, None] + x
-        parts = self._cut(region[None, :, :, None])[0, :, :, 0]  # W n
-        apart = (parts[:, :, None] != parts[:, None]).to(like.dtype) * _APART
-        return bias + apart[:, None]
-
-    def _regions(self, side: int, shift: int, like: Tensor) -> Tensor:
-        """Region indices along one side: after a shift, the last window holds two regions that are not adjacent."""
-        place = torch.arange(side, device=like.device)
-        return (place >= side - self.window).long() + (place >= side - shift).long() if shift else place * 0
+        apart = self.windows.apart(like.device)
+        return bias if apart is None else bias + apart[:, None].to(like.dtype) * APART
 
 
 class SwinBlock(nn.Module):
@@ -290,9 +254,9 @@ class Swin(Model):
         found = []
         for i, layer in enumerate(self._layers()):
             for attention in (block.attn for block in layer.blocks if isinstance(block, SwinBlock)):
-                grid, shift = self.config.grids[i], (attention.shift[0], attention.shift[1])
-                pixels = self.config.patch * 2**i
-                found.append(AttentionLayer(attention, grid, pixels, window=attention.window, shift=shift))
+                windows, pixels = attention.windows, self.config.patch * 2**i
+                shift = (windows.shift[0], windows.shift[1])
+                found.append(AttentionLayer(attention, windows.grid, pixels, window=windows.side, shift=shift))
         return found
 
     def last_map(self) -> tuple[nn.Module, int]:

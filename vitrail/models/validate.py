@@ -6,17 +6,33 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.errors import UserError
+from vitrail.config import LARGEST_SIDE
+from vitrail.errors import UserError, shown
+
+# The largest values that any model has, with a wide margin. A file may claim any number, and building a model of a
+# million layers takes hours before its first tensor is compared with the file's.
+_DEEPEST, _LARGEST, _MOST_CLASSES, _MOST_STAGES = 1000, 2**17, 2**24, 100
 
 
 def check_counts(config: Any, *names: str) -> None:
-    """Checks that the named fields, numbers or tuples of them, are at least 1; `classes` may be 0, a headless model."""
+    """Checks that the named fields, numbers or tuples of them, are at least 1; `classes` may be 0, a headless model.
+
+    Values beyond those of any real model are refused, too.
+    """
     if config.classes < 0:
         raise UserError(f"'classes' must be at least 0, but it is {config.classes}.")
+    if config.classes > _MOST_CLASSES:
+        raise UserError(f"'classes' must be at most {_MOST_CLASSES:,}, but it is {config.classes}.")
     for name in (*names, "channels", "img_size"):
         value = getattr(config, name)
-        if min(value if isinstance(value, tuple) else (value,), default=0) < 1:
+        values = value if isinstance(value, tuple) else (value,)
+        if min(values, default=0) < 1:
             raise UserError(f"'{name}' must be at least 1, but it is {value}.")
+        most = {"img_size": LARGEST_SIDE, "depth": _DEEPEST, "depths": _DEEPEST}.get(name, _LARGEST)
+        if max(values) > most:
+            raise UserError(f"'{name}' must be at most {most:,}, but it is {shown(value)}.")
+        if len(values) > _MOST_STAGES:
+            raise UserError(f"'{name}' must have at most {_MOST_STAGES} values, but it has {len(values):,}.")
 
 
 def check_rates(config: Any) -> None:
@@ -61,4 +77,14 @@ def check_images(images: Tensor, config: Any) -> None:
         raise UserError(
             f"The model expects batches of shape (B, {config.channels}, {h}, {w}), but got {tuple(images.shape)}. "
             "Preprocess the images accordingly, or adapt the model with vitrail.models.resize(model, img_size)."
+        )
+
+
+def check_all(tokens: Tensor, config: Any, why: str = "") -> None:
+    """Checks that all tokens are given, if blocks need to know their places: for an attention pattern, or for `why`."""
+    why = why or (f"the attention pattern '{config.attention}'" if config.attention != "global" else "")
+    if why and tokens.shape[1] != config.length:
+        raise UserError(
+            f"Got {tokens.shape[1]} tokens, but with {why} 'encode' needs all {config.length}. Pass all of them, and "
+            "the indices of those to encode as 'keep'."
         )

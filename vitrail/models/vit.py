@@ -43,9 +43,10 @@ from vitrail.models.layers import (
     kept,
     level_depths,
 )
-from vitrail.models.model import AttentionLayer, Model, ModelConfig
+from vitrail.models.model import AttentionLayer, Model, ModelConfig, attention_layers
+from vitrail.models.patterns import choice
 from vitrail.models.position import Grid, Interpolation, RelativeBias, crossed, every_layer, resample_state, sincos2d
-from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates
+from vitrail.models.validate import check_all, check_counts, check_heads, check_images, check_multiple, check_rates
 
 Pool = Literal["cls", "cls_dist", "cls_gap", "gap", "gap_norm", "mae", "map"]
 
@@ -71,6 +72,7 @@ class ViTConfig(ModelConfig):
     drop_path: float = 0.0  # stochastic depth rate of the last block
     eps: float = 1e-6  # of LayerNorm
     resample: Interpolation = "bicubic"  # of position embeddings at another image size
+    attention: str = "global"  # the pattern, such as "window:7": see `patterns.py`
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "depth", "heads", "mlp", "patch")
@@ -79,6 +81,7 @@ class ViTConfig(ModelConfig):
         check_rates(self)
         check_multiple(self, self.patch, "the patch size")
         check_heads((self.width,), (self.heads,))
+        choice(self.attention, self.depth)
         if self.kind in ("learned2d", "sincos2d") and self.width % 4:
             raise UserError(f"'{self.pos}' positions need a width that is a multiple of 4, but it is {self.width}.")
 
@@ -181,6 +184,7 @@ class ViT(Model):
             self.pos_col = nn.Parameter(torch.zeros(1, c.grid[1], c.width // 2))
 
         self.drop = nn.Dropout(c.drop)
+        patterns = choice(c.attention, c.depth).layers(c.depth, c.grid, c.prefix)
         self.blocks = nn.ModuleList(
             Block(
                 c.width,
@@ -193,6 +197,7 @@ class ViT(Model):
                 c.act,
                 c.eps,
                 every_layer(c, self.positions) if i else None,
+                patterns[i],
             )
             for i in range(c.depth)
         )
@@ -272,11 +277,9 @@ class ViT(Model):
         """
         if keep is not None:
             tokens = kept(tokens, keep)
-        elif self.config.pos.endswith(("relative", "_every", "_shared")) and tokens.shape[1] != self.config.length:
-            raise UserError(
-                f"Got {tokens.shape[1]} tokens, but with positions in its blocks 'encode' needs all "
-                f"{self.config.length}. Pass all of them, and the indices of those to encode as 'keep'."
-            )
+        else:
+            placed = self.config.pos.endswith(("relative", "_every", "_shared"))
+            check_all(tokens, self.config, "positions in its blocks" if placed else "")
         for block in self.blocks:
             tokens = block(tokens, keep)
         norm = self.config.pool not in ("gap_norm", "mae") if norm is None else norm
@@ -338,7 +341,7 @@ class ViT(Model):
         return resample_state(state, old.grid, new.grid, method)
 
     def attentions(self) -> list[AttentionLayer]:
-        return [AttentionLayer(block.attn, self.config.grid, self.config.patch) for block in self.encoder()]
+        return attention_layers(self.encoder(), self.config.grid, self.config.patch)
 
     def shares(self) -> Tensor:
         c = self.config

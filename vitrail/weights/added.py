@@ -20,10 +20,10 @@ from vitrail.tasks.objective import Objective
 from vitrail.weights.card import DECODER_FILE, read_card
 from vitrail.weights.formats import decoders
 from vitrail.weights.key_tables import count_blocks
-from vitrail.weights.loading import Source, locate, open_source
 from vitrail.weights.recognise import recognise
 from vitrail.weights.sharded import is_index
 from vitrail.weights.sidecar import read_json
+from vitrail.weights.sources import Source, locate, open_source
 from vitrail.weights.tensors import as_float, open_tensors
 
 # The options of `vitrail pretrain` that set the first dimension of a tensor.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.config import from_plain
+from vitrail.config import coerce
 from vitrail.data.preprocess import Preprocess
-from vitrail.errors import UserError
-from vitrail.files import write_text
+from vitrail.errors import UserError, shown
+from vitrail.files import read_text, reading, write_text
 from vitrail.tasks import Task, task_type
 from vitrail.tasks.scores import Scores
 from vitrail.version import VERSION
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vitrail.models import ModelConfig
 
 WEIGHTS_FILE = "model.safetensors"
+_TEACHER = ("model", "source")
 DECODER_FILE = "decoder.safetensors"  # of a self-supervised run: what learnt beside the model
 
 
@@ -54,7 +55,7 @@ class Architecture:
                 f"'family' must be one of {', '.join(FAMILIES)}, but it is {self.family!r}. If it is your own, first "
                 "call vitrail.models.register."
             )
-        config: ModelConfig = from_plain(FAMILIES[self.family][0], self.values)
+        config: ModelConfig = FAMILIES[self.family][0].from_plain(self.values)
         return config
 
 
@@ -91,6 +92,11 @@ class Card:
         return self.task.classes
 
     @property
+    def outputs(self) -> int:
+        """The number of model outputs; 0 for a headless model."""
+        return max(self.task.outputs, 0)
+
+    @property
     def numbered(self) -> bool:
         """Whether classes are named by their indices only."""
         return self.classes == tuple(map(str, range(len(self.classes))))
@@ -103,7 +109,7 @@ class Card:
                 f"LABELLED --weights {source}`, or measure its features with `vitrail evaluate {source} LABELLED "
                 "--method knn`."
             )
-        if not self.classes:
+        if not self.outputs:
             raise UserError(f"{source} has no classification head{otherwise}")
 
     def measured(self, scores: Scores, epoch: int) -> Card:
@@ -118,7 +124,7 @@ class Card:
             return config
         from vitrail.models import family
 
-        return Architecture(family(config), dataclasses.asdict(config))
+        return Architecture(family(config), config.to_plain())
 
     def to_json(self) -> dict[str, Any]:
         architecture = self.architecture()
@@ -137,8 +143,9 @@ class Card:
     def from_json(cls, document: dict[str, Any]) -> Card:
         """The inverse of `to_json`; raises UserError for an inconsistent card."""
         task = task_type(document.get("task", "multiclass")).from_json(document)  # absent in older files: classifiers
+        _check_types(document)
         outputs = document["config"]["classes"]
-        if (task.outputs if task.classes else 0) != outputs:
+        if max(task.outputs, 0) != outputs:
             raise UserError(f"The card names {len(task.classes)} {task.many}, but the model has {outputs} outputs.")
         return cls(
             model=document["model"],
@@ -151,6 +158,33 @@ class Card:
         )
 
 
+def _check_types(document: dict[str, Any]) -> None:
+    """Raises UserError if a part of a card that is only shown, such as its metrics, has the wrong type."""
+    teacher = document.get("teacher") or {}
+    shape = {"metrics": document["metrics"], "versions": document["versions"], "config": document["config"]}
+    if not isinstance(teacher, dict):
+        raise UserError(f"'teacher' must be an object, but it is {shown(teacher)}.")
+    shape["metrics of the teacher"] = teacher["metrics"] if teacher else {}
+    for name, value in shape.items():
+        if not isinstance(value, dict):
+            raise UserError(f"'{name}' must be an object, but it is {shown(value)}.")
+    for name in ("metrics", "metrics of the teacher"):
+        if wrong := [value for value in shape[name].values() if type(value) not in (int, float)]:
+            raise UserError(f"'{name}' must be numbers, but one is {shown(wrong[0])}.")
+    texts = {
+        "model": document["model"],
+        **document["versions"],
+        **{name: teacher[name] for name in _TEACHER if teacher},
+    }
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise UserError(f"'{name}' must be text, but it is {shown(value)}.")
+    if "img_size" in document["config"]:
+        size, seen = (coerce(Preprocess, "img_size", document[part]["img_size"]) for part in ("config", "preprocess"))
+        if size != seen:
+            raise UserError(f"The model reads images of {size}, but the preprocessing makes images of {seen}.")
+
+
 def write_card(path: Path, card: Card) -> None:
     """Writes a card to a JSON file."""
     write_text(path, json.dumps(card.to_json(), indent=2, ensure_ascii=False) + "\n")
@@ -161,12 +195,11 @@ def read_card(path: Path) -> Card:
 
     The architecture is validated on first use of `Card.config`, which needs torch.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "a vitrail model card"):
+        document = json.loads(read_text(path))
         if not isinstance(document, dict):
             raise TypeError("it is not a JSON object")
-        return Card.from_json(document)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is not a vitrail model card: {error!r}.") from error
+        try:
+            return Card.from_json(document)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error

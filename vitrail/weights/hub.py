@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vitrail.config.habits import timm_tag
+from vitrail.data.download import answers
 from vitrail.errors import UserError, shortlist
 from vitrail.weights.sharded import INDEXES, is_index, shard_files
 
@@ -37,6 +38,7 @@ def fetch(source: str) -> Path:
     """The cached weights file of a repository, with its sidecar files; downloads what is missing."""
     try:
         import huggingface_hub
+        from huggingface_hub import constants
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError as error:
         raise UserError(f"{source}: the hub needs `huggingface_hub`: pip install 'vitrail[hub]'") from error
@@ -45,19 +47,21 @@ def fetch(source: str) -> Path:
     if not name or source.endswith("@"):
         raise UserError(f"'{source}' has no name. Write hf:OWNER/NAME, or timm:NAME for weights of timm.")
     repository = f"timm/{name}" if kind == "timm" else name
-    offline = False  # remembered, because every attempt is retried for half a minute
+    online: bool | None = None  # asked once, when a file is not in the cache
 
     def get(file: str) -> Path | None:
-        nonlocal offline
+        nonlocal online
         try:
             cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision or None)
             if cached is not None:  # a path, or a marker that the repository has no such file
                 return Path(cached) if isinstance(cached, str) else None
-            if offline:
+            if online is None:
+                online = not constants.HF_HUB_OFFLINE and answers(constants.ENDPOINT)
+            if not online:
                 return None
             return Path(huggingface_hub.hf_hub_download(repository, file, revision=revision or None))
-        except LocalEntryNotFoundError:
-            offline = True
+        except LocalEntryNotFoundError:  # the connection broke
+            online = False
         except EntryNotFoundError:
             pass
         except Exception as error:  # it has many exception classes, and passes on those of other packages
@@ -68,9 +72,9 @@ def fetch(source: str) -> Path:
     weights = next((path for path in map(get, _WEIGHTS) if path), None)
     shards = sorted(set(shard_files(weights).values())) if weights and is_index(weights) else []
     missing = [shard for shard in shards if get(shard) is None]
-    if (weights is None or missing) and offline:
+    if (weights is None or missing) and online is False:
         what = f"{len(missing)} of {len(shards)} shards of {source} are" if missing else f"{source} is"
-        why = "HF_HUB_OFFLINE is set" if huggingface_hub.constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise UserError(
             f"{what} not in the cache of `huggingface_hub`, and {why}. Load it once while online, or give the path of "
             "a file."

@@ -11,37 +11,40 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitrail.config import CONFIG_FILE, Size, coerce
+from vitrail.config import Size, coerce
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.files import atomic_write
-from vitrail.models import FAMILIES, Model, ModelConfig, build, canonical, family, name_of, resized_state
+from vitrail.files import atomic_write, reading
+from vitrail.models import FAMILIES, Model, ModelConfig, backbone, build, canonical, family, name_of, resized_state
+from vitrail.models.dense import BACKBONE, Dense, DenseConfig
+from vitrail.models.image_tower import TOWER, ImageTowerConfig
 from vitrail.models.position import Interpolation
+from vitrail.models.two_tower import TwoTower, TwoTowerConfig
 from vitrail.models.vit import ViTConfig
 from vitrail.progress import log, log_to_console
-from vitrail.tasks import Multiclass, Task
-from vitrail.weights import hub, recognise
-from vitrail.weights.card import WEIGHTS_FILE, Card, read_card, write_card
+from vitrail.tasks import Multiclass, Pairs, Task, task_type
+from vitrail.tokenizers import Tokenizer
+from vitrail.weights import recognise
+from vitrail.weights.card import Card, read_card, write_card
 from vitrail.weights.formats import vit
-from vitrail.weights.sharded import INDEXES, is_index, open_sharded
-from vitrail.weights.tensors import SUFFIXES, Tensors, as_float, from_state_dict, open_tensors
-
-_IN_FOLDERS = (WEIGHTS_FILE, INDEXES[0], "pytorch_model.bin", INDEXES[1])  # in order of preference
+from vitrail.weights.mismatch import mismatch, table
+from vitrail.weights.sharded import is_index
+from vitrail.weights.sources import Source, open_source
+from vitrail.weights.tensors import as_float
 
 # A distilled DeiT has a second head, on its distillation token; some families nest the layer in a head module.
 _HEADS = re.compile(r"head(_dist)?(\.fc)?\.(weight|bias)")
+_DENSE_HEADS = re.compile(r"head\..*")  # beside a backbone
 _HIDDEN = re.compile(r"(head\.)?pre_logits\..*")  # the hidden layer of the head
 
 _NAMELESS = "vit_w"  # the prefix of model names that encode an unlisted size
+_NO_HEAD = "left out the head"
 _PARTIAL = "Load the tensors that fit with partial=True, or with --partial of train and convert."
-
-Source = str | Path | Mapping[str, Any]  # a run, a file, a hub name, or a state dict
 
 
 def save(path: Path, model: Model, card: Card) -> None:
@@ -68,6 +71,8 @@ def open_run(
     Weights without a head raise UserError, unless `headless` is set: then only features are needed.
     """
     opened = _open(source, expected=model)
+    if classes is not None and isinstance(opened.card.config, ImageTowerConfig):
+        opened = _part(opened, TOWER)
     choose_device(device)
     card = _wanted(opened, classes, img_size, channels)
     if not headless:
@@ -89,6 +94,7 @@ def open_run(
         seen.add(value.data_ptr())
         state[name] = value.to(device, copy=lent or shared)
     whole.load_state_dict(state, assign=True)
+    card = dataclasses.replace(card, task=card.task.bound(whole))
     whole.card = card
     return whole.eval(), card
 
@@ -127,49 +133,6 @@ def load(
     return whole
 
 
-def locate(source: str | Path) -> Path:
-    """The weights file of a run folder, a path or a hub name."""
-    if hub.is_hub(str(source)):
-        return hub.fetch(str(source))
-    path = Path(source)
-    try:
-        if path.is_dir():
-            path = next((path / name for name in _IN_FOLDERS if (path / name).exists()), path / WEIGHTS_FILE)
-            if not path.exists() and (path.parent / CONFIG_FILE).exists():
-                raise UserError(
-                    f"The run {path.parent} has no {WEIGHTS_FILE} yet: its first epoch is not finished. "
-                    "Continue it with --resume."
-                )
-        if not path.exists():
-            raise UserError(f"{source} is neither a run folder nor a weights file: {path} does not exist.")
-    except OSError as error:  # a folder without permission, or a name that is too long
-        raise UserError(f"{str(source)[:80]} cannot be opened: {error.strerror}.") from error
-    if path.suffix not in SUFFIXES and not is_index(path):
-        raise UserError(f"Weights must be a run folder or a {', '.join(SUFFIXES)} file, but {path} is neither.")
-    return path
-
-
-def home(source: str | Path) -> Path:
-    """The folder for results of a model: its own, or the current one for hub models."""
-    return Path() if hub.is_hub(str(source)) else locate(source).parent
-
-
-def absolute(source: str) -> str:
-    """A source that can be found from any folder."""
-    return hub.full_name(source) if hub.is_hub(source) else str(Path(source).expanduser().resolve())
-
-
-def open_source(source: Source, first: str = "") -> tuple[str, Path | None, Tensors]:
-    """The name of a source, its file (None for a state dict), and its tensors.
-
-    `first` is the key to prefer in a checkpoint with several models.
-    """
-    if isinstance(source, Mapping):
-        return "The state dict", None, from_state_dict(source, "The state dict", first)
-    path = locate(source)
-    return str(path), path, open_sharded(path) if is_index(path) else open_tensors(path, first)
-
-
 def start_from(
     source: Source,
     model: Model,
@@ -183,11 +146,45 @@ def start_from(
     Returns a note on each adaptation. Another architecture raises UserError, unless `partial` loads what fits; no
     tensor is skipped silently.
     """
-    opened = _open(source, like=model.config)
+    opened = _open(source, like=backbone(model.config))
+    if isinstance(model, Dense) and not isinstance(opened.card.config, DenseConfig):
+        notes = _start_from(opened, model.backbone, Multiclass(()), resample, partial)
+        return [*(note for note in notes if note != _NO_HEAD), f"new head for {len(task.classes)} {task.many}"]
+    if isinstance(opened.card.config, DenseConfig) and not isinstance(model, Dense):
+        opened = _part(opened, BACKBONE)
+    if isinstance(model, TwoTower) and not isinstance(opened.card.config, TwoTowerConfig):
+        notes = _start_from(opened, model.image, Multiclass(()), resample, partial)
+        return [*(note for note in notes if note != _NO_HEAD), "new text tower and projections"]
+    if isinstance(opened.card.config, ImageTowerConfig) and not isinstance(model, TwoTower):
+        return [*_start_from(_part(opened, TOWER), model, task, resample, partial), "left out the text tower"]
+    words = opened.card.task.to_json().get("tokenizer")
+    if words != task.to_json().get("tokenizer"):
+        raise UserError(
+            f"The text tower in {opened.where} reads captions with another tokenizer. Use --tokenizer "
+            f"{words['kind'] if words else 'clip'}; a learnt vocabulary (bpe) cannot be fine-tuned on other captions."
+        )
+    return _start_from(opened, model, task, resample, partial)
+
+
+def _start_from(opened: _Opened, model: Model, task: Task, resample: Interpolation | None, partial: bool) -> list[str]:
+    """`start_from` for weights of the same kind of model."""
     wanted = dataclasses.replace(opened.card, config=model.config, task=task)
     state, notes = _adapt(opened, wanted, model, resample, partial)
     model.load_state_dict(state, strict=not partial)
     return notes
+
+
+def _part(opened: _Opened, prefix: str) -> _Opened:
+    """The backbone of a model with a dense head or a text tower, as weights without a head."""
+    body, weights = backbone(opened.card.config), opened.weights
+
+    def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        state = weights.spec.read(tensors)
+        return {n.removeprefix(prefix): value for n, value in state.items() if n.startswith(prefix)}
+
+    part = dataclasses.replace(weights, family=family(body), spec=dataclasses.replace(weights.spec, read=read))
+    card = dataclasses.replace(opened.card, config=body, task=Multiclass(()))
+    return dataclasses.replace(opened, card=card, weights=part)
 
 
 def open_card(source: str | Path, model: str | None = None) -> Card:
@@ -236,27 +233,37 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
     shapes = weights.shapes()
     fits = len(sidecar.classes) == config.classes
     classes = sidecar.classes if fits else tuple(map(str, range(config.classes)))
-    card = Card(model=name_of(config), config=config, task=Multiclass(classes), preprocess=preprocess)
+    task = _plain_task(weights, config, classes)
+    card = Card(model=name_of(config), config=config, task=task, preprocess=preprocess)
     notes = [f"{weights.format} weights of a {card.model} at {config.img_size[0]}x{config.img_size[1]}"]
     if isinstance(config, ViTConfig):
         notes += vit.conversion_notes(shapes, config)
     eps = weights.spec.eps
     if sidecar.eps not in (None, eps) and "eps" not in {field.name for field in dataclasses.fields(config)}:
         notes.append(f"LayerNorm's epsilon is {eps:g} for {weights.kind}, not {sidecar.eps:g}")
+    if isinstance(config, TwoTowerConfig) and task.to_json()["tokenizer"]["kind"] == "unknown":
+        notes.append(f"the tokenizer of {config.text.vocab:,} tokens is not known, so it reads token ids, but no words")
     if len(tensors.wrapped) > 1:
         notes.append(f"loaded '{tensors.wrapped[0]}', not {', '.join(map(repr, tensors.wrapped[1:]))}")
     return _Opened(where, card, weights, False, (*notes, assumed) if assumed else tuple(notes))
 
 
+def _plain_task(weights: recognise.Weights, config: ModelConfig, classes: tuple[str, ...]) -> Task:
+    """The task of weights without a card; a vocabulary of CLIP's size is CLIP's."""
+    if isinstance(config, TwoTowerConfig):
+        known = config.text.vocab == Tokenizer("clip").vocab
+        return Pairs((), Tokenizer("clip" if known else "unknown"), config.text.length, config.classes)
+    return task_type(weights.spec.task)(classes)
+
+
 def _own_card(path: Path) -> Card:
     """The card in a file, with its architecture validated."""
     card = read_card(path)
-    try:
-        _ = card.config
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except TypeError as error:  # 'family' is not a string
-        raise UserError(f"{path} is not a vitrail model card: {error!r}.") from error
+    with reading(path, "a vitrail model card"):
+        try:
+            _ = card.config
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
     return card
 
 
@@ -270,12 +277,12 @@ def _wanted(
         same = count == len(card.classes) and isinstance(classes, int)
         names = card.classes if same else tuple(map(str, range(count))) if isinstance(classes, int) else tuple(classes)
         if names != card.classes:
-            card = dataclasses.replace(card, task=Multiclass(names), metrics={})
+            task = type(card.task)(names) if card.task.annotated else Multiclass(names)
+            card = dataclasses.replace(card, task=task, metrics={})
     config, preprocess = card.config, card.preprocess
     size = config.img_size if img_size is None else coerce(type(config), "img_size", img_size)
     channels = config.channels if channels is None else coerce(type(config), "channels", channels)
-    outputs = card.task.outputs if card.classes else 0
-    config = dataclasses.replace(config, classes=outputs, img_size=size, channels=channels)
+    config = dataclasses.replace(config, classes=card.outputs, img_size=size, channels=channels)
     mean, std = (
         values if len(values) in (1, channels) else (sum(values) / len(values),)
         for values in (preprocess.mean, preprocess.std)
@@ -298,32 +305,35 @@ def _adapt(
     state = opened.weights.read(old)
     notes = list(opened.notes)
 
-    unneeded, words = recognise.pretraining_only(state)
+    unneeded, words = ([], "") if isinstance(new, TwoTowerConfig) else recognise.pretraining_only(state)
+    dense = isinstance(new, DenseConfig)
+    heads_of = _DENSE_HEADS if dense else _HEADS
     fresh = not card.task.matches(wanted.task)  # then the old head is not needed
+    fresh = fresh or (isinstance(old, DenseConfig) and isinstance(new, DenseConfig) and old.head != new.head)
     if fresh and wanted.classes:
         new_ones, old_ones = wanted.task.many, card.task.many
         things = new_ones if new_ones == old_ones or not card.classes else f"{new_ones} instead of {old_ones}"
         notes.append(f"new head for {len(wanted.classes)} {things}")
     elif fresh and card.classes:
-        notes.append("left out the head")
+        notes.append(_NO_HEAD)
     elif not wanted.classes and (hidden := [name for name in state if _HIDDEN.fullmatch(name)]):
         unneeded += hidden
         notes.append("left out the hidden layer before the head")
     if words and wanted.task.labelled:  # else `added` says what becomes of it
         notes.append(f"left out {words}, which only pre-training needs")
-    behind = [_HEADS] if wanted.classes else [_HEADS, _HIDDEN]
+    behind = [heads_of] if wanted.classes else [heads_of, _HIDDEN]
     leave = (*unneeded, *(name for name in state if fresh and any(part.fullmatch(name) for part in behind)))
     state = {name: value for name, value in state.items() if name not in leave}
     body = _on_meta(dataclasses.replace(old, classes=new.classes) if fresh else old)
     expected = body.state_dict()
     hidden = [name for name in expected if _HIDDEN.fullmatch(name) and not old.classes and name not in state]
     if fresh:
-        expected = {n: value for n, value in expected.items() if n not in hidden and not _HEADS.fullmatch(n)}
-    broken = _mismatch(state, expected)
+        expected = {n: value for n, value in expected.items() if n not in hidden and not heads_of.fullmatch(n)}
+    broken = mismatch(state, expected)
     if broken and not partial:
         no = f"does not fit the architecture in its {Path(where).stem}.json"
         no = no if opened.own else f"does not match a {card.model}"
-        raise UserError(f"{where} {no}:{_table(broken)}\n{_PARTIAL}")
+        raise UserError(f"{where} {no}:{table(broken)}\n{_PARTIAL}")
     state = {name: value for name, value in state.items() if name not in broken}
     floats = [name for name in state if expected[name].is_floating_point()]  # BatchNorm's batch counters are integers
     other = sorted({str(state[name].dtype).removeprefix("torch.") for name in floats} - {"float32"})
@@ -340,13 +350,15 @@ def _adapt(
     if old.channels != new.channels and first in state:
         state[first] = _fit_channels(state[first], new.channels)
         notes.append(f"patch filters adapted from {old.channels} to {new.channels} channels")
-    if fresh:
+    if fresh and dense:
+        state |= {name: value for name, value in model.state_dict().items() if heads_of.fullmatch(name)}
+    elif fresh:
         heads = {name: value for name, value in model.named_parameters() if _HEADS.fullmatch(name)}
         state |= {name: torch.zeros(value.shape) for name, value in heads.items()}
         if hidden:  # initialised with the head
             start = build(new).state_dict()
             state |= {name: start[name] for name in hidden}
-    wrong = _mismatch(state, model.state_dict())
+    wrong = mismatch(state, model.state_dict())
     for name in [f.name for f in dataclasses.fields(old) if f.name in recognise.NOT_IN_TENSORS]:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
@@ -354,15 +366,15 @@ def _adapt(
     if wrong and not partial:
         raise UserError(
             f"The weights in {where} are a {card.model} with other options than the model to train:"
-            f"{_table(wrong)}\nRemove --model and its options to use those of the weights. {_PARTIAL}"
+            f"{table(wrong)}\nRemove --model and its options to use those of the weights. {_PARTIAL}"
         )
     state = {name: value for name, value in state.items() if name not in wrong}
     lines = broken | {name: line for name, line in wrong.items() if name not in broken}
-    if all(_HEADS.fullmatch(name) for name in state):
-        raise UserError(f"Nothing in {where} fits the model:{_table(lines)}")
+    if all(heads_of.fullmatch(name) for name in state):
+        raise UserError(f"Nothing in {where} fits the model:{table(lines)}")
     if lines:
         notes.append(
-            f"only part of it fits:{_table(lines)}\n"
+            f"only part of it fits:{table(lines)}\n"
             "Missing tensors are initialised; unexpected and reshaped ones are skipped"
         )
     return state, notes
@@ -377,20 +389,3 @@ def _fit_channels(filters: Tensor, channels: int) -> Tensor:
     """First-layer filters for another number of channels, with the same response to grey images."""
     mean = filters.mean(dim=1, keepdim=True)
     return mean.repeat(1, channels, 1, 1) * (filters.shape[1] / channels)
-
-
-def _mismatch(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, str]:
-    """The differences of two state dicts in names and shapes: one line per tensor."""
-    missing = {name: f"missing     {name} {tuple(wanted[name].shape)}" for name in wanted if name not in given}
-    unexpected = {name: f"unexpected  {name} {tuple(given[name].shape)}" for name in given if name not in wanted}
-    reshaped = {
-        name: f"reshaped    {name} {tuple(given[name].shape)}, not {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in given and given[name].shape != wanted[name].shape
-    }
-    return missing | unexpected | reshaped
-
-
-def _table(lines: Mapping[str, str], most: int = 12) -> str:
-    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
-    return "".join(f"\n  {line}" for line in [*lines.values()][:most] + more)

@@ -22,7 +22,7 @@ def write_readme(folder: Path, card: Card, name: str, data: str | None = None) -
 
 def readme(card: Card, name: str, data: str | None = None) -> str:
     """The text of README.md: the hub's metadata, metrics, classes, preprocessing and how to use the model."""
-    shown = [measure for measure in card.task.measures if measure.name in card.metrics]
+    shown = [m for m in card.task.measures if m.name in card.metrics and card.task.telling(m.name)]
     scores = [{"type": m.name, "name": m.title, "value": round(float(card.metrics[m.name]), 6)} for m in shown]
     about: dict[str, Any] = {
         "license": "other",

@@ -15,6 +15,8 @@ from vitrail.config import coerce
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError, shortlist
 from vitrail.models import FAMILIES, ModelConfig, canonical, family, name_of, shape
+from vitrail.models.dense import BACKBONE, HEAD, DenseConfig
+from vitrail.models.two_tower import TwoTowerConfig
 from vitrail.models.vit import ViTConfig
 from vitrail.weights.formats import (
     HALF,
@@ -23,6 +25,7 @@ from vitrail.weights.formats import (
     bit,
     check_match,
     coatnet,
+    dense,
     hf,
     hybrid,
     identity,
@@ -31,23 +34,31 @@ from vitrail.weights.formats import (
     pvt,
     pvt_v2,
     swin,
+    swin_v2,
     timm,
+    two_tower,
     vit,
 )
 from vitrail.weights.sidecar import Sidecar, read_json
 from vitrail.weights.tensors import Tensors
 
-# In order of recognition: ViTs come last, because hybrids and Swins have their marker tensors too.
+# In order of recognition: ViTs come last, because towers, hybrids and Swins have their marker tensors too, and Swin v2s
+# have those of Swins.
 MODULES: dict[str, ModuleType] = {
+    "two_tower": two_tower,
+    "dense": dense,
     "hybrid": hybrid,
     "bit": bit,
     "mixer": mixer,
+    "swin_v2": swin_v2,
     "swin": swin,
     "pvt": pvt,
     "pvt_v2": pvt_v2,
     "coatnet": coatnet,
     "vit": vit,
 }
+
+_TOWERS = {"two_tower": "vit"}  # the family of the image tower, which sidecar files are about
 
 _FORMATS = "timm, Hugging Face, JAX, torchvision, the families' authors or vitrail"
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
@@ -103,7 +114,7 @@ class Weights:
 
 def of_family(tensors: Tensors, where: str, name: str) -> Weights:
     """Tensors that a card says are of this family, in any format; a family without other formats has our own names."""
-    if name not in MODULES:
+    if name not in MODULES or all(tensor.startswith((BACKBONE, HEAD)) for tensor in tensors):
         return Weights(where, name, "vitrail", FormatSpec("", identity), tensors)
     weights = recognise(tensors, where)
     if weights.family != name:
@@ -148,18 +159,21 @@ def read_sidecar(weights: Weights, folder: Path | None, like: ModelConfig | None
         try:
             if "pretrained_cfg" in document:
                 sidecar = timm.read_sidecar(document)
+            elif weights.family == "two_tower" and (own := read_json(folder / "open_clip_config.json")):
+                sidecar = two_tower.read_open_clip(own)
             elif "model_type" in document and weights.format == "hf":
                 document, processor = hf.own_part(document), read_json(folder / "preprocessor_config.json")
                 sidecar = hf.read_sidecar(document, processor, MODULES[weights.family].hf_fields(document))
-            sidecar = replace(sidecar, fields=_coerced(weights.family, sidecar.fields))
+            sidecar = replace(sidecar, fields=_coerced(_TOWERS.get(weights.family, weights.family), sidecar.fields))
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{path} is not a valid configuration: {error!r}.") from error
     defaults = {}
     if like is not None and family(like) == weights.family:
-        # `pos`, because a class token without a position embedding may stay so or get a zero one.
-        defaults = {f.name: getattr(like, f.name) for f in fields(like) if f.name in (*NOT_IN_TENSORS, "pos")}
+        # `pos`, because a class token without a position embedding may stay so or get a zero one; Swin v2's windows.
+        names = (*NOT_IN_TENSORS, "pos", "window", "pretrained")
+        defaults = {f.name: getattr(like, f.name) for f in fields(like) if f.name in names}
     shown = npz.shown(weights.tensors.shapes) if weights.format in ("npz", "big_vision") else {}
     return replace(sidecar, fields={**defaults, **sidecar.fields, **_coerced(weights.family, shown)})
 
@@ -167,6 +181,7 @@ def read_sidecar(weights: Weights, folder: Path | None, like: ModelConfig | None
 def _coerced(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are fields of a family's configuration, in their types."""
     kind = FAMILIES[name][0]
+    kind = ViTConfig if kind is DenseConfig else kind  # of whose backbone they are
     known = {f.name for f in fields(kind)}
     return {key: coerce(kind, key, value) for key, value in values.items() if key in known and value is not None}
 
@@ -182,14 +197,15 @@ def architecture(weights: Weights, sidecar: Sidecar, model: ModelConfig | None) 
         if str(error).startswith(where):
             raise
         raise UserError(f"{where} is not a {weights.kind} that vitrail can build: {error}") from error
-    if model is not None and not isinstance(config, ViTConfig):  # for a ViT, pooling and more follow the tensors
+    # For a ViT, and a tower that is one, pooling and more follow the tensors.
+    if model is not None and not isinstance(config, ViTConfig | TwoTowerConfig):
         check_match(where, shape(config), shape(model))
     numerics: Any = _numerics(weights, sidecar, model, config)
     return replace(config, **numerics)
 
 
 def _numerics(weights: Weights, sidecar: Sidecar, model: ModelConfig | None, config: ModelConfig) -> dict[str, Any]:
-    """What no tensor shows: the activation, LayerNorm's epsilon, and how positions are resampled.
+    """What no tensor shows: the activation, LayerNorm's epsilon, how positions are resampled, the attention pattern.
 
     Sidecar files say it, else `model`, if it differs from its family's default, else it is as in the source's code.
     """
@@ -199,7 +215,7 @@ def _numerics(weights: Weights, sidecar: Sidecar, model: ModelConfig | None, con
         usual |= vit.numerics(weights.format, weights.tensors, config)
     said = {**({} if sidecar.eps is None else {"eps": sidecar.eps}), **sidecar.fields}
     for field in fields(config):
-        if field.name in ("act", "eps", "resample") and getattr(config, field.name) != "swiglu":
+        if field.name in ("act", "eps", "resample", "attention") and getattr(config, field.name) != "swiglu":
             asked = field.default if model is None else getattr(model, field.name)
             known = asked if asked != field.default else usual.get(field.name, getattr(config, field.name))
             values[field.name] = said.get(field.name, known)
@@ -223,12 +239,15 @@ def preprocessing(weights: Weights, config: ModelConfig, sidecar: Sidecar) -> tu
         mean, std = sidecar.mean, sidecar.std
     else:
         assumed += [f"mean {mean[0]:g}", f"std {std[0]:g}"]
-    if sidecar.crop is None:
+    if sidecar.crop is None and not isinstance(config, DenseConfig):
         assumed += [f"crop {crop:g}"]
     if sidecar.interpolation is None:
         assumed += [f"{interpolation} resizing"]
     note = f"{', '.join(assumed)}: assumed as usual for such weights, without a sidecar file" if assumed else None
     crop, interpolation = sidecar.crop or crop, sidecar.interpolation or interpolation
+    if isinstance(config, DenseConfig):
+        padded = config.img_size, config.channels, 1.0, mean, std
+        return Preprocess(*padded, interpolation=interpolation, fit="pad"), note
     return Preprocess(config.img_size, config.channels, crop, mean, std, interpolation=interpolation), note
 
 

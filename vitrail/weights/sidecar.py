@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from vitrail import files
 from vitrail.config import Size, coerce
 from vitrail.data.preprocess import Preprocess, Resizing
 from vitrail.errors import UserError
@@ -26,6 +26,7 @@ class Sidecar:
     crop: float | None = None
     interpolation: Resizing | None = None
     eps: float | None = None  # of LayerNorm
+    text: Mapping[str, Any] = field(default_factory=dict)  # about the text tower
 
     def __post_init__(self) -> None:
         """Coerces JSON values to the types of the configuration."""
@@ -46,10 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no file."""
     if not path.exists():
         return {}
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a JSON file: {error}.") from error
+    document = files.read_json(path)
     if not isinstance(document, dict):
         raise UserError(f"{path} must contain a JSON object, but it contains a {type(document).__name__}.")
     return document

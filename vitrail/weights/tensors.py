@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import pickle
 import warnings
 import zipfile
@@ -19,7 +18,8 @@ import safetensors
 import torch
 from torch import Tensor
 
-from vitrail.errors import UserError
+from vitrail.data.npy import check_stored, check_zip, declared
+from vitrail.errors import UserError, first_line
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *PICKLED, ".npz")
@@ -94,7 +94,7 @@ def as_float(name: str, value: Tensor, where: str) -> Tensor:
 
 
 def corrupt_file(path: Path, reason: object) -> UserError:
-    line = (str(reason).strip() or type(reason).__name__).splitlines()[0].rstrip(".")
+    line = first_line(reason) if isinstance(reason, BaseException) else reason
     return UserError(f"{path} is corrupt or truncated: {line}. Copy or train it again.")
 
 
@@ -162,16 +162,12 @@ def _open_npz(path: Path) -> Tensors:
             raise corrupt_file(path, error) from error
 
     shapes = {}
-    format: Any = np.lib.format
     try:
         with zipfile.ZipFile(path) as file:
             for member in file.infolist():
                 with file.open(member) as stream:
-                    first = format.read_magic(stream) == (1, 0)
-                    header = format.read_array_header_1_0 if first else format.read_array_header_2_0
-                    shape, _, dtype = header(stream)
-                if math.prod(shape) * dtype.itemsize > member.file_size:
-                    raise ValueError(f"{member.filename} claims {math.prod(shape):,} values, more than it stores")
+                    shape, dtype = declared(stream)
+                check_stored(member.filename, (shape, dtype), member.file_size)
                 name = member.filename.removesuffix(".npy")
                 if dtype.kind not in "fiub":
                     raise UserError(f"{path}: {name} is {dtype}, but weights must be floating-point.")
@@ -185,15 +181,10 @@ def _open_npz(path: Path) -> Tensors:
 
 
 def _check_zip(path: Path) -> None:
-    """Rejects a zip bomb before anything is decompressed."""
     try:
-        with zipfile.ZipFile(path) as file:
-            unpacked = sum(member.file_size for member in file.infolist())
+        check_zip(path, _MAX_RATIO, _ALWAYS_ALLOWED, "weights")
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise corrupt_file(path, error) from error
-    size = path.stat().st_size
-    if unpacked > max(_MAX_RATIO * size, _ALWAYS_ALLOWED):
-        raise UserError(f"{path} has {size:,} bytes but would expand to {unpacked:,}, which no weights do. Not opened.")
 
 
 def _dtype(name: str, tensor: str, path: Path) -> torch.dtype:

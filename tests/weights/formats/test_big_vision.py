@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peers import TOLERANCE, distance, images
+from scipy import ndimage
 from torch import Tensor
 
 from vitrail.models import create
@@ -89,9 +90,10 @@ def forward(arrays, x: Tensor, config) -> Tensor:
         return torch.einsum("bnhe,hed->bnd", y, a[f"{name}/out/kernel"]) + a[f"{name}/out/bias"]
 
     b, p = len(x), config.patch
-    cut = x.reshape(b, 3, 24 // p, p, 24 // p, p).permute(0, 2, 4, 3, 5, 1)
+    grid = (x.shape[2] // p, x.shape[3] // p)
+    cut = x.reshape(b, 3, grid[0], p, grid[1], p).permute(0, 2, 4, 3, 5, 1)
     x = torch.einsum("bhwpqc,pqcd->bhwd", cut, a["embedding/kernel"]).flatten(1, 2) + a["embedding/bias"]
-    x = x + (a["pos_embedding"] if "pos_embedding" in a else sincos2d((24 // p, 24 // p), config.width))
+    x = x + (a["pos_embedding"] if "pos_embedding" in a else sincos2d(grid, config.width))
     x = torch.cat([a["cls"].expand(b, -1, -1), x], dim=1) if "cls" in a else x
     for i in range(config.depth):
         block = f"Transformer/encoderblock_{i}"
@@ -142,6 +144,22 @@ def test_every_layout_is_read(tmp_path, config, layout):
     expected = forward(arrays, images(config), config)
     assert distance(model(images(config)), expected) < TOLERANCE
     assert distance(pack(model)(images(config)), expected) < TOLERANCE
+
+
+@torch.no_grad()
+@VARIANT
+@pytest.mark.parametrize("size", [(32, 32), (16, 28)], ids=["larger", "rectangle"])
+def test_other_sizes_are_those_of_big_vision(tmp_path, config, size):
+    """Learned positions are resampled by `scipy.ndimage.zoom`; fixed ones are computed for the new grid."""
+    arrays = arrays_of(config)
+    np.savez(tmp_path / "it.npz", **arrays)
+    model = load(tmp_path / "it.npz", model=config if config.pos == "sincos2d" else None, img_size=size)
+    if config.pos == "learned":
+        pos = arrays["pos_embedding"].reshape(6, 6, 32)
+        grown = ndimage.zoom(pos, (size[0] / 24, size[1] / 24, 1), order=1)
+        arrays["pos_embedding"] = grown.reshape(1, -1, 32)
+    x = images(model.config)
+    assert distance(model(x), forward(arrays, x, config)) < TOLERANCE
 
 
 @torch.no_grad()

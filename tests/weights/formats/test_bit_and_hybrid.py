@@ -13,8 +13,10 @@ import numpy as np
 import peers
 import pytest
 import torch
+import torch.nn.functional as F
 from peers import TOLERANCE, distance, hf_modules, hf_vit, identical, randomise
 from safetensors.torch import load_file
+from scipy import ndimage
 from torch import Tensor, nn
 
 from vitrail import models
@@ -23,6 +25,7 @@ from vitrail.errors import UserError
 from vitrail.models import ModelConfig
 from vitrail.models.bit import BiTConfig
 from vitrail.models.hybrid import HybridConfig
+from vitrail.models.position import Grid
 from vitrail.models.vit import ViTConfig
 from vitrail.tasks import Multiclass
 from vitrail.verbs.convert import convert
@@ -75,6 +78,7 @@ def timms(config: BiTConfig | HybridConfig) -> Any:
         depth=config.depth,
         num_heads=config.heads,
         mlp_ratio=config.mlp / config.width,
+        act_layer=config.act,
         in_chans=config.channels,
         num_classes=config.classes,
     )
@@ -123,20 +127,44 @@ def hugging_faces(config: BiTConfig | HybridConfig) -> Any:
 # Theirs -> ours
 
 
+def resampled(source: str, rows: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Positions (1, 1 + h·w, D) on another grid, as the code of each source resamples them."""
+    if source == "timm":
+        grown: Tensor = peers.timm("timm.layers").resample_abs_pos_embed(rows, list(new), list(old))
+        return grown
+    grid = rows[:, 1:].unflatten(1, old)  # 1 h w D
+    if source == "hf":
+        patches = F.interpolate(grid.permute(0, 3, 1, 2), new, mode="bicubic").permute(0, 2, 3, 1)
+    else:
+        patches = torch.from_numpy(ndimage.zoom(grid.numpy(), (1, new[0] / old[0], new[1] / old[1], 1), order=1))
+    return torch.cat([rows[:, :1], patches.flatten(1, 2)], dim=1)
+
+
 @torch.no_grad()
-@every
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)], ids=["larger", "rectangle"])
-def test_other_sizes_are_those_of_timm(config, size):
-    theirs = timms(config)
-    other = timms(replace(config, img_size=size))
+@pytest.mark.parametrize(
+    ("source", "config"),
+    [("timm", BIT), ("timm", HYBRID), ("timm", STEM), ("hf", BIT), ("hf", HYBRID), ("npz", BIT), ("npz", HYBRID)],
+    ids=["timm BiT", "timm hybrid", "timm stem", "hf BiT", "hf hybrid", "npz BiT", "npz hybrid"],
+)
+def test_other_sizes_are_those_of_the_source(tmp_path, source, config, size):
+    peer = hugging_faces if source == "hf" else timms
+    if source == "npz" and isinstance(config, HybridConfig):
+        config = replace(config, act="gelu_tanh")  # as flax computes it
+    theirs, other = peer(config), peer(replace(config, img_size=size))
+    weights: Any = theirs.state_dict()
+    if source == "npz":
+        weights = convert(kept(config, tmp_path)[0], tmp_path / "a.npz", to="npz")
+        weights.with_suffix(".json").unlink()
+        theirs.load_pretrained(str(weights))
     state = theirs.state_dict()
     if isinstance(config, HybridConfig):
-        grow = peers.timm("timm.layers").resample_abs_pos_embed
-        grid = replace(config, img_size=size).grid
-        state["pos_embed"] = grow(state["pos_embed"], list(grid), list(config.grid), num_prefix_tokens=1)
+        name = "vit.embeddings.position_embeddings" if source == "hf" else "pos_embed"
+        state[name] = resampled(source, state[name], config.grid, replace(config, img_size=size).grid)
     other.load_state_dict(state)
-    ours = load(theirs.state_dict(), model=config, img_size=size)
-    assert distance(ours(noise(ours.config)), other(noise(ours.config))) < TOLERANCE
+    ours = load(weights, model=config, img_size=size)
+    answer = other(noise(ours.config))
+    assert distance(ours(noise(ours.config)), getattr(answer, "logits", answer)) < TOLERANCE
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isqrt
 
 import peers
 import pytest
@@ -121,17 +122,30 @@ def test_other_sizes_need_no_change(tmp_path, config, size):
 
 
 @torch.no_grad()
-def test_positions_of_a_pvt_are_resampled_as_by_its_authors():
-    """Bilinearly, without antialiasing; the class token keeps its own."""
-    model = randomise(models.build(PVT))
-    larger = models.resize(model, tuple(2 * side for side in PVT.img_size))
-    for name, rows in model.named_parameters():
-        if name.startswith("pos_embed"):
-            i = int(name.removeprefix("pos_embed")) - 1
-            prefix = rows.shape[1] - PVT.grids[i][0] * PVT.grids[i][1]
-            picture = rows[:, prefix:].mT.unflatten(2, PVT.grids[i])
-            grown = F.interpolate(picture, larger.config.grids[i], mode="bilinear").flatten(2).mT
-            torch.testing.assert_close(larger.get_parameter(name), torch.cat([rows[:, :prefix], grown], dim=1))
+@pytest.mark.parametrize("side", [64, 48])
+@pytest.mark.parametrize("source", ["hf", "authors"])
+def test_other_sizes_of_v1_are_those_of_its_authors(tmp_path, source, side):
+    """Positions are resampled bilinearly, without antialiasing; the class token keeps its own.
+
+    transformers has the same code, but cannot run it at another size: a model of that size has the positions here.
+    """
+    theirs, other = hugging_face(PVT), hugging_face(replace(PVT, img_size=(side, side)))
+    if source == "authors":
+        set_authors_epsilon(theirs)
+        set_authors_epsilon(other)
+    state = theirs.state_dict()
+    for name, rows in state.items():
+        if name.endswith("position_embeddings"):
+            prefix = rows.shape[1] % 2  # the class token, in the last stage
+            old, new = (isqrt(count - prefix) for count in (rows.shape[1], other.get_parameter(name).shape[1]))
+            picture = rows[:, prefix:].mT.unflatten(2, (old, old))
+            grown = F.interpolate(picture, (new, new), mode="bilinear").flatten(2).mT
+            state[name] = torch.cat([rows[:, :prefix], grown], dim=1)
+    other.load_state_dict(state)
+    theirs.save_pretrained(tmp_path)
+    weights = tmp_path if source == "hf" else peers.pvt_by_authors(theirs.state_dict())
+    ours = load(weights, PVT, img_size=side)
+    assert distance(ours(images(ours.config)), other(images(ours.config)).logits) < TOLERANCE
 
 
 def in_the_authors_names(state, stages):

@@ -23,7 +23,7 @@ from vitrail.errors import UserError
 from vitrail.models.layers import Activation
 from vitrail.models.position import Interpolation
 
-Format = Literal["timm", "hf", "npz", "big_vision", "torchvision", "original", "vitrail"]
+Format = Literal["timm", "hf", "npz", "big_vision", "torchvision", "mmseg", "original", "vitrail"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class FormatSpec:
     eps: float = 1e-6  # LayerNorm epsilon of our model, if its config has none; sidecar files may specify another
     act: Activation = "gelu"  # of their code, unless a sidecar file specifies another
     resample: Interpolation | None = None  # of positions in their code; None is the family's usual way
+    task: str = "multiclass"  # of models with a head
+
+
+def pattern(config: Any) -> str | None:
+    """The attention pattern of a ViT-like model, which no other library has."""
+    return None if config.attention == "global" else f"the attention pattern '{config.attention}'"
 
 
 def identity(tensors: Mapping[str, Tensor], _: Any = None) -> dict[str, Tensor]:

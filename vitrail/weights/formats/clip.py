@@ -18,15 +18,16 @@ MARKER = "embeddings.patch_embedding.weight"
 
 # Their defaults, which a nested `vision_config` may leave out.
 DEFAULTS = {"num_attention_heads": 12, "image_size": 224, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 
-_TOP = {
+TOP = {
     "cls_token": "embeddings.class_embedding",
     "pos_embed": "embeddings.position_embedding.weight",
     "patch_embed.proj": "embeddings.patch_embedding",
     "norm_pre": "pre_layrnorm",  # their spelling
     "norm": "post_layernorm",
 }
-_BLOCK = {
+BLOCK = {
     "norm1": "layer_norm1",
     "attn.q": "self_attn.q_proj",
     "attn.k": "self_attn.k_proj",
@@ -36,7 +37,7 @@ _BLOCK = {
     "mlp.fc1": "mlp.fc1",
     "mlp.fc2": "mlp.fc2",
 }
-_WHERE = "encoder.layers.{}."
+WHERE = "encoder.layers.{}."
 
 
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -46,7 +47,7 @@ def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "CLIPForImageClassification averages tokens before the final norm. Load its vision_model alone."
         )
     depth = count_blocks(tensors, r"encoder\.layers\.(\d+)\.")
-    table = inverse(key_table(depth, _TOP, _BLOCK, _WHERE))
+    table = inverse(key_table(depth, TOP, BLOCK, WHERE))
     state = fuse(rename(tensors, table))
     state.pop("embeddings.position_ids", None)  # indices, in files of older versions
     state["cls_token"] = state["cls_token"].reshape(1, 1, -1)
@@ -59,7 +60,7 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     theirs = split_qkv(state)
     theirs["cls_token"] = theirs["cls_token"].flatten()
     theirs["pos_embed"] = theirs["pos_embed"][0]
-    named = rename(theirs, key_table(config.depth, _TOP, _BLOCK, _WHERE))
+    named = rename(theirs, key_table(config.depth, TOP, BLOCK, WHERE))
     return {f"vision_model.{name}": value for name, value in named.items()}
 
 

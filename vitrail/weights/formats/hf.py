@@ -149,7 +149,7 @@ def hf_config(config: ViTConfig) -> dict[str, Any]:
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "patch_size": config.patch,
-        "hidden_act": next((theirs for theirs, ours in _ACTS.items() if ours == config.act), "gelu"),
+        "hidden_act": act_name(config.act),
         "layer_norm_eps": config.eps,
     }
     if config.stem == "clip":
@@ -173,6 +173,11 @@ def hf_config(config: ViTConfig) -> dict[str, Any]:
     else:
         document |= {"intermediate_size": config.mlp}
     return document
+
+
+def act_name(act: Activation) -> str:
+    """The name of an activation in `config.json`."""
+    return next((theirs for theirs, ours in _ACTS.items() if ours == act), "gelu")
 
 
 def sidecar_files(
@@ -203,13 +208,19 @@ def sidecar_files(
         "image_mean": list(preprocess.mean) * (channels if len(preprocess.mean) == 1 else 1),
         "image_std": list(preprocess.std) * (channels if len(preprocess.std) == 1 else 1),
     }
+    if preprocess.fit == "pad":
+        document["image_size"] = [h, w]
+        processor |= {"image_processor_type": "YolosImageProcessor", "do_center_crop": False, "do_pad": True}
+        processor |= {"size": {"max_height": h, "max_width": w}, "pad_size": {"height": h, "width": w}}
     return {"config.json": document, "preprocessor_config.json": processor}
 
 
 def own_part(document: dict[str, Any]) -> dict[str, Any]:
     """The part of `config.json` about the image model: all of it, or the image tower of a CLIP."""
-    if str(document.get("model_type", "")).startswith("clip"):
-        return {**clip.DEFAULTS, **document, **(document.get("vision_config") or {})}
+    kind = str(document.get("model_type", ""))
+    if kind.startswith(("clip", "siglip")):
+        usual = clip.DEFAULTS | ({} if kind.startswith("clip") else clip.SIGLIP)
+        return {**usual, **document, **(document.get("vision_config") or {})}
     return document
 
 
@@ -233,6 +244,7 @@ def read_sidecar(document: Mapping[str, Any], processor: Mapping[str, Any], fiel
         crop=crop,
         interpolation=next((name for name, number in _RESAMPLE.items() if number == processor.get("resample")), None),
         eps=document.get("layer_norm_eps"),
+        text=document.get("text_config") or {},
     )
 
 

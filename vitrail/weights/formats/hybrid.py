@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.models.hybrid import CONFIGS, HybridConfig
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.formats import Format, FormatSpec, bit, check_match, hf, identity, npz, tensor_shape, vit
+from vitrail.weights.formats import Format, FormatSpec, bit, check_match, hf, identity, npz, pattern, tensor_shape, vit
 from vitrail.weights.key_tables import inverse, new_name
 from vitrail.weights.sidecar import Sidecar
 
@@ -130,7 +130,7 @@ def _vit(config: HybridConfig) -> ViTConfig:
 def _unsupported(config: HybridConfig) -> str | None:
     if config.widths and config.widths[0] == config.first:
         return "a first stage as wide as its stem"  # theirs always has a projection shortcut there
-    return bit.uneven(config.widths)
+    return bit.uneven(config.widths) or pattern(config)
 
 
 def _unsupported_hf(config: HybridConfig) -> str | None:
@@ -146,7 +146,7 @@ FORMATS: dict[Format, FormatSpec] = {
         _unsupported_hf,
         resample="bicubic_plain",
     ),
-    "npz": FormatSpec(r"conv_root/kernel", _read_npz, _write_npz, act="gelu_tanh", resample="linear"),
+    "npz": FormatSpec(r"conv_root/kernel", _read_npz, _write_npz, pattern, act="gelu_tanh", resample="linear"),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.models import aliases, swin_v2
 from vitrail.models.layers import Activation
 from vitrail.models.vit import ViTConfig
 from vitrail.weights.key_tables import count_blocks, inverse, key_table, rename
@@ -64,7 +65,11 @@ def read_sidecar(document: Mapping[str, Any]) -> Sidecar:
     arguments = document.get("model_args") or {}
     size = arguments.get("img_size") or pretrained["input_size"][1:]
     return Sidecar(
-        fields={"heads": arguments.get("num_heads"), "act": _act(document, pretrained, arguments)},
+        fields={
+            "heads": arguments.get("num_heads"),
+            "act": _act(document, pretrained, arguments),
+            **_windows(document, arguments),
+        },
         img_size=size,
         classes=tuple(pretrained.get("label_names") or document.get("label_names") or ()),
         mean=pretrained.get("mean"),
@@ -72,6 +77,15 @@ def read_sidecar(document: Mapping[str, Any]) -> Sidecar:
         crop=pretrained.get("crop_pct"),
         interpolation=pretrained.get("interpolation"),
     )
+
+
+def _windows(document: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The windows of a Swin v2, which only the arguments or the name of the architecture show."""
+    short, _ = aliases.find(str(document.get("architecture"))) or ("", {})
+    listed = swin_v2.CONFIGS.get(short)
+    named = {} if listed is None else {"window": listed.window, "pretrained": listed.pretrained}
+    given = {"window": arguments.get("window_size"), "pretrained": arguments.get("pretrained_window_sizes")}
+    return named | {name: value for name, value in given.items() if value is not None}
 
 
 def _act(document: Mapping[str, Any], pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:

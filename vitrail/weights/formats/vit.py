@@ -30,6 +30,7 @@ from vitrail.weights.formats import (
     check_match,
     hf,
     npz,
+    pattern,
     tensor_shape,
     timm,
     torchvision,
@@ -47,7 +48,7 @@ def _format_spec(format: Format, module: ModuleType) -> FormatSpec:
     def unsupported(config: ViTConfig) -> str | None:
         if config.pos != "learned" and (format, config.pos) not in _OTHER_POSITIONS:
             return f"positions '{config.pos}'"
-        missing: str | None = module.unsupported(config)
+        missing: str | None = module.unsupported(config) or pattern(config)
         stem = {"conv": "a convolutional stem"} | ({} if format in ("timm", "hf") else {"clip": "CLIP's stem"})
         return stem.get(config.stem, missing)
 

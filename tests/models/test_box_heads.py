@@ -1,0 +1,116 @@
+"""Box heads: parameters, places of their predictions, YOLOS and DETR against transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from peers import TOLERANCE, distance, randomise, transformers
+
+from vitrail import models
+from vitrail.models.dense import DenseConfig
+from vitrail.models.heads import HEADS
+from vitrail.models.heads.boxes import SimplePyramid, Towers
+from vitrail.models.vit import ViTConfig
+from vitrail.weights.formats import yolos
+
+TINY = ViTConfig(width=32, depth=2, heads=2, mlp=64, patch=16, img_size=(64, 96), classes=0)
+
+
+def dense(head: str, body=TINY, classes: int = 3) -> models.Model:
+    torch.manual_seed(0)
+    return models.build(DenseConfig.of(body, (head,), classes)).eval()
+
+
+def count(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_parameters_of_the_published_heads():
+    with torch.device("meta"):
+        centreness = 256 * 9 + 1  # which our head does without
+        assert count(Towers(256, 80, 4, [8, 16, 32, 64, 128])) == 4_920_661 - centreness
+        counts = [count(SimplePyramid(width, 256)) for width in (192, 384, 768, 1024)]
+    assert counts == [2_664_880, 3_298_144, 5_560_000, 7_805_184]
+
+
+@pytest.mark.parametrize(
+    ("width", "depth", "heads", "size", "head", "parameters"),
+    [
+        (192, 12, 3, (800, 1328), "yolos", 6_488_736),
+        (384, 12, 6, (512, 864), "yolos-mid", 30_684_768),
+        (330, 14, 6, (512, 864), "yolos-mid", 27_561_696),
+        (768, 12, 12, (800, 1344), "yolos-mid", 127_798_368),
+    ],
+)
+def test_parameters_of_yolos(width, depth, heads, size, head, parameters):
+    body = ViTConfig(width=width, depth=depth, heads=heads, mlp=4 * width, patch=16, img_size=size, classes=0)
+    with torch.device("meta"):
+        assert count(models.build(DenseConfig.of(body, (head,), 91))) == parameters
+
+
+@pytest.mark.parametrize("head", ["fcos", "pyramid"])
+def test_every_point_predicts_a_box_around_itself(head):
+    model = dense(head)
+    outputs = model(torch.zeros(1, 3, 64, 96))
+    points = model.head.points((64, 96))
+    assert points.shape == (outputs.shape[1], 5)
+    x, y = points[:, 0], points[:, 1]
+    x0, y0, x1, y1 = outputs[0, :, :4].unbind(1)
+    assert ((x0 < x) & (x < x1) & (y0 < y) & (y < y1)).all()
+    assert outputs[..., 4:].sigmoid().max() < 0.05
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_yolos_is_that_of_transformers_in_both_directions(middle):
+    hf = transformers()
+    size = {"image_size": [64, 96], "patch_size": 16, "num_detection_tokens": 100, "num_labels": 3}
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = hf.YolosConfig(**size, **shape, use_mid_position_embeddings=middle, layer_norm_eps=1e-12)
+    theirs = randomise(hf.YolosForObjectDetection(config), 0)
+    ours = dense("yolos-mid" if middle else "yolos", replace(TINY, eps=1e-12))
+    state = {name.removeprefix("vit."): value for name, value in theirs.state_dict().items()}
+    ours.load_state_dict(yolos.read(state))
+    images = torch.randn(2, 3, 64, 96, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        answer, outputs = theirs(images), ours(images)
+    assert distance(outputs[..., 4:], answer.logits) < TOLERANCE
+    x, y, w, h = answer.pred_boxes.unbind(-1)
+    boxes = torch.stack([x - w / 2, y - h / 2, x + w / 2, y + h / 2], -1) * torch.tensor([96, 64, 96, 64])
+    assert distance(outputs[..., :4], boxes) < TOLERANCE
+    written = yolos.write(ours.state_dict(), ours.config)
+    back = yolos.read({name.removeprefix("vit."): value for name, value in written.items()})
+    assert all(torch.equal(back[name], value) for name, value in ours.state_dict().items())
+
+
+def test_detr_is_the_transformer_of_transformers():
+    hf = transformers()
+    head = randomise(HEADS["detr"](replace(TINY, width=256, heads=8), 3))
+    shape = {"d_model": 256, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}
+    config = hf.DetrConfig(**shape, num_queries=100, num_labels=3, use_timm_backbone=False, dropout=0.0)
+    assert config.encoder_attention_heads == 8
+    module = __import__("transformers.models.detr.modeling_detr", fromlist=["x"])
+    encoder, decoder = module.DetrEncoder(config).eval(), module.DetrDecoder(config).eval()
+    for mine, other in ((head.encoder, encoder), (head.decoder, decoder)):
+        names = {name.replace("mlp.", "").replace("o_proj", "out_proj"): name for name in other.state_dict()}
+        other.load_state_dict({names[name]: value for name, value in mine.state_dict().items()})
+    read = torch.randn(2, 256, 4, 6, generator=torch.Generator().manual_seed(1))
+    place = module.DetrSinePositionEmbedding(128, normalize=True)
+    where = place(torch.Size((2, 256, 4, 6)), "cpu", torch.float32).flatten(2).transpose(1, 2)[:1].expand(2, -1, -1)
+    with torch.no_grad():
+        tokens = head.input_projection(read).flatten(2).transpose(1, 2)
+        memory = encoder(inputs_embeds=tokens, spatial_position_embeddings=where).last_hidden_state
+        queries = head.query_position_embeddings.weight.expand(2, -1, -1)
+        out = decoder(
+            inputs_embeds=torch.zeros_like(queries),
+            encoder_hidden_states=memory,
+            spatial_position_embeddings=where,
+            object_queries_position_embeddings=queries,
+        ).last_hidden_state
+        assert distance(head._decode(read)[-1], out) < TOLERANCE
+
+
+def test_a_head_that_does_not_fit_says_why():
+    with pytest.raises(Exception, match="yolos needs a ViT with a class token"):
+        dense("yolos", replace(TINY, pool="gap"))

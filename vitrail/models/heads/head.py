@@ -1,0 +1,67 @@
+"""The contract of dense heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.model import Model, ModelConfig
+from vitrail.models.position import Interpolation
+
+
+class Head(nn.Module):
+    """Base class of dense heads, built from the configuration of a backbone and the number of classes, K."""
+
+    title: ClassVar[str]  # in words, for errors and docs
+    adds_tokens: ClassVar[bool] = False  # whether it adds tokens to the sequence of the backbone
+    local: ClassVar[bool] = False  # whether explanations are of one place: of the strongest box
+    levels: ClassVar[bool] = False  # whether it reads all feature maps that the backbone offers, finest first
+
+    pyramid: ClassVar[bool] = False  # whether it is the usual choice for a backbone of several stages
+
+    def __init__(self, body: ModelConfig, classes: int):  # noqa: ARG002  # of subclasses
+        super().__init__()
+
+    @classmethod
+    def misfit(cls, body: ModelConfig) -> str:  # noqa: ARG003
+        """Why the head cannot be built on a backbone: "needs …"; empty if it can."""
+        return ""
+
+    def read(self, backbone: Model, images: Tensor) -> Any:
+        """What the head reads from the backbone: by default its feature maps."""
+        return backbone.features(images, levels=self.levels)
+
+    def forward(self, read: Any) -> Tensor:
+        """The outputs, (B, K, h, w) for masks, at the head's own resolution."""
+        raise NotImplementedError
+
+    def auxiliary(self, read: Any) -> tuple[Tensor, ...]:  # noqa: ARG002
+        """Outputs that only training needs, for auxiliary losses."""
+        return ()
+
+    def evidence(self, outputs: Tensor) -> Tensor:
+        """The outputs that explanations are of: all, or one number per class, (B, K)."""
+        return outputs
+
+    @classmethod
+    def resized_state(
+        cls,
+        state: Mapping[str, Tensor],
+        old: ModelConfig,  # noqa: ARG003  # most heads have no position embeddings
+        new: ModelConfig,  # noqa: ARG003
+        method: Interpolation,  # noqa: ARG003
+    ) -> dict[str, Tensor]:
+        """The tensors of the head for a backbone of another image size."""
+        return dict(state)
+
+
+def level_widths(body: ModelConfig) -> list[int]:
+    """The channels of each feature map that `features(levels=True)` returns, finest first."""
+    from vitrail.models import build  # it imports the heads
+
+    with torch.device("meta"):
+        maps = build(body).eval().features(torch.empty(1, body.channels, *body.img_size), levels=True)
+    return [level.shape[1] for level in maps]
