@@ -99,7 +99,7 @@ def test_lists_of_labels_become_columns_of_0_and_1_and_that_is_said(table, caplo
     assert targets == [[0, 1, 1], [0, 0, 0], [0, 0, 1], [1, 1, 0], [1, 0, 0], [0, 1, 0]]
     assert data.splits["train"].targets.dtype == np.float32
     assert "task: multi-label, 3 labels" in caplog.text
-    assert "--task multiclass or regression" in caplog.text
+    assert "--task multiclass, regression or pairs" in caplog.text
 
 
 def test_spaces_part_labels_when_the_task_says_so(table):

@@ -9,11 +9,22 @@ import numpy as np
 import pytest
 
 from vitrail.errors import UserError
-from vitrail.tasks import TASKS, Multiclass, Multilabel, Regression, Task, register, task_type
+from vitrail.tasks import TASKS, Multiclass, Multilabel, Pairs, Regression, Task, register, task_type
+from vitrail.tasks.captions import pack
+from vitrail.tasks.pair_scores import Reader
 from vitrail.weights.card import read_card
 
 ABC = ("a", "b", "c")
 OLD_RUN = Path(__file__).parent.parent / "runs" / "old_run"
+
+
+class Axes(Reader):
+    """The texts a, b and c as the axes of the joint space."""
+
+    scale = 1.0
+
+    def read(self, texts):
+        return np.eye(3)[[ABC.index(text) for text in texts]]
 
 
 def examples(count: int = 101) -> dict[str, tuple[Task, np.ndarray, np.ndarray]]:
@@ -29,6 +40,7 @@ def examples(count: int = 101) -> dict[str, tuple[Task, np.ndarray, np.ndarray]]
         "multilabel": (Multilabel(ABC, (0.5, 0.3, 0.6)), outputs, labels),
         "multilabel, thresholds to be chosen": (Multilabel(ABC), outputs, labels),
         "regression": (Regression(ABC, mean, std), outputs, values.astype(np.float32)),
+        "pairs": (Pairs(dims=3, reader=Axes()), outputs, pack([ABC[k] for k in classes])),
     }
 
 
@@ -36,7 +48,10 @@ CASES = pytest.mark.parametrize(("task", "outputs", "targets"), examples().value
 
 
 def test_every_registered_task_is_tested():
-    assert {task.name for task, *_ in examples().values()} == {name for name, task in TASKS.items() if task.labelled}
+    labelled = {name: task for name, task in TASKS.items() if task.labelled}
+    annotated = {name for name, task in labelled.items() if task.annotated}  # in files of their own
+    assert {task.name for task, *_ in examples().values()} == labelled.keys() - annotated
+    assert all((Path(__file__).parent / f"test_{name}.py").exists() for name in annotated)
 
 
 @CASES

@@ -9,12 +9,28 @@ from __future__ import annotations
 from importlib import import_module
 
 from vitrail.errors import UserError, nearest
+from vitrail.tasks.boxes import Boxes
+from vitrail.tasks.masks import Masks
 from vitrail.tasks.multiclass import Multiclass
 from vitrail.tasks.multilabel import Multilabel
+from vitrail.tasks.pairs import Pairs
 from vitrail.tasks.regression import Regression
 from vitrail.tasks.task import Task
 
-__all__ = ["METHODS", "TASKS", "Multiclass", "Multilabel", "Regression", "Task", "other_tasks", "register", "task_type"]
+__all__ = [
+    "METHODS",
+    "TASKS",
+    "Boxes",
+    "Masks",
+    "Multiclass",
+    "Multilabel",
+    "Pairs",
+    "Regression",
+    "Task",
+    "other_tasks",
+    "register",
+    "task_type",
+]
 
 TASKS: dict[str, type[Task]] = {}  # those imported so far
 METHODS = ("masked", "mae", "simmim", "dino", "lejepa")  # of self-supervised pre-training, imported on first use
@@ -28,7 +44,7 @@ def register(task: type[Task]) -> type[Task]:
     return task
 
 
-for _task in (Multiclass, Multilabel, Regression):
+for _task in (Multiclass, Multilabel, Regression, Masks, Boxes, Pairs):
     register(_task)
 
 
@@ -44,5 +60,6 @@ def task_type(name: object) -> type[Task]:
 
 
 def other_tasks(task: type[Task]) -> str:
-    """The other tasks that read labels: "multilabel or regression"."""
-    return " or ".join(name for name, other in TASKS.items() if other.labelled and other is not task)
+    """The other tasks that read the labels of a table: "multilabel, regression or pairs"."""
+    names = [name for name, other in TASKS.items() if other.labelled and not other.annotated and other is not task]
+    return " or ".join([*filter(None, [", ".join(names[:-1])]), *names[-1:]])

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from vitrail.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,28 @@ class Answer:
         pairs = zip(self.labels, self.probabilities, strict=True)
         return [cell for label, share in pairs for cell in (label, f"{share:.6f}")]
 
+    def rows(self) -> list[list[str]]:
+        """The rows of an image in a CSV file: usually one."""
+        return [self.cells()]
+
+    def detections(self) -> list[dict[str, Any]]:
+        """The objects in the form of COCO's results, without their image."""
+        raise UserError("COCO's results need boxes, but the model predicts none. Use another --format.")
+
     def to_json(self) -> dict[str, Any]:
         return {"labels": self.labels, "probabilities": self.probabilities}
+
+    def scores(self) -> list[float]:
+        """One number per class, in class order, of an answer with a place: such as the share of the area."""
+        return []
+
+    def layer(self) -> Image.Image | None:
+        """A transparent picture of the image's size to lay over it, such as a mask or boxes; None if there is none."""
+        return None
+
+    def files(self) -> dict[str, bytes]:
+        """Files to write for the image, by suffix, such as the mask as ".png"."""
+        return {}
 
     def above(self, threshold: float) -> Answer:
         """The answer without labels of a lower probability."""

@@ -5,6 +5,7 @@
 | multiclass | one name                                              | (N,) int64              |
 | multilabel | several names in a cell, or a column of 0/1 for each  | (N, K) float32, 0 and 1 |
 | regression | one column of numbers or more                         | (N, K) float32          |
+| pairs      | captions, in a column named so, or of several words   | (N, C, L) uint8         |
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from vitrail.tasks.captions import are_captions, are_named
 from vitrail.tasks.scores import Array
 from vitrail.tasks.task import Columns
 
@@ -32,7 +34,10 @@ def infer_from_text(columns: Columns) -> str:
     """
     if len(columns) > 1:
         return "multilabel" if all(map(are_binary, columns.values())) else "regression"
-    cells = [cell for cell in next(iter(columns.values())) if cell]
+    ((name, every),) = columns.items()
+    cells = [cell for cell in every if cell]
+    if are_named(name) or are_captions(cells):
+        return "pairs"
     if all(map(_NUMBER.fullmatch, cells)):
         values = [float(cell) for cell in cells]
         different = len(set(values))

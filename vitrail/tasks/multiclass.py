@@ -137,9 +137,7 @@ class Multiclass(Task):
         crossed = crossed_error(outputs, targets, right)
         if crossed > calibration_error(before):
             worse = f"from {calibration_error(before):.1%} to {crossed:.1%} (cross-fitted)"
-            line = (
-                f"No temperature: fitted to {len(targets):,} validation images, it would raise the calibration error "
-            )
+            line = f"No temperature: fitted to {len(targets):,} validation images, it would raise the calibration error"
             return replace(self, temperature=1.0), {}, f"{line} {worse}."
         line = (
             f"Temperature {task.temperature:.2f}, fitted to {len(targets):,} validation images: calibration error "
@@ -149,11 +147,12 @@ class Multiclass(Task):
         return task, {"crossfitted_ece": crossed}, line
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
-        from vitrail.tasks.objective import CrossEntropy, class_tensor
+        from vitrail.tasks.objective import CrossEntropy, Loss, class_tensor
 
         weights = class_weights(self.counts(targets)) if config.source.class_weights else None
         smoothing, ema = config.augment.smoothing, config.optim.model_ema
-        return CrossEntropy(model, config.optim.loss, class_tensor(weights, model), smoothing, ema)
+        loss: Loss = "bce" if config.optim.loss == "bce" else "ce"
+        return CrossEntropy(model, loss, class_tensor(weights, model), smoothing, ema)
 
     # Answers ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -26,13 +26,16 @@ from vitrail.tasks.answer import Confused as Confused
 from vitrail.tasks.answer import Headline as Headline
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.scores import Array, Floats, Meter, Numbers, Scores, Targets
+from vitrail.tasks.words import Words
 
 if TYPE_CHECKING:
+    from PIL import Image
     from torch import Tensor
 
     from vitrail.charts.kinds import Chart
-    from vitrail.models import Model
+    from vitrail.models import Model, ModelConfig
     from vitrail.tasks.objective import Objective
+    from vitrail.tasks.placement import Placement, Side
 
 Columns = Mapping[str, Sequence[str]]  # the cells of each label column of a table, as text
 Tone = Literal["plain", "wrong", "muted"]
@@ -40,7 +43,7 @@ Line = tuple[str, Tone, int]  # of a caption: text, tone, maximum number of rows
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class Task(Words, ABC):
     """Base class of tasks. A new task is a subclass in one file, registered with `tasks.register`."""
 
     classes: tuple[str, ...] = ()  # the names of the classes, labels or values
@@ -57,9 +60,14 @@ class Task(ABC):
     counted: ClassVar[bool] = True  # whether scores of classes or labels have a `support`
     single: ClassVar[bool] = False  # one class per image: targets are class indices, (N,)
     optional: ClassVar[bool] = False  # an image may have no label: empty cells are valid
+    annotated: ClassVar[bool] = False  # targets are annotations, (N,) objects, which move with the pixels: see `placed`
+    slides: ClassVar[bool] = False  # outputs are logits on a grid over the input, which windows of a picture can share
+    detail: ClassVar[int] = 1  # photographs are trained at this multiple of the recipe's size
+    coarsest: ClassVar[int] = 16  # largest patch of a model that is chosen by the size of the images
     labelled: ClassVar[bool] = True  # False for self-supervision: labels are not read, targets are (N, 0) float32
     interchange: ClassVar[bool] = False  # whether other libraries' formats can express it
     answer: ClassVar[type[Answer]] = Answer  # what `answers` returns; without arguments, no answer
+    objectives: ClassVar[tuple[str, ...]] = ("ce", "bce")  # values of --loss
     meant: ClassVar[str] = "probabilities"  # what `meaning` returns; the output's name in an exported file
 
     def __str__(self) -> str:
@@ -156,6 +164,10 @@ class Task(ABC):
     def describe(self, targets: Targets) -> Iterator[tuple[str, tuple[str, ...]]]:
         """The label of each image as text, and the classes, labels or values it is an example of."""
 
+    def audit(self, targets: Targets) -> Iterator[tuple[str, Literal["error", "note"], str, list[int]]]:
+        """What `check` says of annotations: the kind of finding, its severity, a detail, and the images it is about."""
+        yield from ()
+
     def counts(self, targets: Targets) -> Numbers | None:
         """The number of images of each class, (K,); None for a task without classes."""
         return None
@@ -201,6 +213,11 @@ class Task(ABC):
 
     def check_settings(self, config: TrainConfig, given: Mapping[str, Any], source: str) -> TrainConfig:
         """Raises UserError for settings that do not apply to the task; completes those of distillation."""
+        if config.optim.loss not in self.objectives:
+            raise UserError(
+                f"--loss must be one of {', '.join(self.objectives)} for {self.title} data, but it is "
+                f"{config.optim.loss}."
+            )
         if config.source.balanced_sampling and not self.single:
             raise UserError("Balanced sampling needs one class per image. Remove --balanced-sampling.")
         for name, asked in (("smoothing", config.augment.smoothing), ("class_weights", config.source.class_weights)):
@@ -209,7 +226,7 @@ class Task(ABC):
                 raise UserError(f"--{flag} needs classes or labels, but {source} has {self.many}. Remove --{flag}.")
         return config
 
-    def check_model(self, model: Model, config: TrainConfig) -> None:  # noqa: B027  # most accept any model
+    def check_model(self, model: Model, config: TrainConfig) -> None:  # most accept any model
         """Raises UserError for a model or settings that the task cannot train."""
 
     def output_order(self, teacher: Task) -> list[int]:
@@ -221,6 +238,20 @@ class Task(ABC):
                 f"The {self.many} of the teacher must be in the order of the data: {shortlist(self.classes, 5)}."
             )
         return list(range(self.outputs))
+
+    def architecture(self, body: ModelConfig, options: Mapping[str, Any]) -> ModelConfig:
+        """The model of the task, for the architecture that was asked for and the options to change in it."""
+        from vitrail.models import backbone
+
+        return replace(backbone(body), classes=self.outputs, **options)
+
+    def placed(self, annotation: Any, placement: Placement) -> Array:
+        """The annotation of an image in the model's input, of one shape for all images: the training target."""
+        raise NotImplementedError
+
+    def blank(self, images: int, size: tuple[int, int]) -> Array:
+        """Training targets of images of this input size without any annotation, to measure speed and memory."""
+        raise NotImplementedError
 
     @abstractmethod
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
@@ -236,9 +267,17 @@ class Task(ABC):
     def meaning(self, outputs: Tensor) -> Tensor:
         """Outputs (B, M) as probabilities or values, (B, K); the only definition, also used in exported graphs."""
 
+    def meaning_at(self, outputs: Tensor, size: Side, shown: Side, input: Side) -> Tensor:
+        """`meaning` in pixels of images of this size, `shown` at the top left of the input, for annotated tasks."""
+        raise NotImplementedError
+
     def means(self, outputs: NDArray[np.floating]) -> Floats:
         """`meaning` of an array, in double precision. A task whose `meaning` needs tensors overrides it."""
         return np.asarray(self.meaning(outputs.astype(np.float64)))  # type: ignore[arg-type]  # see `arrays`
+
+    def steady(self, meant: Array) -> Array:
+        """The part of what `meaning` returns that changes little if outputs do: what two backends must agree on."""
+        return meant
 
     def strength(self, outputs: Tensor) -> Tensor:
         """The strength of each output, (B, M), which `explain` tracks while removing patches."""
@@ -251,6 +290,14 @@ class Task(ABC):
     def answers_above(self, meant: NDArray[np.floating], threshold: float, top: int | None = None) -> Sequence[Answer]:
         """`answers` without labels of a lower probability, for a task whose outputs mean probabilities."""
         return [answer.above(threshold) for answer in self.answers(meant, top)]
+
+    def located(self, outputs: NDArray[np.floating], placement: Placement, threshold: float | None = None) -> Answer:
+        """The answer for one image of an annotated task, from its outputs, in the pixels of the original image."""
+        raise NotImplementedError
+
+    def layers(self, outputs: NDArray[np.floating], target: Any) -> tuple[Image.Image, Image.Image] | None:
+        """The answer and the truth as transparent pictures to lay over the image; None for a task without a place."""
+        return None
 
     @abstractmethod
     def meter(self) -> Meter: ...
@@ -300,13 +347,7 @@ class Task(ABC):
         ((_, names),) = self.describe(np.asarray(target)[None])
         return ", ".join(f"{label} ({share:.0%})" for label, share in pairs) or "(none)", ", ".join(names)
 
-    def confused(
-        self,
-        outputs: NDArray[np.floating],
-        targets: Targets,
-        most: int,
-        examples: int,
-    ) -> list[Confused]:
+    def confused(self, outputs: NDArray[np.floating], targets: Targets, most: int, examples: int) -> list[Confused]:
         """The most frequent mistakes, in descending order."""
         return []
 
