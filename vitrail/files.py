@@ -1,34 +1,221 @@
-"""Atomic file writes: to a temporary file in the same folder, flushed, then renamed."""
+"""Files and folders: written atomically, locked by one process, and read only if they are regular files."""
 
 from __future__ import annotations
 
+import errno
+import glob
+import json
 import os
+import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, first_line
+
+try:
+    import fcntl
+except ImportError:  # Windows, where runs are not locked
+    fcntl = None  # type: ignore[assignment]
+
+LOCK_FILE = ".lock"
+ANNOTATIONS = 2**31  # bytes of a file with the annotations of a data set: COCO's largest have 0.5 GB
+_MOST = 2**26  # bytes of a text file of another kind
+_held: set[Path] = set()  # folders locked by this process: the system's lock does not tell its threads apart
+
+
+# Writing
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to, and renames it to `path` on success; on failure `path` is unchanged."""
-    temporary = path.with_name(f".{path.name}.tmp")  # a fixed name: the next write replaces what a killed one left
+    temporary = _temporary(path)
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        _flush(temporary)
         temporary.replace(path)
+        flush_folder(path.parent)
     except OSError as error:
         raise UserError(
             f"Could not write {path}: {error.strerror or error}. An existing file is unchanged. "
             "Free some space or choose another folder."
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # in a read-only folder the error above is the one to report
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_folder(path: Path, replace: bool = False) -> Iterator[Path]:
+    """Yields a temporary folder to fill, and renames it to `path` on success; on failure `path` is unchanged.
+
+    An existing folder raises FileExistsError unless it is empty or to be replaced: then it is renamed before it is
+    deleted, so that a kill leaves the old folder, the new one or none, and never a part.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    temporary.mkdir()
+    old = _temporary(path, "old")
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            _flush(file)
+        flush_folder(temporary)
+        if replace and path.exists():
+            path.rename(old)
+        try:
+            temporary.rename(path)
+        except OSError:  # of many types, on different systems
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, "exists", str(path)) from None
+            raise
+        flush_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not path.exists() and old.exists():
+            old.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Makes renames in a folder survive a power failure, where the system can."""
+    with suppress(OSError):  # Windows and some network file systems cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _temporary(path: Path, end: str = "tmp") -> Path:
+    """A name in the same folder that only this process uses, once what killed processes left there is removed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.{end}"):
+        owner = left.name.split(".")[-2]
+        if owner.isdecimal() and not _is_running(int(owner)):
+            _remove(left)
+    return path.with_name(f".{path.name}.{os.getpid()}.{end}")
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return True  # it cannot be asked
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # another user's
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+# Locking
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of a run folder; raises UserError if another process has it.
+
+    The system frees the lock when the process ends, however it ends. Child processes do not inherit it.
+    """
+    place = folder.resolve()
+    if place in _held:
+        raise UserError(f"This process is already training {folder}.")
+    try:
+        file = (folder / LOCK_FILE).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to: {error.strerror}. Copy it to a folder of yours.") from error
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    file.seek(0)
+                    owner = file.read(20).strip() or "unknown"
+                    raise UserError(
+                        f"Another process, pid {owner}, is training {folder}. Wait for it, stop it, or choose another "
+                        "--name."
+                    ) from None  # other errors: a file system without locks
+        with suppress(OSError):  # a full disk
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+        _held.add(place)
+        try:
+            yield
+        finally:
+            _held.discard(place)
+
+
+# Reading
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Opens a regular file for reading. A FIFO would wait for a writer for ever, and a device may have no end."""
+    try:
+        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # Path has no opener; the caller closes
+    except IsADirectoryError:
+        raise IsADirectoryError(errno.EISDIR, "a folder", str(path)) from None
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_text(path: str | Path, most: int = _MOST) -> str:
+    """The content of a regular UTF-8 file of at most `most` bytes."""
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"it has more than {most:,} bytes")
+    return content.decode("utf-8")
+
+
+def read_json(path: Path, what: str = "a JSON file", most: int = _MOST) -> Any:
+    """The content of a JSON file of at most `most` bytes; raises UserError if it is none."""
+    with reading(path, what):
+        return json.loads(read_text(path, most))
+
+
+@contextmanager
+def reading(path: object, what: str, advice: str = "") -> Iterator[None]:
+    """Turns whatever a parser raises into a UserError that names the file: damaged files raise nearly anything."""
+    end = f". {advice}" if advice else "."
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}{end}") from error
+    except MemoryError as error:
+        raise UserError(f"{path} cannot be read: it needs more memory than there is{end}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is not {what}: it is nested too deeply{end}") from error
+    except Exception as error:
+        raise UserError(f"{path} is not {what}: {first_line(error)}{end}") from error

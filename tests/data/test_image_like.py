@@ -81,6 +81,11 @@ def test_pictures_are_turned_upright_and_composited_like_files(tmp_path):
     for name in ("turned.png", "clear.png"):
         with Image.open(tmp_path / name) as picture:
             assert np.array_equal(given_image(picture).pixels(), read_image(tmp_path / name))
+    clear = np.dstack([COLOUR, GREY])
+    for channels in (1, 3, 4):
+        expected = read_image(tmp_path / "clear.png", channels, 8)
+        for image in (clear, clear / 255, torch.from_numpy(clear.transpose(2, 0, 1).copy())):
+            assert np.array_equal(given_image(image).pixels(channels, 8), expected)
 
 
 def test_one_image_and_many_of_any_iterable():

@@ -21,6 +21,8 @@ from vitrail.data.pixels import to_pil
 from vitrail.errors import UserError
 from vitrail.verbs.check import check
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 RNG = np.random.default_rng(0)
 
 

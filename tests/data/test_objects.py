@@ -274,13 +274,20 @@ def test_images_alone_are_data_without_labels(files):
         (iter([]), "Data from Python must be"),
         (7, "Data from Python must be"),
         ({"train": X}, "Data from Python must be"),
+        ([X, Y], r"must be a tuple, \(images, labels\), but they are a list"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_errors_never_print_arrays(source, message):
     with pytest.raises(UserError, match=message) as caught:
         open_data(source)
     assert len(str(caught.value)) < 400
+
+
+def test_labels_beside_the_images_are_part_of_the_data():
+    for verb in (vitrail.train, vitrail.pretrain, vitrail.check):
+        with pytest.raises(UserError, match=r"as one pair: vitrail\.\w+\(\(images, labels\)\)"):
+            verb(X, Y)
 
 
 def test_check_audits_objects(tmp_path):

@@ -66,8 +66,8 @@ def test_without_the_plugin_every_heic_is_counted_and_named_with_the_remedy(fold
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     assert "pip install 'vitrail[heic]'" in said
-    assert "0.HEIC" in said
-    assert "12" in said
+    assert said.count(".HEIC") >= (10 if verb == "train" else 5)  # `check` lists five of each kind
+    assert ("12 of 24 images (50.0%)" if verb == "train" else "12") in said
     assert done.returncode == (1 if verb == "check" else 2)
 
 

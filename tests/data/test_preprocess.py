@@ -143,7 +143,7 @@ def test_json_and_back_is_the_same():
         ({"bits": 12}, "'bits' must be 8, 16, or 32"),
         ({"interpolation": "cubic"}, "'interpolation' must be one of bicubic, bilinear, lanczos"),
         ({"channels": "three"}, "'channels' must be a whole number"),
-        ({"crop": 1.5}, "'crop' must be above 0"),
+        ({"crop": 1.5}, "'crop' must be from 0.01 to 1"),
         ({"img_size": [0, 8]}, "'img_size' must be a size"),
     ],
 )

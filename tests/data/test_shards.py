@@ -149,7 +149,7 @@ def test_classes_are_named_by_a_file_beside_the_shards(tmp_path, name):
     with pytest.raises(UserError, match="a label is 1, but there are only 1 class names"):
         open_data(tmp_path)
     (tmp_path / "train" / name).write_bytes(b"\xff{")
-    with pytest.raises(UserError, match=r"class names in .* cannot be read"):
+    with pytest.raises(UserError, match="is not a file of class names"):
         open_data(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_colour_in_one_image_makes_three_channels_of_all(tmp_path):
     [
         ({"0500.png": png(0)[:40]}, r"0500\.png \(not an image\)"),
         ({"9.png": png(1)}, r"9\.png \(no label: no \.cls, \.json or \.txt file\)"),
-        ({"9.cls": b"1"}, r"9 \(a label without an image\)"),
+        ({"9.cls": b"1"}, r"9\S* .*\(a label without an image\)"),
         ({"9.png": png(1), "9.cls": b""}, r"9\.png \(its \.cls is empty\)"),
         ({"9.png": png(1), "9.txt": b"word " * 999}, r"too long for a label"),
         ({"9.png": png(1), "9.json": b"{"}, r"no field 'label'"),

@@ -298,8 +298,8 @@ def test_the_task_that_is_inferred_is_contrasted_with_labelled_ones(tmp_path, ca
     with caplog.at_level("INFO", "vitrail"):
         open_data(path, val_fraction=0.5)
         open_data(tmp_path / "some.npz", val_fraction=0.5)
-    assert "override it with --task multilabel or regression." in caplog.text
-    assert "override it with --task multiclass or multilabel." in caplog.text
+    assert "override it with --task multilabel, regression or pairs." in caplog.text
+    assert "override it with --task multiclass, multilabel or pairs." in caplog.text
 
 
 def test_the_fingerprint_is_that_of_the_number_of_images(tmp_path):

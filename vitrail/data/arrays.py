@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,14 +11,20 @@ import numpy as np
 
 from vitrail.data.dataset import Array, ArraySplit, Found, GlobalRows, MappedSplit, Numbers, Targets, reads_labels
 from vitrail.data.folder import SPLITS
+from vitrail.data.npy import check_stored, check_zip, declared
 from vitrail.data.pixels import Pixels, bits_of
 from vitrail.errors import UserError
+from vitrail.files import open_regular, reading
 from vitrail.progress import log
 from vitrail.tasks import Multiclass, Task, other_tasks, task_type
 from vitrail.tasks.infer import infer_from_arrays
 
 # The images in an archive, and their labels.
 _IN_ARCHIVE = {"x_train": "y_train", "x_val": "y_val", "x_test": "y_test", "images": "labels", "x": "y"}
+
+# An archive that expands more than this, and beyond what is always allowed, is a zip bomb.
+_MAX_RATIO = 100
+_ALWAYS_ALLOWED = 2**30  # bytes
 
 
 def open_npz(path: Path, task: type[Task] | None = None) -> Found:
@@ -50,19 +55,32 @@ def open_npz(path: Path, task: type[Task] | None = None) -> Found:
 def _read_npz(path: Path, images_only: bool) -> tuple[list[str], dict[str, Array]]:
     """The names of all arrays, in lower case, and by name the arrays, or only those of images."""
     try:
-        with path.open("rb") as stream:
-            file = np.load(stream, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
+        with reading(path, "a readable .npz file"), open_regular(path) as stream:
+            if not zipfile.is_zipfile(stream):
+                stream.seek(0)
+                declared(stream)  # raises the error of a file that is no array
                 raise UserError(f"{path} is a single array, not an .npz archive. Save it with np.savez.")
-            read = [name for name in file.files if not images_only or name.lower() in _IN_ARCHIVE]
-            return [name.lower() for name in file.files], {name.lower(): file[name] for name in read}
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+            check_zip(path, _MAX_RATIO, _ALWAYS_ALLOWED, "arrays of images")
+            stream.seek(0)
+            file = np.load(stream, allow_pickle=False)
+            names = [name for name in file.files if not images_only or name.lower() in _IN_ARCHIVE]
+            return [name.lower() for name in file.files], {name.lower(): _read_member(file, name) for name in names}
+    except UserError as error:
         if "allow_pickle" in str(error):
             raise UserError(
                 f"{path} contains an array of Python objects, which is never loaded because it could run code. "
                 "Save images as one uint8 array and class names as text (dtype str)."
             ) from error
-        raise UserError(f"{path} is not a readable .npz file: {error}.") from error
+        raise
+
+
+def _read_member(file: np.lib.npyio.NpzFile, name: str) -> Array:
+    """An array of an archive, once its header has shown that the archive holds what it claims."""
+    archive: zipfile.ZipFile = file.zip
+    stored = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
+    with archive.open(stored) as stream:
+        check_stored(stored, declared(stream), archive.getinfo(stored).file_size)
+    return np.asarray(file[name])
 
 
 # A word in the file name of images, and its replacement in the file name of their labels.
@@ -72,7 +90,7 @@ _PAIRS = (("images", "labels"), ("image", "label"), ("x", "y"))
 def open_npy(path: Path, task: type[Task] | None = None) -> Found:
     """A file of images with its file of labels; a validation split is held out, even if the folder has others."""
     labels = _labels_path(path)
-    if reads_labels(task) and (labels is None or not labels.exists()):
+    if reads_labels(task) and (labels is None or not labels.is_file()):
         rule = "with 'y' for 'x' or 'labels' for 'images' in the name, as in x_train.npy and y_train.npy"
         reason = f"There is no {labels}." if labels else "Its name contains neither word: rename it."
         raise UserError(f"The labels of {path} must be in the same folder, {rule}. {reason}")
@@ -94,7 +112,7 @@ def open_npy_folder(folder: Path, task: type[Task] | None = None) -> Found:
             )
         labels = _labels_path(path)
         assert labels is not None  # `npy_images` lists no others
-        if reads_labels(task) and not labels.exists():
+        if reads_labels(task) and not labels.is_file():
             raise UserError(f"{path} has no labels: {labels.name} must be in the same folder.")
         pairs[split] = path, labels
     return _from_npy(folder.resolve().name, pairs, folder, task)
@@ -132,14 +150,18 @@ def _from_npy(name: str, pairs: Mapping[str, tuple[Path, Path | None]], where: P
 def _read_npy(path: Path) -> Array:
     """The array of a file, memory-mapped."""
     try:
-        array: Array = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]
-    except ValueError as error:
+        with reading(path, "a complete .npy file"):
+            with open_regular(path) as stream:
+                shape, dtype = declared(stream)
+                check_stored("it", (shape, dtype), path.stat().st_size - stream.tell())
+            array: Array = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call]
+    except UserError as error:
         if "Python objects" in str(error):
             raise UserError(
                 f"{path} contains Python objects, which are never loaded because they could run code. "
                 "Save images as one uint8 array and class names as text (dtype str)."
             ) from error
-        raise UserError(f"{path} is not a complete .npy file: {error}.") from error
+        raise
     return array
 
 
@@ -173,7 +195,7 @@ def from_arrays(
                 f"{where}: the {split} images must have the shape (N, height, width) or (N, height, width, "
                 f"channels), but they have {x.shape}."
             )
-        if len(y) != len(x):
+        if y.shape[:1] != x.shape[:1]:
             raise UserError(
                 f"{where}: the {split} split must have one label per image, but it has labels of shape {y.shape} for "
                 f"{len(x)} images."

@@ -18,12 +18,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, PackedSplit, Split
+from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, PackedSplit, Split, annotated
 from vitrail.data.download import cache_folder
 from vitrail.data.images import Pixels
 from vitrail.data.loader import ReadySplit, batches, images
@@ -66,13 +67,16 @@ class KeptSplit(Split):
 def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, workers: int = 2) -> Split:
     """A split with the pixels of `split` that does not decode them again in every epoch, if possible.
 
-    With random crops, images more than twice the model's size are decoded at a reduced size, cached or not.
+    With random crops, images more than twice the model's size are decoded at a reduced size, cached or not. Annotated
+    images keep their size, which their annotations refer to.
     """
+    whole = annotated(split.targets)
+    crops = crops or whole
     if isinstance(split, ArraySplit | MappedSplit):
         return split if crops else _resized(split, preprocess)
     if not isinstance(split, FileSplit | PackedSplit) or preprocess.bits > 8:
         return split
-    if crops:
+    if crops and not whole:
         split = replace(split, min_side=2 * max(preprocess.img_size))
     if gigabytes == 0:
         return split
@@ -105,18 +109,23 @@ def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> 
     """The split with its cache, if there is one."""
     if not folder.is_dir():
         return None
-    os.utime(folder / _PIXELS)  # mark as used
+    with suppress(OSError):  # read-only, which does no harm, or damaged
+        os.utime(folder / _PIXELS)  # mark as used
     try:
         # Copy on write: torch needs writable arrays.
         pixels = np.asarray(np.memmap(folder / _PIXELS, dtype=np.uint8, mode="c"))
         if not crops:
             return ReadySplit(split, preprocess, pixels.reshape(len(split), preprocess.channels, *preprocess.img_size))
-        table = np.load(folder / _TABLE)
-        if table[-1, 0] + table[-1, 1:].prod() == len(pixels):
+        table = np.load(folder / _TABLE, allow_pickle=False)
+        ends = np.cumsum(table[:, 1:].prod(axis=1))
+        whole = table.shape == (len(split), 4) and (table[:, 1:] > 0).all() and ends[-1] == len(pixels)
+        if whole and np.array_equal(table[:, 0], [0, *ends[:-1]]):
             return KeptSplit(split, pixels, table)
-    except (ValueError, EOFError):
+    except PermissionError:
+        raise
+    except Exception:  # damaged: it is recreated
         pass
-    shutil.rmtree(folder)  # damaged: it is recreated
+    shutil.rmtree(folder)
     return None
 
 
@@ -170,6 +179,7 @@ def _key(split: Files, version: str, preprocess: Preprocess, crops: bool) -> str
     what: tuple[object, ...] = split.min_side, split.channels
     if not crops:
         what = preprocess.img_size, preprocess.channels, preprocess.crop, preprocess.interpolation
+        what += () if preprocess.fit == "crop" else (preprocess.fit,)
     return hashlib.blake2b(repr((_VERSION, crops, what, version)).encode(), digest_size=16).hexdigest()
 
 

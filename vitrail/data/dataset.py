@@ -37,7 +37,7 @@ class Split:
             """The targets of all images, in the form of the data's task.
 
             Multi-class: class indices, (N,) int64. Multi-label: 0 or 1 per label, (N, K) float32. Regression: values,
-            (N, K) float32. Without labels: (N, 0) float32.
+            (N, K) float32. Without labels: (N, 0) float32. Annotations, such as masks and boxes: (N,) objects.
             """
 
     def __len__(self) -> int:
@@ -298,7 +298,7 @@ class Data:
         digest = hashlib.sha256("\n".join(self.classes).encode())
         for name, split in self.splits.items():
             # Targets of images without labels have no bytes.
-            digest.update(name.encode() + (split.targets.tobytes() or str(len(split)).encode()))
+            digest.update(name.encode() + (target_bytes(split.targets) or str(len(split)).encode()))
         return digest.hexdigest()
 
     def read_as(self, channels: int, bits: int) -> Data:
@@ -316,6 +316,18 @@ class Data:
             )
         splits = {name: split.read_as(channels, bits) for name, split in self.splits.items()}
         return replace(self, splits=splits)
+
+
+def annotated(targets: Targets) -> bool:
+    """Whether targets are annotations: objects such as masks and boxes, which move with the pixels."""
+    return bool(targets.dtype == object)
+
+
+def target_bytes(targets: Targets) -> bytes:
+    """The content of targets, to hash; of an annotation that is no array, its `repr`."""
+    if not annotated(targets):
+        return targets.tobytes()
+    return b"\0".join(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode() for each in targets)
 
 
 class GlobalRows(Generic[T]):
@@ -341,6 +353,15 @@ class GlobalRows(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What is wrong with an annotation and was repaired or left out, for the audit."""
+
+    kind: str  # a key of `audit.findings.KINDS`
+    detail: str
+    file: str  # of the annotation
+
+
+@dataclass(frozen=True)
 class Found:
     """The content of a source, before a validation split is held out."""
 
@@ -352,6 +373,7 @@ class Found:
     channels: int
     unreadable: tuple[tuple[str, str], ...] = ()
     bits: int = 8
+    problems: tuple[Problem, ...] = ()  # of annotations
 
     @property
     def classes(self) -> tuple[str, ...]:

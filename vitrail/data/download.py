@@ -1,4 +1,4 @@
-"""Downloads with a checksum; a file appears under its name only when complete and verified."""
+"""Downloads, each complete and verified before it gets its name; and whether a server answers at all."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import hashlib
 import http.client
 import math
 import os
+import ssl
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from vitrail.errors import UserError
 from vitrail.progress import log, track
 
 _TIMEOUT = 30  # seconds
+_PROBE = 5  # seconds
 _CHUNK = 1 << 18  # bytes
 
 
@@ -50,6 +54,33 @@ def download(address: str, path: Path, md5: str) -> None:
     finally:
         with suppress(OSError):  # the folder may not exist
             temporary.unlink()
+
+
+def answers(address: str) -> bool:
+    """Whether a server answers at once, whatever it says. Clients that retry take half a minute to give up."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PROBE).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # its certificate is for the client to judge
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
+
+
+@contextmanager
+def offline_if_unreachable(datasets: Any) -> Iterator[None]:
+    """Sets the offline mode of `datasets` if the hub does not answer: it would retry for half a minute."""
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    if not any(before) and not answers(constants.ENDPOINT):
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _reason(error: Exception) -> str:

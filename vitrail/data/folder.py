@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -121,6 +121,25 @@ def split_folders(root: Path) -> dict[str, Path]:
     return {"train": root}
 
 
+def named_splits(splits: Iterable[str], source: str) -> dict[str, str]:
+    """Their split names by ours. A single split of unknown name is train; otherwise unknown names are skipped."""
+    theirs = list(splits)
+    if len(theirs) == 1:
+        return {SPLITS.get(theirs[0].lower(), "train"): theirs[0]}
+    named: dict[str, str] = {}
+    for name in theirs:
+        split = SPLITS.get(name.lower())
+        if split is None:
+            log.info("%s: skipping the split '%s', which is none of train, val and test.", source, name)
+        elif split in named:
+            raise UserError(f"{source} has two {split} splits. Rename one.")
+        else:
+            named[split] = name
+    if not named:
+        raise UserError(f"{source} must have splits named train, validation or test, but has {', '.join(theirs)}.")
+    return named
+
+
 def _class_files(folder: Path) -> dict[str, list[Path]]:
     """The image files of each class: all below its folder."""
     loose = _loose(folder)
@@ -134,7 +153,7 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
         raise UserError(f"{folder} has no images. It must hold one folder of images per class.")
     if loose:
         log.warning("Ignored %d images in %s that are in no class folder.", loose, folder)
-    files = {child.name: sorted(images_below(child, _stop), key=Path.as_posix) for child in classes}
+    files = {child.name: sorted(images_below(child, stop), key=Path.as_posix) for child in classes}
     for name, paths in files.items():
         if not paths:
             raise UserError(
@@ -146,7 +165,7 @@ def _class_files(folder: Path) -> dict[str, list[Path]]:
 
 def _all_files(folder: Path) -> list[Path]:
     """All image files below a folder."""
-    files = sorted(images_below(folder, _stop), key=Path.as_posix)
+    files = sorted(images_below(folder, stop), key=Path.as_posix)
     if not files:
         raise UserError(
             f"{folder} has no images ({', '.join(sorted(EXTENSIONS))}). Add some, or give the folder that has them."
@@ -159,7 +178,7 @@ def _mention_ignored(root: Path, folders: Mapping[str, Path]) -> None:
     if root in folders.values():
         return
     others = [child for child in subfolders(root) if child not in folders.values()]
-    if ignored := _loose(root) + sum(1 for child in others for _ in images_below(child, _stop)):
+    if ignored := _loose(root) + sum(1 for child in others for _ in images_below(child, stop)):
         names = " or ".join(folder.name for folder in folders.values())
         log.warning("Ignored %d images in %s that are not in %s.", ignored, root, names)
 
@@ -201,18 +220,23 @@ def files_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Ite
         yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
 
 
-def _stop(error: OSError) -> NoReturn:
+def stop(error: OSError) -> NoReturn:
     raise error
 
 
 def leave_out(unreadable: Sequence[tuple[str, str]], count: int) -> None:
     """Warns which of `count` images are skipped and why; raises UserError if there are too many."""
-    share = len(unreadable) / max(count, 1)
-    reasons = [f"{name} ({reason})" for name, reason in unreadable]
+    if not unreadable:
+        return
+    share = len(unreadable) / count
+    names: dict[str, list[str]] = {}
+    for name, reason in unreadable:
+        names.setdefault(reason, []).append(name)
+    which = "; ".join(f"{shortlist(found, 10)} ({reason})" for reason, found in list(names.items())[:5])
     if share > _MOST_UNREADABLE:
+        remedy = "Install what they need" if any("pip install" in reason for reason in names) else "Repair"
         raise UserError(
-            f"{len(reasons)} of {count} images ({share:.1%}) cannot be read, and at most {_MOST_UNREADABLE:.0%} may be "
-            f"unreadable: {shortlist(reasons, 3)}. Repair or remove them."
+            f"{len(unreadable)} of {count} images ({share:.1%}) cannot be read, and at most {_MOST_UNREADABLE:.0%} may "
+            f"be unreadable: {which}. {remedy} or remove them."
         )
-    if reasons:
-        log.warning("%d of %d images cannot be read and are left out: %s.", len(reasons), count, shortlist(reasons, 10))
+    log.warning("%d of %d images cannot be read and are left out: %s.", len(unreadable), count, which)

@@ -6,7 +6,7 @@ handled as for every other source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -16,20 +16,25 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vitrail.data.dataset import Found, GlobalRows, reads_labels
-from vitrail.data.folder import SPLITS, subfolders
+from vitrail.data.download import offline_if_unreachable
+from vitrail.data.folder import SPLITS, named_splits, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.labels import labelled_splits
+from vitrail.data.masks import unnamed_masks
 from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log, track
 from vitrail.tasks import Task
+from vitrail.tasks.captions import COLUMNS as CAPTIONS
+from vitrail.tasks.captions import are_named
 
 PREFIX = "hf:"
 FILES = (".parquet", ".arrow")
 
-_LABEL_NAMES = ("label", "labels", "class", "target", "category", "y", "tags")
+_LABEL_NAMES = ("label", "labels", "class", "target", "category", "y", "tags", *CAPTIONS)
+_MASK_NAMES = ("mask", "masks", "annotation", "label", "segmentation", "labels", "semantic_mask", "segmentation_mask")
 _PEEK = 64  # images of a stream from which size and channels are taken
 
 T = TypeVar("T")
@@ -79,7 +84,8 @@ def open_hub(
         raise UserError(f"'{source}' has no data set name. Write hf:NAME or hf:NAME:CONFIG, such as hf:ylecun/mnist.")
     title = "-".join(filter(None, [name.rstrip("/").rpartition("/")[2], config]))
     load = partial(datasets.load_dataset_builder, name, config or None)
-    return _open(source, title, load, partial(_columns, source, image_column, label_column, task), streaming)
+    with offline_if_unreachable(datasets):
+        return _open(source, title, load, partial(_columns, source, image_column, label_column, task), streaming)
 
 
 def open_files(
@@ -100,7 +106,7 @@ def open_saved(folder: Path, image_column: str | None, label_column: str | None,
     datasets = _import_datasets(folder)
     loaded = _call(str(folder), datasets.load_from_disk, str(folder))
     loaded = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
-    splits = {split: loaded[name] for split, name in _name_splits(loaded, str(folder)).items()}
+    splits = {split: loaded[name] for split, name in named_splits(loaded, str(folder)).items()}
     choose = partial(_columns, str(folder), image_column, label_column, task)
     return _rows(str(folder), folder.resolve().name, splits, choose)
 
@@ -123,7 +129,7 @@ def open_dataset(
     if label_column is not None and not isinstance(label_column, str):
         (label_column,) = label_column
     loaded = source if isinstance(source, datasets.DatasetDict) else {"train": source}
-    splits = {split: loaded[theirs] for split, theirs in _name_splits(loaded, where).items()}
+    splits = {split: loaded[theirs] for split, theirs in named_splits(loaded, where).items()}
     return _rows(where, name, splits, partial(_columns, where, image_column, label_column, task))
 
 
@@ -157,27 +163,8 @@ def _open(
         return _stream(source, title, builder, load, choose)
     _call(source, builder.download_and_prepare)
     loaded = _call(source, builder.as_dataset)
-    splits = {split: loaded[name] for split, name in _name_splits(loaded, source).items()}
+    splits = {split: loaded[name] for split, name in named_splits(loaded, source).items()}
     return _rows(source, title, splits, choose)
-
-
-def _name_splits(splits: Iterable[str], source: str) -> dict[str, str]:
-    """Their split names by ours. A single split of unknown name is train; otherwise unknown names are skipped."""
-    theirs = list(splits)
-    if len(theirs) == 1:
-        return {SPLITS.get(theirs[0].lower(), "train"): theirs[0]}
-    named: dict[str, str] = {}
-    for name in theirs:
-        split = SPLITS.get(name.lower())
-        if split is None:
-            log.info("%s: skipping the split '%s', which is none of train, val and test.", source, name)
-        elif split in named:
-            raise UserError(f"{source} has two {split} splits. Rename one.")
-        else:
-            named[split] = name
-    if not named:
-        raise UserError(f"{source} must have splits named train, validation or test, but has {', '.join(theirs)}.")
-    return named
 
 
 # Columns
@@ -208,7 +195,14 @@ def _columns(
     if not reads_labels(task):
         log.info("%s: images are in the column '%s'.", source, image)
         return image, None, None
-    label = label or _only(named) or _usual(named) or (None if named else _usual(plain + lists) or _only(plain + lists))
+    masks = [name for name in images if name != image and name in _MASK_NAMES]
+    label = (
+        label
+        or _only(named)
+        or _usual(named)
+        or _only(masks)
+        or (None if named else _usual(plain + lists) or _only(plain + lists))
+    )
     if label is None:
         raise UserError(
             f"{source}: which of the columns {', '.join(features)} contains the labels? Set --label-column."
@@ -274,16 +268,24 @@ class _Rows:
 def _rows(source: str, title: str, splits: Mapping[str, Any], choose: Callable[[Features | None], Columns]) -> Found:
     from datasets import Image
 
-    image, label, names = choose(next(iter(splits.values())).features)
+    features = next(iter(splits.values())).features
+    image, label, names = choose(features)
+
+    def store_of(split: str, column: str) -> _Rows:
+        rows = splits[split].select_columns([column]).with_format(None)
+        return _Rows(_call(source, rows.cast_column, column, Image(decode=False)), column, f"{title}/{split}")
+
+    if label is not None and isinstance(features[label], Image):
+        masks = {split: (store_of(split, image), store_of(split, label), len(rows)) for split, rows in splits.items()}
+        return unnamed_masks(title, masks, source)
     labels = {
         split: rows.select_columns([label]).with_format("arrow")[:][label].to_pylist() if label else [""] * len(rows)
         for split, rows in splits.items()
     }
-    task, targets = labelled_splits(labels, names, source)
+    task, targets = labelled_splits(labels, names, source, are_named(label))
     parts = {}
     for split, numbers in targets.items():
-        rows = splits[split].select_columns([image]).with_format(None)
-        store = _Rows(_call(source, rows.cast_column, image, Image(decode=False)), image, f"{title}/{split}")
+        store = store_of(split, image)
         parts[split] = PackedPart(store, numbers, verify(range(len(numbers)), store.inspect, store.identity()))
     return from_stores(title, task, parts, source)
 
@@ -324,7 +326,7 @@ def _stream(
     from datasets.packaged_modules.parquet.parquet import ParquetConfig
 
     loaded = _call(source, builder.as_streaming_dataset)
-    theirs = _name_splits(loaded, source)
+    theirs = named_splits(loaded, source)
     splits = {split: loaded[name] for split, name in theirs.items()}
     image, label, names = choose(next(iter(splits.values())).features)
     parquet = isinstance(builder.config, ParquetConfig)
@@ -337,7 +339,8 @@ def _stream(
             column = _call(source, _call(source, load, columns=[label]).as_streaming_dataset)
             labels = {split: column[name] for split, name in theirs.items()}
         read = {split: _call(source, _read_labels, rows, label, split) for split, rows in labels.items()}
-    task, targets = labelled_splits({split: list(chain(*shards)) for split, shards in read.items()}, names, source)
+    every_label = {split: list(chain(*shards)) for split, shards in read.items()}
+    task, targets = labelled_splits(every_label, names, source, are_named(label))
     if targets.keys() == {"train"}:
         log.info("%s has no validation split: the held-out images are read in a second pass over the stream.", source)
     streams = {}

@@ -7,7 +7,8 @@
 | an array (H, W) or (H, W, C)        | a `.npy` file: uint8, 16 bits, or floats, see `data.multiband` |
 | a tensor (H, W) or (C, H, W)        | the same, channels first                                       |
 
-Floats that an 8-bit model reads are 0..1 or 0..255, by their maximum, as in a file. Nothing here imports torch.
+Floats that an 8-bit model reads are 0..1 or 0..255, by their maximum, as in a file. Four channels that a model of one
+or three reads are RGBA, and composited on white. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class GivenImage:
             return read_image(content, channels, bits)
         if bits == 8 and content.dtype == np.float32 and content.min() < 0:
             raise UnreadableImage("values below 0: give pixels, not normalised values")
+        if bits == 8 and channels in (1, 3) and content.shape[-1] == 4:
+            with failures():
+                return picture_pixels(Image.fromarray(fit(content, 4, 8), "RGBA"), channels, bits)
         return fit(content, channels, bits)
 
 

@@ -27,6 +27,7 @@ from vitrail.data.pixels import Pixels as Pixels
 from vitrail.data.pixels import UnreadableImage as UnreadableImage
 from vitrail.data.remote import fetched
 from vitrail.errors import UserError
+from vitrail.files import open_regular
 
 with suppress(ImportError):  # the extra `heic`
     import pillow_heif
@@ -38,7 +39,7 @@ with suppress(ImportError):  # the extra `jxl`; importing it registers it
 # Listed, because Pillow would otherwise try every plugin on every file, and one of them starts Ghostscript.
 # `init` registers the plugins now, before several threads could do so at once.
 Image.init()
-_FORMATS = tuple(
+FORMATS = tuple(
     kind
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF", "JXL")
     if kind in Image.OPEN
@@ -51,7 +52,7 @@ _PLUGINS = {
 }
 _FORMAT_OF: dict[str, str] = {".npy": "NPY"}
 _FORMAT_OF |= {end: kind for kind, (ends, _) in _PLUGINS.items() for end in ends}
-_FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().items() if kind in _FORMATS}
+_FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().items() if kind in FORMATS}
 EXTENSIONS = frozenset(_FORMAT_OF)
 THUMBNAIL = 16  # side
 
@@ -145,7 +146,7 @@ def picture_pixels(
 def read_header(content: bytes) -> tuple[str, int, int]:
     """The format, height and width that the header of an image states, without decoding; raises UnreadableImage."""
     with failures(), io.BytesIO(content) as file:
-        opened = read_band_header(file) or Image.open(file, formats=_FORMATS)
+        opened = read_band_header(file) or Image.open(file, formats=FORMATS)
         return opened if isinstance(opened, tuple) else (_content(opened), opened.height, opened.width)
 
 
@@ -235,18 +236,15 @@ def _content(image: Image.Image | Bands) -> str:
 @contextmanager
 def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
     """Yields an open picture or the bands of a multi-band file; all failures become UnreadableImage."""
-    with failures(source):
-        if not isinstance(source, bytes) and Path(source).is_dir():
-            raise UnreadableImage("a folder")
-        with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
-            if not file.read(1):
-                raise UnreadableImage("empty file")
-            if (bands := read_bands(file)) is not None:
-                yield bands
-            else:
-                file.seek(0)
-                with Image.open(file, formats=_FORMATS) as image:
-                    yield image
+    with failures(source), io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
+        if not file.read(1):
+            raise UnreadableImage("empty file")
+        if (bands := read_bands(file)) is not None:
+            yield bands
+        else:
+            file.seek(0)
+            with Image.open(file, formats=FORMATS) as image:
+                yield image
 
 
 @contextmanager
@@ -283,13 +281,13 @@ def allow_pixels(most: int) -> None:
 
 def _missing_plugin(source: str | Path | bytes) -> str | None:
     """What the format of a file needs to be read, by its content or its extension; None if it needs nothing."""
-    with io.BytesIO(source) if isinstance(source, bytes) else Path(source).open("rb") as file:
+    with io.BytesIO(source) if isinstance(source, bytes) else open_regular(source) as file:
         start = file.read(12)
     brand = start[8:] if start[4:8] == b"ftyp" else b""
     kind = "HEIF" if brand in (b"heic", b"heix", b"hevc", b"mif1", b"msf1") else "AVIF" if brand == b"avif" else None
     if start.startswith((b"\xff\x0a", b"\x00\x00\x00\x0cJXL ")):
         kind = "JXL"
-    return _PLUGINS[kind][1] if kind is not None and kind not in _FORMATS else None
+    return _PLUGINS[kind][1] if kind is not None and kind not in FORMATS else None
 
 
 @contextmanager
@@ -338,7 +336,7 @@ def _decode_jpeg(source: str | Path | bytes, min_side: int | None) -> Pixels | N
 
 def _content_if_jpeg(path: Path) -> bytes:
     """The content of a JPEG file, or the first bytes of any other file."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         first = file.read(len(_JPEG))
         return first + file.read() if first == _JPEG else first
 

@@ -12,7 +12,8 @@ from vitrail.data.dataset import Array, Targets
 from vitrail.data.image_like import as_array, is_array, shown
 from vitrail.errors import UserError
 from vitrail.progress import log
-from vitrail.tasks import Task
+from vitrail.tasks import Task, task_type
+from vitrail.tasks.captions import joined
 
 
 def label_array(labels: Any, where: str, names: tuple[str, ...] | None = None) -> tuple[Array, tuple[str, ...] | None]:
@@ -83,9 +84,12 @@ def _lists(values: list[list[Any]], where: str, names: tuple[str, ...] | None) -
 
 
 def labelled_splits(
-    labels: Mapping[str, Sequence[Any]], names: tuple[str, ...] | None, source: str
+    labels: Mapping[str, Sequence[Any]], names: tuple[str, ...] | None, source: str, captions: bool = False
 ) -> tuple[Task, dict[str, Targets]]:
-    """The task, and the targets of every labelled split. Public test sets are often unlabelled."""
+    """The task, and the targets of every labelled split; text, or lists of it, may be captions.
+
+    Public test sets are often unlabelled.
+    """
     kept: dict[str, Sequence[Any]] = {}
     for split, values in labels.items():
         if split != "train" and len(values) and all(value in (None, -1) for value in values):
@@ -99,6 +103,11 @@ def labelled_splits(
                 f"is {invalid[0]!r}. Choose another column with --label-column."
             )
         kept[split] = values
+    if captions:
+        texts = [joined([value] if isinstance(value, str) else value) for values in kept.values() for value in values]
+        task, packed = task_type("pairs").from_text({"caption": texts}, range(len(texts)), source)
+        parts = np.split(packed, np.cumsum([len(values) for values in kept.values()])[:-1])
+        return task, dict(zip(kept, parts, strict=True))
     every, known = label_array([value for values in kept.values() for value in values], source, names)
     ends = np.cumsum([len(values) for values in kept.values()])[:-1]
     task, targets = read_labels(np.split(every, ends), known, source, None)

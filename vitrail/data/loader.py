@@ -13,20 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitrail.data.balance import balanced_order
-from vitrail.data.dataset import ArraySplit, MappedSplit, Numbers, Split
+from vitrail.data.dataset import Array, ArraySplit, MappedSplit, Numbers, Split, annotated
 from vitrail.data.images import Pixels, UnreadableImage
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
+from vitrail.tasks import Task
+from vitrail.tasks.placement import Placement, Truth, drawn
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Batch = tuple["Tensor", "Tensor"]  # pixels B C H W, uint8 or (above 8 bits) float32; targets
+# Pixels B C H W, uint8 or (above 8 bits) float32, and targets: a tensor, or in evaluation an array of `Truth`.
+Batch = tuple["Tensor", Any]
 Box = tuple[int, int, int, int]  # y, x, h, w
 
 _PREFETCH = 4  # batches
@@ -62,7 +65,10 @@ def batches(
     workers: int = 2,
     indices: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """The images of a split, or those at `indices`, in order; the last batch may be smaller."""
+    """The images of a split, or those at `indices`, in order; the last batch may be smaller.
+
+    Targets are a tensor; for annotations, an array of `Truth`.
+    """
     order = np.arange(len(split)) if indices is None else np.asarray(indices, dtype=np.int64)
     return _read(split, preprocess, _cut(order, batch_size), workers)
 
@@ -88,6 +94,8 @@ class TrainBatches:
     balanced: bool = False  # class-balanced sampling, with the same number of batches
     repeats: int = 1  # copies of each image, with the same number of batches: repeated augmentation
     change: Callable[[Tensor], Tensor] | None = None  # the caller's augmentation of pixels
+    task: Task | None = None  # of annotated images: it places annotations into the input, with the pixels
+    hflip: float = 0.0  # probability of mirroring an annotated image; others are mirrored batch by batch
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -120,11 +128,18 @@ class TrainBatches:
     def read(self, number: int, chosen: Sequence[Numbers]) -> Iterator[Batch]:
         """The batches of an epoch that hold these images, as `numbers` gives them."""
 
-        def crop(i: int, height: int, width: int) -> Box:
+        def chance(i: int) -> np.random.Generator:
             # From 1: numpy pads seeds with zeros, so (seed, epoch, 0) is the seed of the shuffle.
-            rng = np.random.Generator(np.random.PCG64([self.seed, number, 1 + i]))
-            return random_crop(height, width, self.crop_scale, rng)
+            return np.random.Generator(np.random.PCG64([self.seed, number, 1 + i]))
 
+        def crop(i: int, height: int, width: int) -> Box:
+            return random_crop(height, width, self.crop_scale, chance(i))
+
+        def place(i: int, height: int, width: int) -> Placement:
+            return drawn((height, width), self.preprocess.img_size, self.crop_scale, self.hflip, chance(i))
+
+        if self.task is not None:
+            return _read_annotated(self.split, self.preprocess, chosen, self.workers, place, self.task)
         return _read(self.split, self.preprocess, chosen, self.workers, crop if self.crop_scale < 1 else None)
 
 
@@ -173,6 +188,9 @@ def _read(
     """Batches of images; number `i + r * N` is the r-th repetition of image `i`, with its own crop."""
     import torch
 
+    if annotated(split.targets):
+        yield from _read_annotated(split, preprocess, chosen, workers)
+        return
     if crop is None and (take := _preprocessed(split, preprocess)) is not None:
         for numbers in chosen:
             indices = numbers % len(split)
@@ -181,7 +199,7 @@ def _read(
     if chosen:
         split = split.reader(np.concatenate(chosen) % len(split))
 
-    def fill(out: Pixels, numbers: Numbers) -> None:
+    def fill(out: Pixels, _: Array, numbers: Numbers) -> None:
         for row, number in zip(out, numbers.tolist(), strict=True):
             image = image_of(split, number % len(split))
             if crop is None:
@@ -189,21 +207,60 @@ def _read(
             else:
                 row[:] = preprocess.crop_pixels(image, crop(number, *image.shape[:2]))
 
+    for pixels, _, numbers in _filled(fill, preprocess, chosen, workers):
+        yield torch.from_numpy(pixels), torch.from_numpy(split.targets[numbers % len(split)])
+
+
+def _read_annotated(
+    split: Split,
+    preprocess: Preprocess,
+    chosen: Sequence[Numbers],
+    workers: int,
+    place: Callable[[int, int, int], Placement] | None = None,
+    task: Task | None = None,
+) -> Iterator[Batch]:
+    """`_read` for annotated images: with `place`, targets are annotations as a task places them; else `Truth`."""
+    import torch
+
+    if chosen:
+        split = split.reader(np.concatenate(chosen) % len(split))
+
+    def fill(out: Pixels, targets: Array, numbers: Numbers) -> None:
+        for k, (row, number) in enumerate(zip(out, numbers.tolist(), strict=True)):
+            i = number % len(split)
+            image = image_of(split, i)
+            if place is None or task is None:
+                row[:] = preprocess.pixels(image)
+                targets[k] = Truth(split.targets[i], preprocess.placement(*image.shape[:2]))
+            else:
+                placement = place(number, *image.shape[:2])
+                row[:] = preprocess.place(image, placement)
+                targets[k] = task.placed(split.targets[i], placement)
+
+    for pixels, targets, _ in _filled(fill, preprocess, chosen, workers):
+        yield torch.from_numpy(pixels), targets if task is None else torch.from_numpy(np.stack(list(targets)))
+
+
+def _filled(
+    fill: Callable[[Pixels, Array, Numbers], None], preprocess: Preprocess, chosen: Sequence[Numbers], workers: int
+) -> Iterator[tuple[Pixels, Array, Numbers]]:
+    """Batches of pixels and of any objects, filled by threads some batches ahead, with their image numbers."""
     pool = ThreadPoolExecutor(max(workers, 1), thread_name_prefix="vitrail-read")
 
-    def submit(numbers: Numbers) -> tuple[Pixels, Numbers, list[Future[None]]]:
+    def submit(numbers: Numbers) -> tuple[Pixels, Array, Numbers, list[Future[None]]]:
         out = np.empty((len(numbers), preprocess.channels, *preprocess.img_size), dtype=preprocess.dtype)
+        extra = np.empty(len(numbers), object)
         chunks = [slice(at, at + _CHUNK) for at in range(0, len(numbers), _CHUNK)]
-        return out, numbers, [pool.submit(fill, out[chunk], numbers[chunk]) for chunk in chunks]
+        return out, extra, numbers, [pool.submit(fill, out[c], extra[c], numbers[c]) for c in chunks]
 
     try:
         pending = deque(submit(numbers) for numbers in chosen[:_PREFETCH])
         for k in range(len(chosen)):
-            out, numbers, futures = pending.popleft()
+            out, extra, numbers, futures = pending.popleft()
             for future in futures:
                 future.result()
             if k + _PREFETCH < len(chosen):
                 pending.append(submit(chosen[k + _PREFETCH]))
-            yield torch.from_numpy(out), torch.from_numpy(split.targets[numbers % len(split)])
+            yield out, extra, numbers
     finally:
         pool.shutdown(cancel_futures=True)

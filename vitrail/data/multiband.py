@@ -13,6 +13,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
+from vitrail.data.npy import check_stored, declared
 from vitrail.data.pixels import Pixels, UnreadableImage, to_float32
 
 _NPY = b"\x93NUMPY"
@@ -41,6 +42,7 @@ def read_bands(file: BinaryIO) -> Bands | None:
     if first.startswith(_NPY):
         return Bands("NPY", _read_npy(file))
     if _DEEP_PNG.match(first):
+        _check_pixels(int.from_bytes(first[16:20], "big") * int.from_bytes(first[20:24], "big"))
         return Bands("PNG", _read_png(file))
     if first[:4] in _TIFF and _beyond_pillow(file):
         file.seek(0)
@@ -63,9 +65,7 @@ def read_band_header(file: BinaryIO) -> tuple[str, int, int] | None:
 def _npy_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of an array that is stored as a file claims; raises UnreadableImage if it is not."""
     try:
-        known: Any = np.lib.format  # partly untyped
-        version = known.read_magic(file)
-        shape, _, dtype = (known.read_array_header_1_0 if version == (1, 0) else known.read_array_header_2_0)(file)
+        shape, dtype = declared(file)
     except Exception as error:  # numpy raises many types on damaged files
         raise UnreadableImage("damaged") from error
     start, end = file.tell(), file.seek(0, 2)
@@ -92,7 +92,16 @@ def _tiff_size(file: BinaryIO) -> tuple[int, int]:
         raise UnreadableImage("damaged") from error
 
 
+def _check_pixels(count: int) -> None:
+    """Raises DecompressionBombError beyond the limit of Pillow, which does not open these files."""
+    if Image.MAX_IMAGE_PIXELS is not None and count > 2 * Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(f"{count} pixels")
+
+
 def _read_npy(file: BinaryIO) -> Pixels:
+    content, start = declared(file), file.tell()
+    check_stored("it", content, file.seek(0, 2) - start)
+    file.seek(0)
     try:
         values = np.load(file, allow_pickle=False)
     except ValueError as error:
@@ -139,8 +148,9 @@ def _read_tiff(file: BinaryIO) -> Pixels:
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # we report damaged files ourselves
     with tifffile.TiffFile(file) as tiff:
         source = tiff.series[0] if tiff.is_shaped or tiff.is_imagej or tiff.is_ome else tiff.pages.first
+        _check_pixels(source.size // max(min(source.shape, default=1), 1) if len(source.shape) > 2 else source.size)
         if source.size > _MAX_VALUES:
-            raise Image.DecompressionBombError
+            raise UnreadableImage(f"{source.size:,} values, above the limit of {_MAX_VALUES:,}")
         values = source.asarray(maxworkers=1)
         if source.axes in ("SYX", "CYX"):
             values = values.transpose(1, 2, 0)

@@ -124,6 +124,8 @@ def _images_and_labels(source: Any, where: str) -> tuple[Any, Any]:
     if is_array(source):
         return source, None
     if isinstance(source, Sequence) and not isinstance(source, str | bytes):
+        if len(source) == 2 and is_array(source[0]) and source[0].ndim > 2 and len(source[0]) == len(source[1]):
+            raise UserError("Images and labels must be a tuple, (images, labels), but they are a list of the two.")
         return _unzipped(source, where)
     hint = " An iterable-style data set cannot be shuffled: list its items." if hasattr(source, "__iter__") else ""
     raise UserError(f"Data from Python must be {KINDS}, but it is {shown(source)}.{hint}")

@@ -7,7 +7,7 @@ is imported where it is used, so that model cards can be read without it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -16,11 +16,14 @@ from PIL import Image
 from vitrail.config import Size, coerce, unknown_setting
 from vitrail.data.pixels import WHITE, Pixels, UnreadableImage, bits_of, fit
 from vitrail.errors import UserError
+from vitrail.tasks.placement import Placement, fitted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Fit = Literal["crop", "pad"]
 Resizing = Literal["bicubic", "bilinear", "lanczos"]
+_MOST_VALUES = 2**28  # height x width x channels: 8192x8192 pixels in colour are fewer
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -35,17 +38,26 @@ class Preprocess:
     std: tuple[float, ...] = (0.5,)
     bits: int = 8  # per pixel value: 8, 16, or 32 for floats
     interpolation: Resizing = "bicubic"
+    # Cover the input and crop the centre, or fit the whole image into it and pad with zeros. Not in `repr`, which
+    # fingerprints of earlier versions contain.
+    fit: Fit = field(default="crop", repr=False)
 
     def __post_init__(self) -> None:
         if self.channels < 1:
             raise UserError(f"'channels' must be at least 1, but it is {self.channels}.")
+        if (count := self.img_size[0] * self.img_size[1] * self.channels) > _MOST_VALUES:
+            raise UserError(f"An input may have at most {_MOST_VALUES:,} values, but it has {count:,}.")
         if self.bits not in WHITE:
             raise UserError(f"'bits' must be 8, 16, or 32 for floats, but it is {self.bits}.")
         if self.interpolation not in get_args(Resizing):
             known = ", ".join(get_args(Resizing))
             raise UserError(f"'interpolation' must be one of {known}, but it is {self.interpolation!r}.")
-        if not 0 < self.crop <= 1:
-            raise UserError(f"'crop' must be above 0 and at most 1, but it is {self.crop}.")
+        if not 0.01 <= self.crop <= 1:  # the image is resized to the input's size divided by it
+            raise UserError(f"'crop' must be from 0.01 to 1, but it is {self.crop}.")
+        if self.fit not in get_args(Fit):
+            raise UserError(f"'fit' must be one of {', '.join(get_args(Fit))}, but it is {self.fit!r}.")
+        if self.fit == "pad" and self.crop != 1:
+            raise UserError(f"'crop' must be 1 if images are padded, but it is {self.crop}. Use --crop 1.")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, self.channels):
                 raise UserError(
@@ -64,8 +76,10 @@ class Preprocess:
     def pixels(self, image: Pixels) -> Pixels:
         """Images (..., H, W, C) of any size as (..., C, h, w): resized to cover the model's size, then centre-cropped.
 
-        Sizes are rounded as in torchvision's `Resize` and `CenterCrop`.
+        Sizes are rounded as in torchvision's `Resize` and `CenterCrop`. With `fit="pad"`, the whole image is shown.
         """
+        if self.fit == "pad":
+            return self.place(image, self.placement(*image.shape[-3:-1]))
         image = self._trim(image)
         (h, w), (y, x) = self._cover(*image.shape[-3:-1])
         resized = self._resize(image, (h, w))
@@ -73,13 +87,37 @@ class Preprocess:
 
     def pixels_by_pillow(self, image: Pixels) -> Pixels:
         """`pixels` of one image without torch. Pillow and torch round differently: values differ by at most 1."""
-        image = self._fit(self._trim(image))
-        (h, w), (y, x) = self._cover(*image.shape[:2])
+        if self.fit == "pad":
+            _, _, h, w = self.placement(*image.shape[:2]).shown
+            y, x, image = 0, 0, self._fit(image)
+        else:
+            image = self._fit(self._trim(image))
+            (h, w), (y, x) = self._cover(*image.shape[:2])
         resized = _by_pillow(image.transpose(2, 0, 1), (h, w), self.interpolation)
         if self.bits == 16:
             resized = resized.clip(0, WHITE[16])  # bicubic overshoots
         cropped = resized[:, y : y + self.img_size[0], x : x + self.img_size[1]]
+        if self.fit == "pad":
+            cropped = np.pad(cropped, ((0, 0), (0, self.img_size[0] - h), (0, self.img_size[1] - w)))
         return np.ascontiguousarray(np.broadcast_to(cropped, (self.channels, *self.img_size)))
+
+    def placement(self, height: int, width: int) -> Placement:
+        """How `pixels` places an image of this size into the model's input."""
+        if self.fit == "pad":
+            return fitted((height, width), self.img_size)
+        (h, w), (y, x) = self._cover(height, width)
+        box = (y * height // h, x * width // w, self.img_size[0] * height // h, self.img_size[1] * width // w)
+        return Placement((height, width), self.img_size, box, (0, 0, *self.img_size))
+
+    def place(self, image: Pixels, placement: Placement) -> Pixels:
+        """Images (..., H, W, C) as (..., C, h, w), placed in the model's input."""
+        (top, left, height, width), (y, x, h, w) = placement.box, placement.shown
+        resized = self._resize(image[..., top : top + height, left : left + width, :], (h, w))
+        if (h, w) != self.img_size:
+            placed = np.zeros((*resized.shape[:-2], *self.img_size), resized.dtype)
+            placed[..., y : y + h, x : x + w] = resized
+            resized = placed
+        return np.ascontiguousarray(resized[..., ::-1] if placement.mirror else resized)
 
     def with_margin(self, images: Pixels) -> Pixels:
         """Images (B, h, w, C) of the model's size with a black margin, which the centre crop removes again."""
@@ -131,6 +169,11 @@ class Preprocess:
 
     def frame(self, pixels: Tensor) -> Tensor:
         """Pixels (B, C, H, W) of another size, on any device, resized and cropped as by `pixels`."""
+        if self.fit == "pad":
+            import torch.nn.functional as F
+
+            _, _, h, w = self.placement(*pixels.shape[-2:]).shown
+            return F.pad(self._scale(pixels, (h, w)), (0, self.img_size[1] - w, 0, self.img_size[0] - h))
         (h, w), (y, x) = self._cover(*pixels.shape[-2:])
         return self._scale(pixels, (h, w))[..., y : y + self.img_size[0], x : x + self.img_size[1]]
 
@@ -143,10 +186,10 @@ class Preprocess:
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> Preprocess:
         """The inverse of `dataclasses.asdict` or its JSON; UserError for unknown, missing or ill-typed values."""
-        known = [field.name for field in fields(cls)]
+        known = [each.name for each in fields(cls)]
         unknown_setting(document, known)
         for name in known:
-            if name not in document and name not in ("bits", "interpolation"):  # absent in older files
+            if name not in document and name not in ("bits", "interpolation", "fit"):  # absent in older files
                 raise UserError(f"The preprocessing setting '{name}' is missing.")
         return cls(
             img_size=coerce(cls, "img_size", document["img_size"]),
@@ -156,6 +199,7 @@ class Preprocess:
             std=coerce(cls, "std", document["std"]),
             bits=coerce(cls, "bits", document.get("bits", 8)),
             interpolation=coerce(cls, "interpolation", document.get("interpolation", "bicubic")),
+            fit=coerce(cls, "fit", document.get("fit", "crop")),
         )
 
     def _fit(self, image: Pixels) -> Pixels:

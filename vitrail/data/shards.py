@@ -12,8 +12,6 @@ import json
 import os
 import re
 import tarfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -33,13 +31,15 @@ from vitrail.data.images import EXTENSIONS, ImageFacts, UnreadableImage, inspect
 from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.verify import verify
 from vitrail.errors import UserError
+from vitrail.files import open_regular, read_text, reading
 from vitrail.progress import track
 from vitrail.tasks import Multiclass, Task
 from vitrail.version import VERSION
 
 _LABELS = (".cls", ".json", ".txt")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_MAX_LABEL = 1000  # bytes in a .cls or .txt file
+_MAX_LABEL = {".cls": 1000, ".txt": 1000, ".json": 2**20}  # bytes
+_MOST_SHARDS = 100_000
 
 
 def is_shards(source: str | Path) -> bool:
@@ -65,7 +65,7 @@ def open_shards(source: str | Path, label_field: str | None = None, task: type[T
         raise UserError(f"{source} contains no samples. A shard is a tar file of {rule}.")
     known = labels != ""
     found = labels[known]
-    if all(re.fullmatch(r"-?\d+", label) for label in found.tolist()):
+    if all(re.fullmatch(r"-?\d{1,18}", label) for label in found.tolist()):
         found = found.astype(np.int64)
     classes, [numbers] = class_numbers([found], _class_names(paths[0]) if field else None, str(source))
     targets = np.zeros(len(labels), np.int64)
@@ -90,7 +90,9 @@ def _expand(source: str | Path) -> list[Path]:
         paths = [path]
     else:
         paths = []
-        for text in _braces(str(path)):
+        for number, text in enumerate(_braces(str(path))):
+            if number == _MOST_SHARDS:
+                raise UserError(f"{source} names more than {_MOST_SHARDS:,} shards. Give their folder.")
             matches = sorted(map(Path, glob(text)))  # noqa: PTH207  # Path globs no absolute paths
             if not matches:
                 raise UserError(f"{source}: there is no shard {text}.")
@@ -112,14 +114,13 @@ def _tars_in(folder: Path) -> list[Path]:
 
 def _braces(text: str) -> Iterator[str]:
     """Brace expansion of ranges, {000..127}, and lists, {train,val}."""
-    found = re.search(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}", text)
+    found = re.search(r"\{(?:(\d{1,18})\.\.(\d{1,18})|([^{}]*,[^{}]*))\}", text)
     if found is None:
         yield text
         return
     first, last, words = found.groups()
-    if words is None:
-        words = ",".join(str(i).zfill(len(first)) for i in range(int(first), int(last) + 1))
-    for word in words.split(","):
+    numbers = (str(i).zfill(len(first)) for i in range(int(first), int(last) + 1)) if words is None else ()
+    for word in numbers if words is None else words.split(","):
         yield from _braces(text[: found.start()] + word + text[found.end() :])
 
 
@@ -140,19 +141,16 @@ def _class_names(shard: Path) -> tuple[str, ...] | None:
     """The class names from `classes.txt` or `classes.json` in the folder of the shards or its parent."""
     for folder in (shard.parent, shard.parent.parent):
         text, document = folder / "classes.txt", folder / "classes.json"
-        try:
-            if text.exists():
-                return tuple(line.strip() for line in text.read_text(encoding="utf-8").splitlines() if line.strip())
-            if document.exists():
-                names = json.loads(document.read_text(encoding="utf-8"))
+        advice = 'They must be in classes.txt, one per line, or in classes.json: ["cat", "dog"] or {"0": "cat"}'
+        if text.is_file():
+            with reading(text, "a file of class names", advice):
+                return tuple(line.strip() for line in read_text(text).splitlines() if line.strip())
+        if document.is_file():
+            with reading(document, "a file of class names", advice):
+                names = json.loads(read_text(document))
                 if isinstance(names, dict):
                     names = [names[str(number)] for number in range(len(names))]
                 return tuple(str(name) for name in names)
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"The class names in {folder} cannot be read. They must be in classes.txt, one per line, or in "
-                'classes.json, as ["cat", "dog"] or {"0": "cat", "1": "dog"}.'
-            ) from error
     return None
 
 
@@ -203,7 +201,7 @@ def _read(index: _Index, i: int) -> bytes:
     offset, size = index.places[i].tolist()
     try:
         # Opened on every read: cheap next to decoding, and there may be more shards than file descriptors.
-        with index.path.open("rb") as file:
+        with open_regular(index.path) as file:
             file.seek(offset)
             return file.read(size)
     except OSError as error:
@@ -237,6 +235,7 @@ def _indices(paths: Sequence[Path], field: str) -> list[_Index]:
     return [found[path] for path in paths]
 
 
+_NOT_STORED = (0, -1)  # the offset and size of a file that the shard does not contain
 _UNKNOWN = (0,) * len(dataclasses.fields(ImageFacts))
 
 
@@ -244,28 +243,34 @@ def _scan(path: Path, field: str) -> _Index:
     """The samples of a shard, from its headers and label files."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, dict[str, tuple[int, int]]] = {}
-    try:
-        with tarfile.open(path, "r:") as tar:
+    with reading(path, "a complete tar file", "Download it again."), open_regular(path) as file:
+        length, last = path.stat().st_size, -1
+        with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
+                if member.size < 0 or member.offset <= last:  # would be read for ever
+                    raise ValueError(f"{member.name} has a size of {member.size}")
+                last = member.offset
                 if not member.isreg() or Path(member.name).name.startswith("."):
                     continue
-                folder, _, file = member.name.rpartition("/")
-                stem, dot, end = file.partition(".")
+                folder, _, name = member.name.rpartition("/")
+                stem, dot, end = name.partition(".")
                 key, end = f"{folder}/{stem}", f"{dot}{end}".lower()
+                stored = not member.issparse() and member.offset_data + member.size <= length
+                place = (member.offset_data, member.size) if stored else _NOT_STORED
                 if end in EXTENSIONS:
-                    images.setdefault(key, (member.name, member.offset_data, member.size))
+                    images.setdefault(key, (member.name, *place))
                 elif field and end in _LABELS:
-                    labels.setdefault(key, {})[end] = member.offset_data, member.size
-    except tarfile.TarError as error:
-        raise UserError(f"{path} is not a complete tar file: {error}. Download it again.") from error
+                    labels.setdefault(key, {})[end] = place
     names, places, texts, faults = [], [], [], []
     with path.open("rb") as shard:
         for key in dict.fromkeys([*images, *labels]):
-            name, *place = images.get(key, (key.lstrip("/"), 0, 0))
+            name, *found = images.get(key, (key.lstrip("/"), 0, 0))
             text, fault = _label(shard, labels.get(key, {}), field) if field else ("", "")
             names.append(name.encode("utf-8", "surrogateescape"))
-            places.append(place)
+            places.append(found)
             texts.append(text)
+            if tuple(found) == _NOT_STORED:
+                fault = "a sparse or truncated file"
             faults.append(fault if key in images else "a label without an image")
     return _Index(
         path,
@@ -283,7 +288,9 @@ def _label(shard: BinaryIO, files: Mapping[str, tuple[int, int]], field: str) ->
     if end is None:
         return "", "no label: no .cls, .json or .txt file"
     offset, size = files[end]
-    if end != ".json" and size > _MAX_LABEL:
+    if (offset, size) == _NOT_STORED:
+        return "", f"its {end} is a sparse or truncated file"
+    if size > _MAX_LABEL[end]:
         return "", f"its {end} is too long for a label"
     shard.seek(offset)
     try:
@@ -295,7 +302,7 @@ def _label(shard: BinaryIO, files: Mapping[str, tuple[int, int]], field: str) ->
             text = str(value).strip()
     except UnicodeDecodeError:
         return "", f"its {end} is not UTF-8 text"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "", f"its .json has no field '{field}'"
     return text, "" if text else f"its {end} is empty"
 
@@ -317,8 +324,8 @@ def _load_index(path: Path, field: str) -> _Index | None:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as cached:
             if str(cached["stamp"]) == stamp:
                 return _Index(path, *(cached[name] for name in ("names", "places", "labels", "faults", "facts")))
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile):
-        pass  # missing or incomplete: it is rebuilt
+    except Exception:  # missing or damaged: it is rebuilt
+        pass
     return None
 
 

@@ -6,7 +6,7 @@ share is done here: validation, class order, hold-out and folds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -14,19 +14,24 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from vitrail.config import TokenizerName
 from vitrail.data.arrays import npy_images, open_npy, open_npy_folder, open_npz
+from vitrail.data.boxes import open_boxes
 from vitrail.data.builtin import BUILT_IN
-from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets
+from vitrail.data.captions import has_captions, is_coco_captions, open_captioned, open_coco
+from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets, reads_labels
 from vitrail.data.folder import open_folder
 from vitrail.data.huggingface import PREFIX, holds_images, is_saved, open_files, open_hub, open_saved
 from vitrail.data.images import allow_pixels
+from vitrail.data.masks import named_masks, open_masks
 from vitrail.data.objects import PREFIX as PYTHON
 from vitrail.data.objects import object_name, open_object
 from vitrail.data.shards import is_shards, open_shards
 from vitrail.data.table import SUFFIXES, open_table
-from vitrail.errors import UserError, nearest
+from vitrail.errors import UserError, nearest, shown
 from vitrail.progress import log
-from vitrail.tasks import Task, task_type
+from vitrail.tasks import Boxes, Masks, Task, task_type
+from vitrail.tasks.captions import are_captions
 
 Source: TypeAlias = Any  # a name, str or Path, or a Python object, see `objects`
 
@@ -47,6 +52,9 @@ def open_data(
     model: Task | None = None,
     image_dir: str | None = None,
     max_pixels: int | None = None,
+    tokenizer: TokenizerName | None = None,
+    context: int | None = None,
+    mask_values: Sequence[str] | None = None,
 ) -> Data:
     """Opens a data set and, unless it is streamed, verifies that every image can be read.
 
@@ -56,6 +64,8 @@ def open_data(
     that reads no labels needs none. With `model`, the task of a trained model, targets have its classes in its order:
     the data may then lack some of them, needs no train split, and nothing is held out; data without splits becomes one
     split, "all". `image_dir` is the folder of a table's images. `max_pixels` is the limit of `allow_pixels`.
+    `tokenizer` and `context` apply to captions.
+    `mask_values` gives the class of each value of masks, as in ("0=ground", "255=nucleus").
     """
     if max_pixels is not None:
         allow_pixels(max_pixels)
@@ -68,19 +78,24 @@ def open_data(
     kind = task_type(task) if task is not None else None if model is None else type(model)
     where = full_name(source) if is_object(source) else source
     try:
-        found = open_source(source, data_dir, image_column, label_column, kind, streaming, model, image_dir=image_dir)
+        how: dict[str, Any] = {"image_dir": image_dir, "mask_values": mask_values}
+        found = open_source(source, data_dir, image_column, label_column, kind, streaming, model, **how)
         if val is not None:
             if folds:
                 raise UserError("Cross-validation makes its own validation splits. Remove either val or folds.")
             columns = image_column, label_column, type(found.task)
-            other = open_source(val, data_dir, *columns, streaming, found.task, image_dir=image_dir)
+            other = open_source(val, data_dir, *columns, streaming, found.task, **how)
             found = _with_val(found, other, full_name(val))
     except OSError as error:
         raise UserError(f"{error.filename or where} cannot be read: {error.strerror or error}.") from error
+    found = with_captions(found, kind)
     if kind is not None and type(found.task) is not kind:
         if not (kind.single and found.task.single):
             raise UserError(f"{where} is {found.task.title} data, so the task cannot be {kind.title}.")
         found = replace(found, task=kind(found.classes))  # same targets, another meaning
+    for name in found.classes:
+        if name.encode(errors="ignore").decode() != name:  # cards and reports could not be written
+            raise UserError(f"The {found.task.one} {shown(name)} of {where} is not valid UTF-8 text. Rename it.")
     parts = found.parts
     for split, (items, _) in parts.items():
         if not len(items):
@@ -90,6 +105,7 @@ def open_data(
         if "train" not in parts:
             raise UserError(f"{where} has no train split, only {' and '.join(parts)}.")
         found.task.check(targets, where)
+        found = replace(found, task=found.task.tokenized(targets["train"], tokenizer, context))
     else:
         adopted = found.task.adopt(model, targets, where)
         parts = {split: (parts[split][0], adopted[split]) for split in parts}
@@ -106,6 +122,20 @@ def open_data(
         unreadable=found.unreadable,
         bits=found.bits,
     )
+
+
+def with_captions(found: Found, task: type[Task] | None) -> Found:
+    """Labels that read like captions as captions; with the task of captions, class names as well."""
+    kind = task_type("pairs")
+    numbers = [targets for _, targets in found.parts.values()]
+    if task is None and found.task.single:
+        texts = [found.classes[k] for targets in numbers for k in targets.tolist()] if found.classes else []
+        task = kind if are_captions(texts) else None
+    if task is not kind or isinstance(found.task, kind) or not found.task.single:
+        return found
+    named, targets = kind.from_classes(found.classes, {split: part[1] for split, part in found.parts.items()})
+    parts = {split: (items, targets[split]) for split, (items, _) in found.parts.items()}
+    return replace(found, task=named, parts=parts)
 
 
 def is_object(source: Source) -> bool:
@@ -202,15 +232,20 @@ def _hold_out_fold(
     return {"train": (items[~held], targets[~held]), "val": (items[held], targets[held])} | rest
 
 
-def folder_kind(folder: Path) -> Literal["classes", "saved", "files", "shards", "arrays"]:
-    """The kind of a data folder: class folders, `save_to_disk`, Parquet or Arrow files, tar shards or `.npy` arrays."""
+def folder_kind(folder: Path) -> Literal["classes", "captions", "saved", "files", "shards", "arrays"]:
+    """The kind of a data folder.
+
+    Class folders, images with captions, `save_to_disk`, Parquet or Arrow files, tar shards or `.npy` arrays.
+    """
     if is_saved(folder):
         return "saved"
     if holds_images(folder):
         return "files"
     if is_shards(folder):
         return "shards"
-    return "arrays" if npy_images(folder) else "classes"
+    if npy_images(folder):
+        return "arrays"
+    return "captions" if has_captions(folder) else "classes"
 
 
 def open_source(
@@ -223,14 +258,44 @@ def open_source(
     model: Task | None = None,
     verify: bool = True,
     image_dir: str | None = None,
+    mask_values: Sequence[str] | None = None,
 ) -> Found:
     """The content of a source as stored; without `verify`, files listed in a table are assumed to be readable."""
+    if (found := open_annotated(source, task, mask_values)) is not None:
+        return found
     if task is None or task.labelled:
-        return _open_source(source, data_dir, image_column, label_column, task, streaming, model, verify, image_dir)
+        opened = _open_source(source, data_dir, image_column, label_column, task, streaming, model, verify, image_dir)
+        if opened.task.annotated and not opened.classes:
+            return named_masks(opened, mask_values, full_name(source))
+        if mask_values is not None:
+            raise UserError(f"--mask-values is for images with masks, but {full_name(source)} has none.")
+        return opened
     if label_column is not None:
         raise UserError(f"--label-column does not apply to {task.title}, which reads no labels: remove it.")
     found = _open_source(source, data_dir, image_column, None, task, streaming, model, verify, image_dir)
     return found.without_labels(task())
+
+
+# The tasks whose targets are annotations, each with what reads them from a folder: None if there are none.
+ANNOTATED: dict[type[Task], Callable[[Path, Sequence[str] | None, bool], Found | None]] = {
+    Masks: open_masks,
+    Boxes: open_boxes,
+}
+
+
+def open_annotated(source: Source, task: type[Task] | None, mask_values: Sequence[str] | None) -> Found | None:
+    """A folder of images with masks or other annotations, if that is what it holds and no other task is asked for."""
+    readers = [read for kind, read in ANNOTATED.items() if task is None or issubclass(task, kind)]
+    if not readers:
+        if mask_values is not None:
+            raise UserError("--mask-values is for images with masks. Remove it, or --task.")
+        return None
+    path = Path() if is_object(source) else Path(source).expanduser()
+    if is_object(source) or (isinstance(source, str) and source in BUILT_IN) or not path.exists():
+        return None
+    if is_coco_captions(path) or (path.is_dir() and folder_kind(path) != "classes"):
+        return None
+    return next((found for read in readers if (found := read(path, mask_values, task is not None)) is not None), None)
 
 
 def _open_source(
@@ -265,6 +330,8 @@ def _open_source(
             f"Only Hugging Face data sets (hf:NAME) and Parquet or Arrow files with embedded images can be streamed, "
             f"but {source} is neither. Remove --streaming."
         )
+    if suffix == ".json":
+        return open_coco(path, image_dir)
     if suffix in SUFFIXES:
         return open_table(path, image_column, label_column, task, model, verify, image_dir)
     if image_dir is not None:
@@ -283,14 +350,16 @@ def _open_source(
             log.info("Using the built-in data set '%s'. Write ./%s for the folder of that name.", source, source)
         return BUILT_IN[source](data_dir)
     if path.is_dir():
+        if kind == "captions" and reads_labels(task) and (task is None or task.several):
+            return open_captioned(path)
         return open_npy_folder(path, task) if kind == "arrays" else open_folder(path, task)
     if suffix == ".npz":
         return open_npz(path, task)
     if suffix == ".npy":
         return open_npy(path, task)
     kinds = (
-        f"a folder of images, an .npz or .npy file, a table ({', '.join(SUFFIXES)}), tar shards, hf:NAME or a built-in "
-        f"name ({', '.join(BUILT_IN)})"
+        f"a folder of images, an .npz or .npy file, a table ({', '.join(SUFFIXES)}), COCO's captions (.json), tar "
+        f"shards, hf:NAME or a built-in name ({', '.join(BUILT_IN)})"
     )
     if path.exists():
         raise UserError(f"{source} is not a data set. It must be {kinds}.")

@@ -10,20 +10,26 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.config import coerce_names
+from vitrail.data.boxes import from_marked
+from vitrail.data.boxes.table import box_columns, read_rows
 from vitrail.data.dataset import Found, reads_labels
 from vitrail.data.folder import SPLITS, from_files, from_paths, is_image, subfolders
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log
 from vitrail.tasks import Task, other_tasks, task_type
+from vitrail.tasks.captions import COLUMNS as CAPTIONS
+from vitrail.tasks.captions import joined
 from vitrail.tasks.infer import are_binary, infer_from_text
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 
 _IMAGE_NAMES = ("image", "image_path", "path", "file", "filename", "filepath", "img")
 _ID_NAMES = ("image_id", "image_name", "img_id", "id_code", "id")  # Kaggle's, of files without their suffix
-_LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags")
+_LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags", *CAPTIONS)
 
 Rows = dict[int, list[str]]  # stripped cells, by spreadsheet row number
+
+_LONGEST = 3000  # characters of a cell: a path, labels or a number
 
 
 def open_table(
@@ -81,6 +87,12 @@ def _from_rows(
         raise UserError(f"--image-dir must be a folder, but {folder} is none.")
     if not rows:
         raise UserError(f"{path} has no rows. It must have one per image.")
+    for number, cells in {0: names, **rows}.items():
+        if any(len(cell) > _LONGEST or "\0" in cell for cell in cells):
+            where = f"row {number}" if number else "the header"
+            raise UserError(
+                f"{path}: {where} has a cell of more than {_LONGEST:,} characters, or with a NUL character."
+            )
     columns = {name: i for i, name in enumerate(names) if name}  # pandas writes its index without a name
     if len(columns) < sum(map(bool, names)):
         duplicate = next(name for name in columns if names.count(name) > 1)
@@ -88,6 +100,9 @@ def _from_rows(
     given = () if label_column is None else coerce_names("label_column", label_column)
     if not given and model is not None and not model.single and columns.keys() >= set(model.classes):
         given = model.classes
+    box = box_columns(names) if not given and (task is None or task.annotated) else None
+    if box is not None:
+        given = _class_column(path, [name for name in columns if name not in box[0]])
     image, labels, split = _choose(path, columns, rows, image_column, given, reads_labels(task))
     texts = {label: [cells[columns[label]] for cells in rows.values()] for label in labels}
     kind = task or task_type(infer_from_text(texts))
@@ -101,25 +116,30 @@ def _from_rows(
     files = _with_suffixes(folder, [cells[columns[image]] for cells in rows.values()])
     if verify and not any(file.exists() for file in files.values()):
         raise UserError(_all_missing(path, image, folder, next(iter(files.values()))))
+    if box is not None:
+        named = {number: files[cells[columns[image]]] for number, cells in rows.items()}
+        parts = {number: _split(path, number, cells, columns, split) for number, cells in rows.items()}
+        return from_marked(title, read_rows(rows, columns, box, labels[0], named, parts, path), path)
     known: dict[Path, tuple[list[str], str, int]] = {}
     for number, cells in rows.items():
-        file, own, part = files[cells[columns[image]]], [cells[columns[label]] for label in labels], "train"
+        file, own, part = (
+            files[cells[columns[image]]],
+            [cells[columns[label]] for label in labels],
+            _split(path, number, cells, columns, split),
+        )
         for column, cell in ((image, cells[columns[image]]), *zip(labels, own, strict=True)):
             # An empty cell is a valid list of labels, but not a valid class, 0/1 or number.
             if not cell and (column == image or not kind.optional or len(labels) > 1):
                 raise UserError(f"{path}: row {number} has no {column}. Fill in the cell or remove the row.")
-        if split is not None:
-            word = cells[columns[split]]
-            if word.lower() not in SPLITS:
-                raise UserError(f"{path}: the split in row {number} must be train, val or test, but it is '{word}'.")
-            part = SPLITS[word.lower()]
         before, where, _ = known.setdefault(file, (own, part, number))
+        if before != own and kind.several:
+            before[:] = own = [joined([*a.split("\n"), *b.split("\n")]) for a, b in zip(before, own, strict=True)]
         if before != own:
             was, now = ", ".join(before), ", ".join(own)
             raise UserError(f"{path}: {file} has two labels, '{was}' and, in row {number}, '{now}'.")
         if where != part:
             raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
-    if len(known) < len(rows):
+    if len(known) < len(rows) and not kind.several:
         log.warning("%s: skipping %d duplicate rows.", path, len(rows) - len(known))
     if kind.single or not labels:
         found = _by_class(title, path, known, verify)
@@ -128,6 +148,24 @@ def _from_rows(
     if task is None:
         log.info("task: %s, inferred from %s; override it with --task %s.", found.task, listed, other_tasks(kind))
     return found
+
+
+def _split(path: str, number: int, cells: Sequence[str], columns: Mapping[str, int], split: str | None) -> str:
+    """The split of a row; "train" without a column of splits."""
+    if split is None:
+        return "train"
+    word = cells[columns[split]]
+    if word.lower() not in SPLITS:
+        raise UserError(f"{path}: the split in row {number} must be train, val or test, but it is '{word}'.")
+    return SPLITS[word.lower()]
+
+
+def _class_column(path: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """The column with the classes of boxes."""
+    named = _named(columns, (*_LABEL_NAMES, "name", "object", "class_name", "category_name"))
+    if named is None:
+        raise UserError(f"{path}: which of the columns {', '.join(columns)} has the classes? Set --label-column.")
+    return (named,)
 
 
 def _with_suffixes(home: Path, names: Sequence[str]) -> dict[str, Path]:

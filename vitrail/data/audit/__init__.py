@@ -40,10 +40,13 @@ def audit(
     label_column: str | Sequence[str] | None = None,
     task: str | None = None,
     image_dir: str | None = None,
+    mask_values: Sequence[str] | None = None,
 ) -> Audit:
     """Audits a data set without a model. `image_dir`, `image_column` and `label_column` apply to tables."""
     try:
-        name, root, items, findings, single = scan(source, data_dir, image_column, label_column, task, image_dir)
+        name, root, items, findings, single = scan(
+            source, data_dir, image_column, label_column, task, image_dir, mask_values
+        )
     except OSError as error:
         raise UserError(f"{error.filename or full_name(source)} cannot be read: {error.strerror or error}.") from error
     if not items and not findings:
@@ -131,7 +134,7 @@ def _duplicates(items: Sequence[Item], surveys: Sequence[Survey], thumbnails: Pi
         names = tuple(item.name for item in same)
         labels = sorted({item.label for item in same})
         splits = list(dict.fromkeys(item.split for item in same))
-        if len(labels) > 1:
+        if len(labels) > 1 and any(item.labels for item in same):
             yield Finding("conflict", "error", " and ".join(labels), names)
         if len(splits) > 1:
             yield Finding("leak", "error", f"in {' and '.join(splits)}, identical files", names)

@@ -17,6 +17,7 @@ _ROWS = 24  # classes in the table
 # Every kind of finding, worst first: its title, and what to do about it.
 KINDS = {
     "layout": ("invalid folder layout", "Every split needs one folder of images per class."),
+    "annotation": ("annotations that cannot be learnt from", "Say what their values mean, or repair them."),
     "leak": ("the same image in two splits", "Inflates the validation score. Remove one of each."),
     "conflict": ("the same image in two classes", "One of the labels is wrong. Correct or remove it."),
     "unreadable": (
@@ -25,6 +26,8 @@ KINDS = {
     ),
     "mixed": ("images with different channels", "All images must have the same channels. Convert or remove these."),
     "class": ("classes that cannot be learned", "Add images of them to train, or remove them."),
+    "wordless": ("captions without a word", "Nothing can be learnt from them. Describe the image, or remove it."),
+    "common": ("one caption for many images", "Write captions that name what is different."),
     "imbalance": (
         "class imbalance",
         "The model will favour the large classes. Collect more of the small ones, or train with --balanced-sampling.",
@@ -33,14 +36,24 @@ KINDS = {
         "labels that the run contradicts",
         "Look at them. The run may have memorised wrong labels of its own training images.",
     ),
+    "box_empty": ("boxes without area", "They are left out of training. Draw them again, or remove them."),
+    "box_outside": ("boxes outside their image", "They are left out of training. Check the image's size."),
+    "box_swapped": ("boxes with swapped corners", "Training swaps them back. Correct the annotation."),
+    "box_border": ("boxes that extend beyond the image", "Training cuts them off at the border."),
+    "box_twice": ("boxes listed twice", "Training counts them once. Remove one of each."),
+    "box_rare": ("classes with few boxes", "They are hardly learned. Add images that have them."),
     "duplicate": ("identical files", "A random split may put copies on both sides."),
     "near": ("near-duplicates", "Each with its most similar image. A random split may separate them."),
+    "empty": ("masks with one class only", "They are learnt from as they are. Look whether something was forgotten."),
+    "pixels": ("the share of pixels of each class", "Rare classes need --class-weights or --loss dice."),
     "extension": (
         "wrong file extensions",
         "The content has another format. Rename the files: those without an image extension are skipped.",
     ),
     "loose": ("images outside the class folders", "They are skipped. Move them into a class folder."),
     "few": ("classes with few images", f"Fewer than {FEW} training images are hardly learned."),
+    "repeated": ("captions of several images", "In a batch they are matches of each other, not mismatches."),
+    "long": ("long captions", "More than 96 bytes are cut. Use a larger --context, or --tokenizer bpe."),
     "blank": ("blank images", "They have a single colour. Remove them unless that is intended."),
     "size": ("unusual sizes", "Much smaller or narrower than the others: resizing leaves little of them."),
 }
@@ -108,7 +121,8 @@ class Audit:
 
     def table(self) -> str:
         """The audit as text."""
-        lines = [f"{self.name}: {plural(self.images, 'image')}, {plural(len(self.counts), 'class', 'classes')}"]
+        classes = f", {plural(len(self.counts), 'class', 'classes')}" if self.counts else ""
+        lines = [f"{self.name}: {plural(self.images, 'image')}{classes}"]
         if self.sizes:
             sizes = ", ".join(f"{which} {h}x{w}" for which, (h, w) in self.sizes.items())
             modes = ", ".join(f"{count:,} {mode}" for mode, count in self.modes.items())

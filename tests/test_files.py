@@ -1,0 +1,91 @@
+"""Atomic files and folders, locks, and what is refused before it is read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitrail.errors import UserError
+from vitrail.files import atomic_folder, locked, open_regular, reading, write_text
+
+DEAD = 2**22 + 1  # above the largest process number
+
+
+def test_a_write_leaves_the_old_file_or_the_new_one(tmp_path):
+    file = tmp_path / "a.txt"
+    write_text(file, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(file, "new \ud800")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
+    (tmp_path / f".a.txt.{DEAD}.tmp").write_text("half")
+    other = tmp_path / f".a.txt.{os.getppid()}.tmp"  # of a process that is running
+    other.write_text("half")
+    write_text(tmp_path / "a.txt", "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.txt", other.name])
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    place = tmp_path / "runs" / "one"
+    with pytest.raises(UnicodeEncodeError), atomic_folder(place) as folder:
+        (folder / "file").write_text("\ud800", encoding="utf-8")
+    assert list(place.parent.iterdir()) == []
+    with atomic_folder(place) as folder:
+        (folder / "file").write_text("1")
+    with pytest.raises(FileExistsError), atomic_folder(place) as folder:
+        (folder / "file").write_text("2")
+    assert (place / "file").read_text() == "1"
+    with atomic_folder(place, replace=True) as folder:
+        (folder / "other").touch()
+    assert [path.name for path in place.iterdir()] == ["other"]
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_another_process_cannot_take_a_lock_and_a_killed_one_leaves_none(tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from vitrail.files import locked
+with locked(Path({str(tmp_path)!r})):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(UserError, match=f"Another process, pid {other.pid}, is training"), locked(tmp_path):
+            pass
+        other.send_signal(signal.SIGKILL)
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()}\n"
+        with pytest.raises(UserError, match="This process is already training"), locked(tmp_path):
+            pass
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    fifo, link, regular = tmp_path / "fifo", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(fifo)
+    link.symlink_to("/dev/zero")
+    regular.write_bytes(b"content")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for path in (fifo, link, tmp_path / "socket", tmp_path):
+            with pytest.raises(OSError):  # noqa: PT011  # of several types, but at once
+                open_regular(path)
+    with open_regular(regular) as file:
+        assert file.read() == b"content"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), OverflowError("large"), KeyError("x")])
+def test_whatever_a_parser_raises_names_the_file(error):
+    with pytest.raises(UserError, match=r"^a\.bin "), reading(Path("a.bin"), "a file"):
+        raise error

@@ -1,0 +1,97 @@
+"""Images with captions: folders of `x.jpg` with `x.txt`, and COCO's captions in JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.dataset import Array, Found, Targets
+from vitrail.data.folder import from_paths, images_below, split_folders, stop
+from vitrail.errors import UserError, shortlist
+from vitrail.files import ANNOTATIONS, open_regular, read_json, reading
+from vitrail.tasks import task_type
+from vitrail.tasks.captions import joined
+
+_NUMBERS = re.compile(r"[\d\s.+\-eE]*")  # boxes of a detector, not words
+
+
+def has_captions(folder: Path) -> bool:
+    """Whether the first image below a folder has its caption in a text file beside it."""
+    first = next(images_below(folder, lambda _: None), None)
+    if first is None or not first.with_suffix(".txt").is_file():
+        return False
+    return not _NUMBERS.fullmatch(first.with_suffix(".txt").read_text(encoding="utf-8", errors="replace"))
+
+
+def open_captioned(root: Path) -> Found:
+    """The images of a folder, or of its split folders, each with a text file of the same name: a caption per line."""
+    listed = {}
+    for split, folder in split_folders(root).items():
+        paths = sorted(images_below(folder, stop), key=Path.as_posix)
+        listed[split] = paths, [_caption(path) for path in paths]
+    return _found(root.resolve().name, listed, str(root), "Add a .txt file beside it")
+
+
+def is_coco_captions(path: Path) -> bool:
+    """Whether a file is COCO's JSON with captions, not with boxes."""
+    if path.suffix.lower() != ".json" or not path.is_file():
+        return False
+    with reading(path, "a JSON file"), open_regular(path) as file:
+        content = file.read(ANNOTATIONS)
+    return b'"caption"' in content and b'"bbox"' not in content
+
+
+def open_coco(path: Path, image_dir: str | None = None) -> Found:
+    """The images and captions of a COCO file; images are in `image_dir`, by default the folder of the file."""
+    document = read_json(path, most=ANNOTATIONS)
+    try:
+        names = {image["id"]: str(image["file_name"]) for image in document["images"]}
+        captions: dict[Any, list[str]] = {number: [] for number in names}
+        for each in document["annotations"]:
+            captions[each["image_id"]].append(str(each["caption"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} must be a COCO captions file, with 'images' (id, file_name) and 'annotations' (image_id, "
+            f"caption), but it is not: {error!r}."
+        ) from error
+    folder = path.parent if image_dir is None else Path(image_dir).expanduser()
+    files = [folder / name for name in names.values()]
+    if files and not any(file.exists() for file in files):
+        raise UserError(
+            f"None of the images of {path} exist: {files[0]} is the first. Set --image-dir to their folder."
+        )
+    texts = [joined(its) for its in captions.values()]
+    return _found(path.stem, {"train": (files, texts)}, str(path), "Add one to 'annotations'")
+
+
+def _caption(image: Path) -> str:
+    file = image.with_suffix(".txt")
+    try:
+        return joined(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} must be UTF-8 text: {error.reason} at byte {error.start}.") from error
+
+
+def _found(name: str, listed: dict[str, tuple[list[Path], list[str]]], where: str, remedy: str) -> Found:
+    """Images and their captions, one text each; every image must have one."""
+    missing = [
+        str(path) for paths, texts in listed.values() for path, text in zip(paths, texts, strict=True) if not text
+    ]
+    if missing:
+        some = f"{len(missing)} images of {where} have no caption" if len(missing) > 1 else "An image has no caption"
+        raise UserError(f"{some}: {shortlist(missing, 3)}. {remedy}, or remove the image.")
+    task, targets = task_type("pairs").from_text({"caption": _all(listed)}, range(len(_all(listed))), where)
+    parts: dict[str, tuple[Array, Targets]] = {}
+    at = 0
+    for split, (paths, _) in listed.items():
+        parts[split] = np.array(paths, dtype=object), targets[at : at + len(paths)]
+        at += len(paths)
+    return from_paths(name, task, parts)
+
+
+def _all(listed: dict[str, tuple[list[Path], list[str]]]) -> Sequence[str]:
+    return [text for _, texts in listed.values() for text in texts]

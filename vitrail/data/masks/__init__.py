@@ -1,0 +1,164 @@
+"""Images with masks: the layouts of folders, the values of all masks, and the annotations of a segmentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.dataset import Array, Found, Targets
+from vitrail.data.folder import SPLITS, from_paths, leave_out
+from vitrail.data.images import ImageFacts
+from vitrail.data.masks.layouts import Pairs, Pictures, find_masks
+from vitrail.data.masks.polygons import coco
+from vitrail.data.masks.raw import TURNS, MaskCell, MaskFile, RawMask, orientation
+from vitrail.data.masks.values import Classes, Layout, Mask, Seen, decide, survey
+from vitrail.data.packed import PackedPart, from_stores
+from vitrail.data.verify import verify, verify_files
+from vitrail.errors import UserError
+from vitrail.progress import log
+from vitrail.tasks import Masks
+from vitrail.tasks.placement import object_array
+
+__all__ = ["named_masks", "open_masks", "unnamed_masks"]
+
+
+def open_masks(root: Path, values: Sequence[str] | None = None, asked: bool = False) -> Found | None:
+    """The images and masks of a folder, verified; None if it has no masks and they were not asked for.
+
+    `values` are those of --mask-values. COCO's JSON files, which have boxes too, are read only if masks are asked for.
+    """
+    if not root.is_dir():
+        return None
+    found = find_masks(root) or (_coco(root) if asked else None)
+    if found is None:
+        if asked:
+            raise UserError(
+                f"{root} has no masks: there must be a folder of images and one of masks, as in images/1.jpg and "
+                "masks/1.png, or a layout of VOC, ADE20K, Cityscapes, CamVid, CVAT, LabelMe or COCO."
+            )
+        if values is not None:
+            raise UserError(f"--mask-values is for images with masks, but {root} has none.")
+        return None
+    return from_pictures(root.resolve().name, found, values, root)
+
+
+def from_pictures(name: str, found: Pictures, values: Sequence[str] | None, source: object) -> Found:
+    """Images and masks as a data set: all masks are read, and must have the size of their images."""
+    parts = {split: _readable(pairs) for split, pairs in found.parts.items()}
+    every = [(mask, seen) for part in parts.values() for _, mask, seen in part]
+    if not every:
+        raise UserError(f"{source} has no images with masks.")
+    classes = decide([mask for mask, _ in every], [seen for _, seen in every], values, found.layout, source)
+    names = classes.names if values is not None else _used(classes, [seen for _, seen in every], found.layout)
+    classes = _kept(classes, names)
+    listed: dict[str, tuple[Array, Targets]] = {}
+    for split, part in parts.items():
+        paths = np.array([path for path, _, _ in part], dtype=object)
+        listed[split] = paths, object_array([Mask(mask, classes, seen) for _, mask, seen in part])
+    return from_paths(name, Masks(classes.names), listed)
+
+
+def unnamed_masks(name: str, stores: Mapping[str, tuple[Any, Any, int]], source: object) -> Found:
+    """Images and masks in rows, by split: the stores of both and their number; `named_masks` gives the classes."""
+    parts = {}
+    for split, (images, masks, count) in stores.items():
+        targets = object_array([MaskCell(masks, row) for row in range(count)])
+        facts = verify(range(count), images.inspect, images.identity())
+        parts[split] = PackedPart(images, targets, facts)
+    return from_stores(name, Masks(()), parts, source)
+
+
+def named_masks(found: Found, values: Sequence[str] | None, source: object) -> Found:
+    """The same data with the classes of all values of its masks."""
+    every = [mask for _, targets in found.parts.values() for mask in targets]
+    seen = survey(every)
+    for mask, why in zip(every, seen, strict=True):
+        if isinstance(why, str):
+            raise UserError(f"The mask {mask.name} cannot be read: {why}.")
+    looks = [look for look in seen if isinstance(look, Seen)]
+    classes = decide(every, looks, values, Layout(), source)
+    masks = iter([Mask(raw, classes, look) for raw, look in zip(every, looks, strict=True)])
+    parts: dict[str, tuple[Array, Targets]] = {}
+    for split, (items, targets) in found.parts.items():
+        parts[split] = items, object_array([next(masks) for _ in targets])
+    return replace(found, task=Masks(classes.names), parts=parts)
+
+
+def _used(classes: Classes, seen: Sequence[Seen], layout: Layout) -> tuple[str, ...]:
+    """The classes of a published layout that the masks have: a part of VOC may lack some."""
+    if not layout.names:
+        return classes.names
+    there = {classes.number(value) for each in seen for value in each.pixels}
+    return tuple(name for k, name in enumerate(classes.names) if k in there)
+
+
+def _kept(classes: Classes, names: tuple[str, ...]) -> Classes:
+    """Classes with only these names."""
+    if names == classes.names:
+        return classes
+    places = {k: names.index(name) for k, name in enumerate(classes.names) if name in names}
+    table = {value: places.get(k, -1) for value, k in classes.table.items()}
+    return replace(classes, names=names, table=table)
+
+
+def _readable(pairs: Pairs) -> list[tuple[Path, RawMask, Seen]]:
+    """The images and masks that can be read, with the values of each mask; raises UserError for sizes that differ."""
+    facts = verify_files([path for path, _ in pairs])
+    masks = [mask for _, mask in pairs]
+    seen = survey(masks)
+    turned = 0
+    for i, ((path, mask), fact) in enumerate(zip(pairs, facts, strict=True)):
+        look = seen[i]
+        if not isinstance(fact, ImageFacts) or not isinstance(look, Seen) or look.size == (fact.h, fact.w):
+            continue
+        lies = look.size == (fact.w, fact.h)
+        if lies and isinstance(mask, MaskFile) and (turn := orientation(path)) in TURNS:
+            masks[i] = replace(mask, turn=turn)
+            seen[i] = replace(look, size=(fact.h, fact.w))
+            turned += 1
+    if turned:
+        log.info("%d images are rotated by their EXIF data, and their masks with them.", turned)
+    unreadable = [(m.name, why) for m, why in zip(masks, seen, strict=True) if isinstance(why, str)]
+    leave_out(unreadable, len(pairs))
+    odd = [
+        (path, mask, fact, look)
+        for (path, _), mask, fact, look in zip(pairs, masks, facts, seen, strict=True)
+        if isinstance(fact, ImageFacts) and isinstance(look, Seen) and look.size != (fact.h, fact.w)
+    ]
+    if odd:
+        _, mask, fact, look = odd[0]
+        raise UserError(
+            f"Masks must have the size of their images, but {mask.name} is {look.size[0]}x{look.size[1]} and its image "
+            f"{fact.h}x{fact.w} ({len(odd)} of {len(pairs)} differ). Resize the masks without interpolation (nearest)."
+        )
+    return [
+        (path, mask, look)
+        for (path, _), mask, fact, look in zip(pairs, masks, facts, seen, strict=True)
+        if isinstance(look, Seen) and isinstance(fact, ImageFacts)
+    ]
+
+
+def _coco(root: Path) -> Pictures | None:
+    """COCO JSON files: one, or one per split with its name in the file's."""
+    files = [*sorted(root.glob("annotations/*.json")), *sorted(root.glob("*.json")), *sorted(root.glob("*/*.json"))]
+    files = list(dict.fromkeys(files))
+    if not files:
+        return None
+    parts: dict[str, Pairs] = {}
+    layout = Layout()
+    for file in files:
+        words = [*file.stem.lower().replace("-", "_").split("_"), file.parent.name.lower()]
+        split = next((SPLITS[w.rstrip("0123456789")] for w in words if w.rstrip("0123456789") in SPLITS), "train")
+        if split in parts:
+            raise UserError(f"{root} has two COCO files of the {split} split, such as {file.name}. Remove one.")
+        folders = [root / "images" / split, root / "images", root / split, file.parent, root]
+        images = next(folder for folder in folders if folder.is_dir())
+        pairs, found = coco(file, images)
+        if layout.names and layout.names != found.names:
+            raise UserError(f"The COCO files of {root} must have the same categories, but {file.name} has others.")
+        parts[split], layout = pairs, found
+    return Pictures(parts, layout)
