@@ -38,7 +38,7 @@ def test_a_run_is_replaced_only_if_asked_and_only_by_a_run(config, tmp_path):
         Run.create(config)
     Run.create(config, overwrite=True)
     assert not run.log_file.exists()
-    run.config_file.unlink()
+    run.config_file.rename(run.path / "notes.txt")
     with pytest.raises(UserError, match="is not a vitrail run, so --overwrite does not replace it"):
         Run.create(config, overwrite=True)
     with pytest.raises(UserError, match=r"--weights .* is in .*run, the run to create"):

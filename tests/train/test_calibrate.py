@@ -14,6 +14,8 @@ from vitrail.runs.run import Run
 from vitrail.tasks import Multiclass
 from vitrail.tasks.calibration import fit_temperature
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 def outputs(run: Path) -> np.ndarray:
     return np.load(Run(run).outputs_file("digits", "val"))["outputs"]

@@ -20,6 +20,8 @@ from vitrail.runs.run import Run
 from vitrail.tasks.objective import Objective
 from vitrail.train.checkpoint import checkpoint_path
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 X, Y = load_digits(return_X_y=True)
 X, Y = (X[:300].reshape(-1, 8, 8) * 15).astype(np.uint8), Y[:300]
 
@@ -99,7 +101,7 @@ def test_cross_validation_of_objects(how):
     run = vitrail.train((X, Y), name="folds", folds=2, **how | {"val_fraction": 0.2})
     assert set(run.scores) >= {"top1", "loss"}
     assert [len(fold.data().splits["val"]) for fold in run.folds] == [150, 150]
-    assert (run / "report.html").exists()
+    assert run.report().exists()
 
 
 def test_pretraining_on_images_alone(tmp_path, tiny):
@@ -194,8 +196,17 @@ def test_on_epoch_sees_the_scores_and_stops_the_run(how):
         ({"optimizer": lambda _: None}, "must return a torch.optim.Optimizer, but it returned NoneType"),
         ({"objective": "ce"}, "'objective' must be a function, but it is str"),
         ({"on_epoch": 3}, "'on_epoch' must be a function, but it is int"),
+        ({"objective": torch.nn.CrossEntropyLoss}, r"a subclass of Objective: write CrossEntropyLoss\("),
+        (
+            {"objective": lambda outputs, _: outputs.mean(dim=1)},
+            r"must return one number, as a tensor with a gradient, but it returned a tensor of shape \(64,\)",
+        ),
+        ({"objective": lambda outputs, _: outputs.mean().item()}, "but it returned float"),
+        ({"objective": lambda outputs, _: outputs.mean().detach()}, r"of shape \(\) without a gradient"),
+        ({"schedule": lambda _: None}, r"must return a number from 0 up, but schedule\(0\) returned None"),
+        ({"schedule": lambda done: done - 1}, r"but schedule\(0\) returned -1\.0"),
     ],
-    ids=["augment", "optimizer", "objective", "on_epoch"],
+    ids=["augment", "optimizer", "text", "on_epoch", "class", "rows", "float", "detached", "None", "negative"],
 )
 def test_wrong_functions_are_refused(own, message, how, tmp_path):
     with pytest.raises(UserError, match=message):

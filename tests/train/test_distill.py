@@ -29,6 +29,8 @@ from vitrail.train.distill import Distilled
 from vitrail.train.progress import Progress
 from vitrail.weights import Card, save
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 DIGITS = tuple("0123456789")
 NARROW = ViTConfig(width=32, depth=1, heads=2, mlp=64, patch=4, img_size=(8, 8), channels=1, classes=10, pool="gap")
 

@@ -21,6 +21,8 @@ from vitrail.tasks import Multiclass
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
 from vitrail.weights import Card, save
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 WIDTH, DEPTH = 16, 3
 SMALL = ViTConfig(
     width=WIDTH, depth=DEPTH, heads=2, mlp=32, patch=4, img_size=(8, 8), channels=1, classes=10, drop=0.2, drop_path=0.3
@@ -235,8 +237,8 @@ def test_what_fits_of_another_architecture_is_taken_if_asked(train, weights, cap
             {"freeze": DEPTH + 1},
             "at most the model's 3 blocks, but it is 4. To train only the head, use --freeze all",
         ),
-        ({"freeze": -1}, "'freeze' must be all, or a number of blocks from 0, but it is -1"),
-        ({"freeze": "some"}, "'freeze' must be all, or a number of blocks from 0, but it is 'some'"),
+        ({"freeze": -1}, "'freeze' must be all, image, or a number of blocks from 0, but it is -1"),
+        ({"freeze": "some"}, "'freeze' must be all, image, or a number of blocks from 0, but it is 'some'"),
         ({"freeze": "all", "lora_rank": 4}, "--freeze all leaves no block for --lora-rank to adapt"),
         ({"freeze": DEPTH, "lora_rank": 4}, "--freeze 3 leaves no block for --lora-rank to adapt"),
         ({"lora_rank": 17}, "'lora_rank' must be at most the model's width, 16, but it is 17"),
@@ -272,3 +274,28 @@ def test_a_run_from_before_these_settings_goes_on(train):
     start = text.index("transfer:")
     file.write_text(text[:start] + text[text.index("optim:") :])
     assert vitrail.train(resume=run) == run
+
+
+def test_any_weights_are_fine_tuned_with_another_attention_pattern(train, weights):
+    """With adapters, recomputed activations, at another resolution, and averaged."""
+    run = train(
+        attention="window:2,shift", img_size=16, lora_rank=2, grad_checkpointing=True, model_ema=0.9, amp="bf16"
+    )
+    model, card = vitrail.weights.open_run(run.path)
+    assert card.config.attention == "window:2,shift"
+    assert card.config.grid == (4, 4)
+    assert "window:2,shift attention" in (run.path / "train.log").read_text()
+    frozen, after = load_file(weights), model.state_dict()
+    assert after.keys() == frozen.keys()
+    assert torch.equal(after["blocks.0.mlp.fc1.weight"], frozen["blocks.0.mlp.fc1.weight"])
+    assert not torch.equal(after["blocks.0.attn.qkv.weight"], frozen["blocks.0.attn.qkv.weight"])
+    with pytest.raises(UserError, match="the attention pattern 'window:2,shift', which timm does not support"):
+        vitrail.convert(run.path, run.path / "timm.safetensors", to="timm")
+
+
+def test_a_wrong_attention_pattern_is_refused_before_anything_starts(train, tmp_path):
+    with pytest.raises(UserError, match="'attention' must be global, window:SIZE"):
+        train(attention="windows")
+    with pytest.raises(UserError, match="A swin has no option 'attention'"):
+        vitrail.train("digits", model="swin_nano", attention="axial", out=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -22,6 +22,8 @@ from vitrail.errors import UserError
 from vitrail.tasks import Multiclass
 from vitrail.train.checkpoint import checkpoint_path
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 def words(run, small):
     flags = [str(word) for name, value in small.items() for word in (f"--{name.replace('_', '-')}", value)]
@@ -104,6 +106,7 @@ def test_the_folder_holds_a_run_for_every_fold_and_their_mean(straight):
     with (straight / "folds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["fold"] for row in rows] == ["1", "2", "3", "mean", "std"]
+    assert (straight / "report.html").exists()
     assert float(rows[3]["val_top1"]) == statistics.fmean(scores)
 
 

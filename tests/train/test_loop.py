@@ -223,6 +223,7 @@ def test_a_model_that_explodes_in_the_last_step_of_an_epoch_is_told_alike(train,
 def test_a_run_folder_holds_all_that_is_known(train, small):
     run = train(**{**small, "epochs": 3}, name="run")
     assert {path.name for path in run.path.iterdir()} == {
+        ".lock",
         "config.yaml",
         "model.safetensors",
         "model.json",
@@ -262,7 +263,7 @@ def test_the_model_can_be_read_without_vitrail(train, small):
     tensors, card = load_file(run / "model.safetensors"), json.loads((run / "model.json").read_text())
     assert card["classes"] == list("0123456789")
     seen = {"img_size": [8, 8], "channels": 1, "crop": 1.0, "mean": [0.5], "std": [0.5], "bits": 8}
-    seen |= {"interpolation": "bicubic"}
+    seen |= {"interpolation": "bicubic", "fit": "crop"}
     assert card["preprocess"] == seen
     assert tensors["head.weight"].shape == (10, card["config"]["width"])
     assert card["config"] == json.loads(json.dumps(asdict(load(run).config)))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from made_up import data_of, model_file
 
-from vitrail import models
-from vitrail.config import ArchConfig, DistillConfig, Duration, PretrainConfig, TransferConfig, flat, options
-from vitrail.data import open_data
+from vitrail.config import DistillConfig, Duration, PretrainConfig, TransferConfig, flat, options
+from vitrail.config.settings import CaptionConfig
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
@@ -34,7 +33,7 @@ def trained(tmp_path):
 
 
 def architecture(config):
-    return model_config(config, 3)
+    return model_config(config, Multiclass(("a", "b", "c")))
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -72,7 +71,7 @@ def test_methods_have_just_their_options(method, images):
     for name in (name for name, recipe in RECIPES.items() if method in recipe.methods):
         config = resolve("made-up", data, {"recipe": name})
         given = {option for option in options(PretrainConfig) if getattr(config.pretraining, option) is not None}
-        assert given == task_type(method).small(model_config(config, 0)).keys()
+        assert given == task_type(method).small(model_config(config, task_type(method)())).keys()
 
 
 @pytest.mark.parametrize("recipe", SUPERVISED)
@@ -88,6 +87,9 @@ def test_nothing_is_left_unresolved(recipe, images):
         "restarts",
         "log",
         "max_pixels",
+        "mask_values",
+        "tokenizer",
+        "context",
         "data_dir",
         "image_dir",
         "image_column",
@@ -118,6 +120,7 @@ ASKED = {
     "channels": 1,
     "bits": 16,
     "interpolation": "lanczos",
+    "fit": "crop",
     "normalize": "imagenet",
     "mean": (0.1,),
     "std": (0.2,),
@@ -131,12 +134,14 @@ ASKED = {
     "image_column": "photo",
     "label_column": ("kind",),
     "task": "multiclass",
+    "mask_values": ("0=ground", "1=leaf"),
     "workers": 3,
     "pool": "map",
     "pos": "relative",
     "head": "tanh",
     "stem": "conv",
     "registers": 2,
+    "attention": "global",
     "layer_scale": 0.5,
     "drop": 0.1,
     "drop_path": 0.2,
@@ -189,7 +194,7 @@ def test_what_the_user_asks_for_wins(recipe):
     asked = {"recipe": recipe, **ASKED}
     settings = flat(resolve("made-up", data_of(), asked))
     without = {"weights": None, "probe": None, "val": None, "python": None}
-    for group in (TransferConfig, DistillConfig, PretrainConfig):
+    for group in (TransferConfig, DistillConfig, PretrainConfig, CaptionConfig):
         without |= flat(group())
     assert settings == {**asked, "data": "made-up", **without}
     assert {*asked, "data", *without} == set(settings)  # or a setting is missing above
@@ -353,46 +358,3 @@ def test_a_recipe_says_what_it_is():
         assert recipe.line.endswith("."), name
         if not name.endswith("small"):
             assert "https://arxiv.org/abs/" in recipe.make.__doc__, name
-
-
-# Other families
-
-
-@pytest.fixture(scope="module")
-def digits_data():
-    return open_data("digits")
-
-
-@pytest.mark.parametrize("family", models.FAMILIES)
-@pytest.mark.parametrize("recipe", ["small", "augreg", "deit3"])
-def test_a_family_may_stand_for_its_small_model(family, recipe, digits_data):
-    config = resolve("digits", digits_data, {"model": family, "recipe": recipe, "device": "cpu"})
-    assert config.model == (f"{family}_nano" if family != "vit" else "vit_nano2")
-    architecture = model_config(config, 10)
-    assert models.family(architecture) == family
-    assert (architecture.classes, architecture.channels) == (10, 1)
-    assert architecture.drop_path == config.arch.drop_path
-    if family != "vit":
-        assert config.arch.pool is config.arch.registers is None
-
-
-@pytest.mark.parametrize("family", [name for name in models.FAMILIES if name != "vit"])
-def test_photographs_get_a_published_model(family, digits_data):
-    config = resolve("digits", digits_data, {"model": family, "img_size": 128, "device": "cpu"})
-    assert config.model in models.CONFIGS
-    assert config.model.endswith("_nano") is False
-
-
-def test_what_only_vits_have_is_refused_for_others(digits_data):
-    with pytest.raises(UserError, match=r"A swin has no option 'pool'; only a ViT has\. Remove --pool"):
-        resolve("digits", digits_data, {"model": "swin_nano", "pool": "gap"})
-
-
-@pytest.mark.parametrize("family", models.FAMILIES)
-def test_an_option_means_the_same_in_every_family(family):
-    """What a recipe sets by its name in ArchConfig is read by that name from a family's configuration."""
-    known = options(ArchConfig)
-    own = options(models.FAMILIES[family][0])
-    assert {"drop", "drop_path"} <= own.keys() & known.keys()
-    for name in own.keys() & known.keys():
-        assert known[name].type in (own[name].type, own[name].type | None), name

@@ -21,6 +21,8 @@ from vitrail.config import TrainConfig, load_yaml, override, save_yaml
 from vitrail.errors import UserError
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 # Everything that could be forgotten: an average, two optimisers, randomness in the data and in the model, and
 # five steps an epoch that each take two of its eleven batches.
 SETTINGS = {
@@ -374,15 +376,21 @@ except UserError as error:
     assert [path.name for path in checkpoint_path(tmp_path).parent.iterdir()] == ["state.pt"]
 
 
-@pytest.mark.parametrize(("limit", "file"), [(100, "config.yaml"), (1_000_000, "model.safetensors")])
-def test_training_on_a_full_disk_ends_with_one_sentence(tmp_path, environment, limit, file):
+@pytest.mark.parametrize(
+    ("limit", "file", "sentence"),
+    [
+        (100, "config.yaml", "The run folder {run} cannot be created: File too large."),
+        (1_000_000, "model.safetensors", "Could not write {run}/model.safetensors: File too large."),
+    ],
+)
+def test_training_on_a_full_disk_ends_with_one_sentence(tmp_path, environment, limit, file, sentence):
     pytest.importorskip("resource")
     run = tmp_path / "run"
     words = ["train", "digits", "--out", str(tmp_path), "--name", "run", "--epochs", "1", "--batch-size", "256"]
     words += ["--model", "vit_nano4", "--img-size", "8"]
     answer = run_full(f"from vitrail.cli import main; main({words!r})", limit, environment)
     assert answer.returncode == 2, answer.stderr
-    assert answer.stderr.splitlines()[-1].startswith(f"vitrail: Could not write {run / file}: ")
+    assert answer.stderr.splitlines()[-1].startswith(f"vitrail: {sentence.format(run=run)}")
     assert "Traceback" not in answer.stderr
     assert leftovers(tmp_path) == []
     assert not (run / file).exists()

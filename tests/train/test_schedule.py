@@ -14,6 +14,8 @@ from vitrail.train.checkpoint import load_checkpoint
 from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 OPTIM = OptimConfig(
     epochs=2, batch_size=10, opt="muon", lr=1.0, weight_decay=0, sched="linear", warmup_epochs=0.2
 )  # two epochs of 50 steps, 10 of them warm-up

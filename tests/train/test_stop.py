@@ -19,6 +19,8 @@ from vitrail.train.progress import Progress
 from vitrail.train.resolve import typed
 from vitrail.train.schedule import Schedule
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 def imbalanced(images: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Logits and labels of four classes, one of them rare and one without images."""

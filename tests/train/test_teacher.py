@@ -207,7 +207,7 @@ def test_onnx_files_that_cannot_teach(tmp_path):
     onnx_file(tmp_path / "a.onnx", ["batch", 1, 8, 8], 1, weights, axis=0)
     refused("cannot be run on 2 images")
     onnx_file(tmp_path / "a.onnx", ["batch", 8, 8, 1], 2, weights, {"classes": ["a"]})
-    refused("is not a vitrail model card: KeyError")
+    refused("is not a vitrail model card")
     (tmp_path / "a.onnx").write_bytes(b"no model")
     refused("is not a valid ONNX file")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import peers
 import pytest
 import torch
+from families import BACKBONES
 
 from vitrail import models
 from vitrail.config import OptimConfig, TransferConfig
@@ -199,7 +200,7 @@ def test_recomputed_activations_give_the_same_gradients():
 # Other families
 
 
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("family", BACKBONES)
 def test_stages_are_frozen_in_every_family(family):
     model = models.build(models.configure("vit_nano8" if family == "vit" else f"{family}_nano", classes=3))
     set_learning(model, TransferConfig(freeze=2))
@@ -213,7 +214,7 @@ def test_stages_are_frozen_in_every_family(family):
         set_learning(model, TransferConfig(freeze=99))
 
 
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("family", BACKBONES)
 def test_adapters_are_for_the_attention_of_vits(family):
     model = models.build(models.configure("vit_nano8" if family == "vit" else f"{family}_nano", classes=3))
     if family in ("vit", "hybrid"):

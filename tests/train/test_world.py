@@ -75,4 +75,4 @@ def test_only_the_first_process_writes(small, tmp_path, join):
     join(Second())
     with pytest.raises(vitrail.UserError):  # there is no model to evaluate in the end
         vitrail.train("digits", out=tmp_path, name="run", save_minutes=0.0, **small)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml", "train.log"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "config.yaml", "train.log"}

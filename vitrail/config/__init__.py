@@ -12,6 +12,7 @@ from vitrail.config.options import (
     load_yaml,
     options,
     override,
+    read_yaml,
     save_yaml,
     to_plain,
     to_yaml,
@@ -19,8 +20,10 @@ from vitrail.config.options import (
 )
 from vitrail.config.settings import (
     CONFIG_FILE,
+    LARGEST_SIDE,
     ArchConfig,
     AugmentConfig,
+    CaptionConfig,
     DistillConfig,
     Duration,
     Floats,
@@ -35,6 +38,7 @@ from vitrail.config.settings import (
     Size,
     SourceConfig,
     StopConfig,
+    TokenizerName,
     TrainConfig,
     TransferConfig,
     Verb,
@@ -42,8 +46,10 @@ from vitrail.config.settings import (
 
 __all__ = [
     "CONFIG_FILE",
+    "LARGEST_SIDE",
     "ArchConfig",
     "AugmentConfig",
+    "CaptionConfig",
     "DistillConfig",
     "Duration",
     "Floats",
@@ -59,6 +65,7 @@ __all__ = [
     "Size",
     "SourceConfig",
     "StopConfig",
+    "TokenizerName",
     "TrainConfig",
     "TransferConfig",
     "Verb",
@@ -70,6 +77,7 @@ __all__ = [
     "load_yaml",
     "options",
     "override",
+    "read_yaml",
     "save_yaml",
     "to_plain",
     "to_yaml",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 from dataclasses import dataclass, is_dataclass
@@ -13,10 +14,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import yaml
 
 from vitrail.config.habits import keyword
-from vitrail.config.settings import Duration, Floats, Freeze, Ints, Names, Size, TrainConfig, Verb
-from vitrail.errors import UserError, nearest
+from vitrail.config.settings import LARGEST_SIDE, Duration, Floats, Freeze, Ints, Names, Size, TrainConfig, Verb
+from vitrail.errors import UserError, nearest, shown
+from vitrail.files import read_text, reading
 
 C = TypeVar("C")
+
+_LARGEST = 2**63  # whole numbers are below it, as torch and NumPy need
+_LONGEST = 2**17  # bytes of a YAML file; a run's has some 3,000
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,10 @@ def unknown_setting(given: Any, known: Any) -> None:
     """Raises UserError for the first name in `given` that is not `known`."""
     for name in given:
         if name not in known:
+            if not isinstance(name, str):
+                raise UserError(f"The name of a setting must be text, but one is {shown(name)}.")
             hint = keyword("train", name, known) or nearest(name, known)
-            raise UserError(f"There is no setting '{name}'.{hint}")
+            raise UserError(f"There is no setting '{name[:100]}'.{hint}")
 
 
 def flat(config: Any) -> dict[str, Any]:
@@ -103,19 +110,32 @@ def save_yaml(config: Any, path: Path, comment: str = "") -> None:
 
 def load_yaml(cls: type[C], path: Path) -> C:
     """Reads what `save_yaml` wrote; raises UserError for unknown, missing or ill-typed settings."""
+    document = read_yaml(path)
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
         return from_plain(cls, document)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a YAML file: {str(error).splitlines()[0]}.") from error
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only. An alias could make a file of some hundred bytes expand to gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*), which settings may not have")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(path: Path) -> object:
+    """The plain values in a YAML file; raises UserError for anything else."""
+    with reading(path, "a YAML file"):
+        return yaml.load(read_text(path, _LONGEST), _Loader)
 
 
 def from_plain(cls: type[C], document: object, where: str = "") -> C:
     """A validated configuration from dictionaries, lists and plain values, as in YAML and JSON."""
     if not isinstance(document, dict):
-        raise UserError(f"{where or 'The file'} must contain settings, but it contains {document!r}.")
+        raise UserError(f"{where or 'The file'} must contain settings, but it contains {shown(document)}.")
     hints = get_type_hints(cls)
     unknown_setting(document, hints)
     values = {}
@@ -135,6 +155,9 @@ def _plain(value: object) -> object:
 
 
 def _coerce(name: str, hint: Any, value: object) -> Any:
+    for number in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(number, int) and abs(number) >= _LARGEST:
+            raise UserError(f"'{name}' must be below 2^63, but it is {shown(number)}.")
     if hint == Freeze | None:
         return None if value is None else _coerce_freeze(name, value)
     origin = get_origin(hint)
@@ -148,7 +171,7 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         if value in choices:
             return value
         raise UserError(
-            f"'{name}' must be one of {', '.join(choices)}, but it is {value!r}.{nearest(str(value), choices)}"
+            f"'{name}' must be one of {', '.join(choices)}, but it is {shown(value)}.{nearest(str(value), choices)}"
         )
     if hint == Size:
         return _coerce_size(name, value)
@@ -165,7 +188,7 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
     if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
-    raise UserError(f"'{name}' must be {kind}, but it is {value!r}.")
+    raise UserError(f"'{name}' must be {kind}, but it is {shown(value)}.")
 
 
 def _coerce_size(name: str, value: object) -> Size:
@@ -173,10 +196,12 @@ def _coerce_size(name: str, value: object) -> Size:
     try:
         parts = value.lower().replace(",", "x").split("x") if isinstance(value, str) else value
         sides = [int(side) for side in parts] if isinstance(parts, (list, tuple)) else [int(parts)]  # type: ignore[call-overload]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         sides = []
     if len(sides) not in (1, 2) or min(sides) < 1:
-        raise UserError(f"'{name}' must be a size like 224 or 192x256, but it is {value!r}.")
+        raise UserError(f"'{name}' must be a size like 224 or 192x256, but it is {shown(value)}.")
+    if max(sides) > LARGEST_SIDE:
+        raise UserError(f"'{name}' must be at most {LARGEST_SIDE}x{LARGEST_SIDE}, but it is {shown(value)}.")
     return sides[0], sides[-1]
 
 
@@ -194,18 +219,18 @@ def _coerce_duration(name: str, value: object) -> Duration:
     except ValueError:  # two decimal points
         hours = minutes = seconds = 0.0
     total = 3600 * hours + 60 * minutes + seconds
-    if total < 1:
-        raise UserError(f"'{name}' must be at least a second, as in 90s, 10m or 1h30m, but it is {value!r}.")
+    if total < 1 or math.isinf(total):
+        raise UserError(f"'{name}' must be at least a second, as in 90s, 10m or 1h30m, but it is {shown(value)}.")
     return Duration(total)
 
 
 def _coerce_freeze(name: str, value: object) -> Freeze:
-    """What to freeze: 3, "3" or "all"."""
-    if value == "all":
-        return "all"
+    """What to freeze: 3, "3", "all" or "image"."""
+    if value == "all" or value == "image":
+        return value
     text = str(value)
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit():
-        raise UserError(f"'{name}' must be all, or a number of blocks from 0, but it is {value!r}.")
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UserError(f"'{name}' must be all, image, or a number of blocks from 0, but it is {shown(value)}.")
     return int(text)
 
 
@@ -213,7 +238,7 @@ def coerce_names(name: str, value: object) -> Names:
     """Names: "x", "x,y" or ["x", "y"]."""
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, str) and n.strip() for n in names):
-        raise UserError(f"'{name}' must be a name, or several as in x,y, but it is {value!r}.")
+        raise UserError(f"'{name}' must be a name, or several as in x,y, but it is {shown(value)}.")
     return tuple(n.strip() for n in names)
 
 
@@ -222,5 +247,5 @@ def _coerce_numbers(name: str, value: object, kind: type[float]) -> tuple[float,
     values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     whole = kind is int
     if any(type(v) not in ((int,) if whole else (int, float)) for v in values) or not (values or whole):
-        raise UserError(f"'{name}' must be a list of {'whole ' if whole else ''}numbers, but it is {value!r}.")
+        raise UserError(f"'{name}' must be a list of {'whole ' if whole else ''}numbers, but it is {shown(value)}.")
     return tuple(map(kind, values))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 CONFIG_FILE = "config.yaml"  # in a run folder
+LARGEST_SIDE = 8192  # pixels of a model's input
 
 Size = tuple[int, int]
 Names = tuple[str, ...]
@@ -28,7 +29,22 @@ Pos = Literal[
     "learned2d_every",
     "learned2d_shared",
 ]
-Freeze = Literal["all"] | int  # all but the head, or the embeddings and the first N blocks
+Head = Literal[
+    "linear",
+    "tanh",
+    "mask",
+    "setr-naive",
+    "setr-pup",
+    "setr-mla",
+    "mlp",
+    "fcos",
+    "pyramid",
+    "yolos",
+    "yolos-mid",
+    "detr",
+]
+Freeze = Literal["all", "image"] | int  # all but the head; the image tower; or the embeddings and the first N blocks
+TokenizerName = Literal["bytes", "bpe", "clip"]  # of captions
 
 
 class Duration(float):
@@ -68,13 +84,32 @@ class SourceConfig:
     label_column: Names | None = option(
         "column with the labels, or several: x,y (default: detected)", None, only="train"
     )
-    task: str | None = option("multiclass, multilabel or regression (default: detected)", None, only="train")
+    mask_values: Names | None = option(
+        "class of each value of the masks: 0=ground,255=nucleus; * for all others, ignore for none", None, only="train"
+    )
+    task: str | None = option(
+        "multiclass, multilabel, regression, masks, boxes or pairs (default: detected)", None, only="train"
+    )
     streaming: bool = option("stream an hf: data set or Parquet files instead of storing them", False)
     class_weights: bool = option("weight each class in the loss by its inverse frequency", False, only="train")
     balanced_sampling: bool = option("sample all classes equally often", False, only="train")
     max_pixels: int | None = option("pixels of the largest image to read (default: 178956970)", None)
     workers: int = option("threads that read images", 2, alias="-j")
     cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionConfig:
+    """How captions are read, of images with captions."""
+
+    tokenizer: TokenizerName | None = option(
+        "tokens of captions: bytes, bpe = learnt from the captions, clip = CLIP's (default: bytes)", None, only="train"
+    )
+    context: int | None = option(
+        "tokens of a caption at most, longer ones are cut (default: 96 bytes, 64 of bpe, 77 of clip)",
+        None,
+        only="train",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +129,10 @@ class InputConfig:
     interpolation: Literal["bicubic", "bilinear", "lanczos"] = option(
         "resampling filter for images (default: bicubic, or that of --weights)", "bicubic"
     )
+    fit: Literal["crop", "pad"] = option(
+        "crop the centre of images of another shape, or pad to keep all of it (default: crop; for masks and boxes pad)",
+        "crop",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +148,17 @@ class ArchConfig:
         "position embeddings; patches = learned, but none for the class token; every = also before every block, "
         "shared = the same before every block"
     )
-    head: Literal["linear", "tanh"] | None = option(
-        "one linear layer, or with a hidden tanh layer as in pre-training", only="train"
+    head: Head | None = option(
+        "one linear layer, or with a hidden tanh layer as in pre-training; for masks and boxes a dense head",
+        only="train",
     )
     stem: Literal["patch", "conv", "clip"] | None = option(
         "patch projection, overlapping convolutions, or CLIP's: no bias, and a LayerNorm after it"
+    )
+    attention: str | None = option(
+        "attention pattern: global, window:SIZE, window:SIZE,shift (every second block shifted), axial, "
+        "neighbourhood:SIZE or strided; with ,global:N after it, N blocks are global",
+        None,
     )
     registers: int | None = option("number of register tokens")
     layer_scale: float | None = option("initial value of LayerScale (0 = off)")
@@ -126,7 +171,9 @@ class TransferConfig:
     """How pre-trained weights are fine-tuned (with --weights)."""
 
     freeze: Freeze | None = option(
-        "freeze the embeddings and the first N blocks, or all but the head", None, only="train"
+        "freeze the embeddings and the first N blocks, all but the head, or the image tower (captions)",
+        None,
+        only="train",
     )
     lora_rank: int = option("train only the head and LoRA adapters of this rank (0 = off)", 0, only="train")
     lora_alpha: float = option(
@@ -191,7 +238,12 @@ class OptimConfig:
     batch_size: int = option("images per forward pass", alias="-b")
     grad_accum_steps: int = option("forward passes per optimiser step", 1)
     opt: Literal["adamw", "sgd", "muon", "lamb"] = option("optimiser; muon uses AdamW for all but weight matrices")
-    loss: Literal["ce", "bce"] = option("cross-entropy, or binary cross-entropy per class", "ce", only="train")
+    loss: Literal["ce", "bce", "dice", "focal", "sigmoid", "softmax"] = option(
+        "cross-entropy, or binary cross-entropy per class; of masks also with Dice added, or focal; of captions "
+        "SigLIP's sigmoid or CLIP's softmax (default: ce; of captions sigmoid)",
+        "ce",
+        only="train",
+    )
     lr: float = option("peak learning rate; not scaled by the batch size")
     weight_decay: float = option("weight decay; not of norms, biases, tokens and position embeddings", alias="--wd")
     sched: Literal["cosine", "linear", "constant"] = option("learning-rate schedule; constant ends with --cooldown")
@@ -208,8 +260,8 @@ class OptimConfig:
 class StopConfig:
     """Which epoch is kept, and when training stops."""
 
-    best: Literal["top1", "f1", "balanced", "map", "r2", "loss"] | None = option(
-        "score by which an epoch is kept; f1 = macro F1, balanced = balanced accuracy (default: top1, map or r2)",
+    best: Literal["top1", "f1", "balanced", "map", "r2", "miou", "dice", "loss"] | None = option(
+        "score by which an epoch is kept; f1 = macro F1, balanced = balanced accuracy (default: top1, map, r2 or miou)",
         None,
         only="train",
     )
@@ -271,6 +323,7 @@ class TrainConfig:
     model: str = option("model or family, see `vitrail models`")
     weights: str | None = option("pre-trained weights: run, weights file, timm:NAME or hf:REPO", None)
     source: SourceConfig = field(default_factory=SourceConfig)
+    captions: CaptionConfig = field(default_factory=CaptionConfig)
     input: InputConfig
     arch: ArchConfig
     transfer: TransferConfig = field(default_factory=TransferConfig)

@@ -60,7 +60,7 @@ def embeddings(predictor: Predictor, images: Iterable[ImageLike], batch_size: in
             workers=workers,
         )
     ) as answers:
-        for image, vector in answers:
+        for image, vector, _ in answers:
             if isinstance(vector, UnreadableImage):
                 yield Embedding(image.name, error=str(vector))
             else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.data.cache import once
-from vitrail.data.dataset import Split
+from vitrail.data.dataset import Split, annotated
+from vitrail.data.loader import images as images_of
 from vitrail.data.preprocess import Preprocess
 from vitrail.evaluate.stream import Keep, run_split, stream, stream_exported
 from vitrail.progress import log
 from vitrail.runs import EngineName
 from vitrail.runs.predictor import Predictor
+from vitrail.tasks.placement import truths
 from vitrail.tasks.scores import Scores
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ def split_scores(
     meter, kept = card.task.meter(), Keep(_MOST)
     if key is not None and (found := _kept(file, key, "outputs", engine)) is not None:
         outputs, used = found
-        meter.add(outputs, split.targets)
+        targets = measured_targets(predictor, split, workers)
+        meter.add(outputs, targets)
         return meter.scores(), outputs, used
     meters = meter, kept
     how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "title": title}
@@ -106,6 +108,14 @@ def split_scores(
     if keep and key is not None and kept.outputs is not None:
         _keep(file, key, "outputs", kept.outputs, predictor.engine)
     return meter.scores(), kept.outputs, predictor.engine
+
+
+def measured_targets(predictor: Predictor, split: Split, workers: int = 2) -> NDArray[Any]:
+    """What the outputs for a split are measured against: its targets, or for annotations `Truth`."""
+    if not annotated(split.targets):
+        return split.targets
+    place = predictor.card.preprocess.placement
+    return truths(split.targets, (place(*image.shape[:2]) for image in images_of(split, workers)))
 
 
 def _digest(text: str) -> hashlib.blake2b:
@@ -133,8 +143,8 @@ def _kept(file: Path, key: str, name: str, engine: EngineName) -> tuple[Vectors,
             used = arrays["engine"].item() if "engine" in arrays else "torch"  # as in files of earlier versions
             if arrays["key"].item() == key and engine in ("auto", used):
                 return arrays[name], used
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # missing or damaged: recompute
+    except Exception:  # missing or damaged: recompute
+        pass
     return None
 
 

@@ -21,9 +21,11 @@ from vitrail.files import write_text
 from vitrail.runs import EngineName
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
+from vitrail.runs.words import classify_by
 from vitrail.tasks.scores import Scores
 from vitrail.weights import Card
 
+TEMPLATE = "a photo of a {}."
 Probe = Literal["knn", "linear", "fewshot"]
 
 _PROBES: dict[Probe, Callable[..., ProbeMetrics | FewShotMetrics]] = {"knn": knn, "linear": linear, "fewshot": fewshot}
@@ -61,6 +63,43 @@ def evaluate_on(
     folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, size or kind)
     about = {"model": card.model, "data": data.name, "split": name, "engine": used}
     about |= {"img_size": size} if size else {}
+    write_scores(scores, card.task.charts(scores), folder, about)
+    return replace(scores, folder=folder)
+
+
+def classify_on(
+    run: str | Path,
+    data: Data,
+    split: str | None = None,
+    *,
+    templates: Sequence[str] = (TEMPLATE,),
+    batch_size: int = 256,
+    workers: int = 2,
+    device: str | None = None,
+    engine: EngineName = "auto",
+    out: str | Path | None = None,
+    img_size: Size | None = None,
+) -> Scores:
+    """Measures how well a model trained on captions classifies images by the names of their classes, never trained."""
+    check_batch(batch_size)
+    name = split_name(data, split)
+    if not data.task.single:
+        raise UserError(f"--method zeroshot needs one class per image, but {data.name} is {data.task.title}.")
+    whole = Predictor(run, device, engine=engine, img_size=img_size)
+    predictor = classify_by(whole, data.classes, templates)
+    card = predictor.card
+    data = data.read_as(card.preprocess.channels, card.preprocess.bits)
+    folder = Path(out) if out is not None else Run.of(run).evaluation(data.name, name, "zeroshot")
+    scores, _, used = split_scores(
+        predictor,
+        data.splits[name],
+        folder / "outputs.npz",
+        keep=False,
+        batch_size=batch_size,
+        workers=workers,
+        device=predictor.device,
+    )
+    about = {"model": card.model, "data": data.name, "split": name, "engine": used, "templates": " | ".join(templates)}
     write_scores(scores, card.task.charts(scores), folder, about)
     return replace(scores, folder=folder)
 

@@ -18,7 +18,7 @@ from vitrail.progress import log, track
 from vitrail.runs.predictor import Prediction
 from vitrail.tasks.task import Answer
 
-Format = Literal["table", "csv", "json"]
+Format = Literal["table", "csv", "json", "coco"]
 
 
 def listed(images: ImageLike | Iterable[ImageLike]) -> Iterator[ImageLike]:
@@ -85,7 +85,7 @@ def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> 
             yield prediction
             stream.flush()
 
-    {"table": _write_table, "csv": _write_csv, "json": _write_json}[format](counted(), stream)
+    {"table": _write_table, "csv": _write_csv, "json": _write_json, "coco": _write_coco}[format](counted(), stream)
     return failures
 
 
@@ -125,10 +125,16 @@ def _write_csv(predictions: Iterator[Prediction], stream: TextIO) -> None:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(["file", *columns, "error"])
     for p in chain(first, predictions):
-        cells = [] if p.error is not None else p.answer.cells()
-        writer.writerow([p.file, *cells, *[""] * (len(columns) - len(cells)), p.error or ""])
+        for cells in [[]] if p.error is not None else p.answer.rows():
+            writer.writerow([p.file, *cells, *[""] * (len(columns) - len(cells)), p.error or ""])
 
 
 def _write_json(predictions: Iterator[Prediction], stream: TextIO) -> None:
     for p in predictions:
         stream.write(json.dumps({"file": p.file, **p.answer.to_json(), "error": p.error}) + "\n")
+
+
+def _write_coco(predictions: Iterator[Prediction], stream: TextIO) -> None:
+    """A list of objects, as pycocotools reads it; images are identified by their files, classes by their numbers."""
+    listed = ({"image_id": p.file, **each} for p in predictions if p.error is None for each in p.answer.detections())
+    stream.write("[" + ",\n ".join(map(json.dumps, listed)) + "]\n")

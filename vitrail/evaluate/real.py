@@ -17,7 +17,7 @@ from typing import Any
 from vitrail.device import choose_device
 from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.predict import listed
-from vitrail.files import write_text
+from vitrail.files import read_text, reading, write_text
 from vitrail.progress import log
 from vitrail.runs import EngineName
 from vitrail.runs.predictor import Predictor
@@ -98,11 +98,8 @@ def evaluate_real(
 
 def _right(path: Path) -> list[set[int]]:
     """The right classes of each image."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        right = [{int(label) for label in labels} for labels in document]
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is not a real.json, a list of lists of classes: {error}.") from error
+    with reading(path, "a real.json, a list of lists of classes"):
+        right = [{int(label) for label in labels} for labels in json.loads(read_text(path))]
     if any(not 0 <= label < 1000 for labels in right for label in labels):
         raise UserError(f"{path} must have classes from 0 to 999, but it has others.")
     return right

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.dataset import Split
+from vitrail.data.dataset import Split, annotated
 from vitrail.data.loader import batches, image_of
 from vitrail.data.pixels import Pixels
 from vitrail.data.preprocess import Preprocess
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor, read_ahead
+from vitrail.tasks.placement import Placement, truths
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,7 @@ class Keep:
         self._room = limit
 
     def add(self, outputs: Outputs, targets: NDArray[Any]) -> None:
-        self._room -= outputs.nbytes
+        self._room -= outputs.nbytes  # of annotations, the files stay on disk
         if self._room < 0:
             self._outputs.clear()
             self._targets.clear()
@@ -76,8 +77,9 @@ def stream(
     with torch.inference_mode():
         for pixels, targets in loader:
             outputs = compute(pixels.to(device)).float().cpu().numpy()
+            against = targets.numpy() if isinstance(targets, torch.Tensor) else targets
             for meter in meters:
-                meter.add(outputs, targets.numpy())
+                meter.add(outputs, against)
 
 
 def stream_exported(
@@ -86,15 +88,18 @@ def stream_exported(
     """`stream` for an exported file, without torch."""
     reader = split.reader(np.arange(len(split)))
 
-    def read(i: int) -> Pixels:
-        return predictor.pixels(image_of(reader, i))
+    def read(i: int) -> tuple[Pixels, Placement]:
+        image = image_of(reader, i)
+        return predictor.pixels(image), predictor.card.preprocess.placement(*image.shape[:2])
 
     with closing(read_ahead(range(len(split)), read, workers, ahead=2 * batch_size)) as images:
         for _ in track(range(math.ceil(len(split) / batch_size)), title, unit="batch"):
-            numbers, pixels = zip(*islice(images, batch_size), strict=True)
+            numbers, found = zip(*islice(images, batch_size), strict=True)
+            pixels, placements = zip(*found, strict=True)
             outputs = predictor.outputs(np.stack(pixels))
+            targets = split.targets[list(numbers)]
             for meter in meters:
-                meter.add(outputs, split.targets[list(numbers)])
+                meter.add(outputs, truths(targets, placements) if annotated(targets) else targets)
 
 
 def run_model(

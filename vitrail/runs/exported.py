@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitrail.data.pixels import Pixels
 from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.errors import UserError, first_line
+from vitrail.files import reading
 from vitrail.progress import log
 from vitrail.runs.onnx import OnnxSession
 from vitrail.runs.openvino import OpenvinoSession
 from vitrail.runs.session import Array, Session
 from vitrail.tasks import Multiclass
+from vitrail.tasks.pair_scores import Reader
+from vitrail.tokenizers import Tokenizer
 from vitrail.weights.card import Architecture, Card
 
 if TYPE_CHECKING:
@@ -41,19 +46,51 @@ def open_session(path: str | Path, device: str = "cpu") -> Session:
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist.")
-    return RUNTIMES[path.suffix.lower()](path, device)
+    session = RUNTIMES[path.suffix.lower()](path, device)
+    if not session.inputs or not session.outputs:
+        raise UserError(f"{path} is not a model: it has no inputs or no outputs.")
+    return session
 
 
 def parts(path: Path) -> list[Path]:
     """The files that belong to an exported one, the first: its external weights, if it has any."""
+    words = [text_file(path)] if text_file(path).exists() else []
     beside = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else path.with_name(f"{path.name}.data")
-    return [file for file in (path, beside) if file.exists()]
+    return [file for file in (path, beside) if file.exists()] + words
 
 
 def exported_card(path: str | Path) -> Card:
-    """The card of a file, its own or an inferred one."""
-    session = open_session(path)
-    return _own_card(Path(path), session) or _made_up_card(Path(path), session)
+    """The card of a file, its own or an inferred one, once a batch has shown that it fits."""
+    model = ExportedModel(path)
+    model.try_out()
+    return model.card
+
+
+def text_file(path: Path) -> Path:
+    """The file of the text tower that belongs to that of an image tower: model.text.onnx beside model.onnx."""
+    return path.with_suffix(".text.onnx")
+
+
+class ExportedReader(Reader):
+    """An exported text tower with its tokenizer."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self._session = OnnxSession(path)
+        try:
+            about = self._session.metadata
+            self._tokenizer = Tokenizer.from_json(json.loads(about["tokenizer"]))
+            self._context, self._scale = int(json.loads(about["context"])), float(json.loads(about["scale"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is not a text tower of `vitrail export`: {error!r}.") from error
+
+    @property
+    def scale(self) -> float:
+        return self._scale
+
+    def read(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        rows = self._tokenizer.encode(texts, self._context)
+        return np.asarray(self._session.run(rows, ["embeddings"])[0], np.float64)
 
 
 class ExportedModel:
@@ -66,6 +103,8 @@ class ExportedModel:
         self._session = open_session(path, device)
         own = _own_card(self.path, self._session)
         self.card = own or _made_up_card(self.path, self._session)
+        if self.card.task.several and text_file(self.path).exists():
+            self.card = replace(self.card, task=self.card.task.read_by(ExportedReader(text_file(self.path))))
         if own is None:
             known = "ImageNet's mean and std" if self.card.preprocess.channels == 3 else "a mean and std of 0.5"
             log.info(f"From {path}: {known}, as the file has none.")
@@ -125,8 +164,25 @@ class ExportedModel:
     def _run(self, images: Array, outputs: list[str]) -> list[Array]:
         images = np.ascontiguousarray(images.astype(self._type, copy=False))
         batches = np.split(images, len(images)) if self._single else [images]
-        answers = zip(*(self._session.run(batch, outputs) for batch in batches), strict=True)
-        return [np.concatenate(each).astype(np.float32, copy=False) for each in answers]
+        try:
+            answers = [*zip(*(self._session.run(batch, outputs) for batch in batches), strict=True)]
+        except Exception as error:  # runtimes raise many types
+            raise UserError(f"{self.path} cannot be run on images {images.shape}: {first_line(error)}.") from error
+        arrays = [np.concatenate(each).astype(np.float32, copy=False) for each in answers]
+        wanted, shape = (len(images), self.card.task.outputs), arrays[0].shape
+        if shape[0] != len(images) or (shape != wanted and not self.card.task.annotated):  # those have more axes
+            raise UserError(
+                f"{self.path} must have outputs of shape {wanted} by its card, but they are {shape}. Export it again."
+            )
+        return arrays
+
+    def try_out(self) -> None:
+        """Raises UserError unless the file runs and has finite outputs, for a black image and for noise."""
+        seen = self.card.preprocess
+        noise = np.random.default_rng(0).integers(0, 255, (1, seen.channels, *seen.img_size), np.uint8, endpoint=True)
+        outputs = self.outputs(np.concatenate([np.zeros_like(noise), noise]).astype(seen.dtype))
+        if not np.isfinite(outputs).all():
+            raise UserError(f"{self.path} has outputs that are NaN or infinite. Export it again, or use another file.")
 
     def fingerprint(self) -> str:
         """A hash that changes with the file."""
@@ -150,10 +206,13 @@ class ExportedModel:
 
 def _own_card(path: Path, session: Session) -> Card | None:
     text = session.metadata.get("vitrail")
-    try:
-        return None if text is None else Card.from_json(json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"The metadata of {path} is not a vitrail model card: {error!r}.") from error
+    if text is None:
+        return None
+    with reading(f"The metadata of {path}", "a vitrail model card"):
+        card = Card.from_json(json.loads(text))
+    if len(session.inputs) != 1 or session.inputs[0][1] is None or "logits" not in session.outputs:
+        raise UserError(f"{path} does not fit its model card: it needs one input and an output 'logits'.")
+    return card
 
 
 def _made_up_card(path: Path, session: Session) -> Card:
@@ -167,6 +226,8 @@ def _made_up_card(path: Path, session: Session) -> Card:
             f"{path} must have fixed channels, height and width, and a batch size of 1 or any, but its input is "
             f"{list(shape)}. Export it again."
         )
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,), (0.5,))
+    seen = Preprocess((h, w), channels, mean=mean, std=std)  # checks the size before memory is taken
     images = np.zeros((1 if batch == 1 else 2, channels, h, w), np.float32)
     try:
         logits = session.run(images, session.outputs[:1])[0]
@@ -174,11 +235,10 @@ def _made_up_card(path: Path, session: Session) -> Card:
         raise UserError(f"{path} cannot be run on {len(images)} images: {first_line(error)}.") from error
     if np.ndim(logits) != 2 or len(logits) != len(images):
         raise UserError(f"{path} must have one output (batch, classes), but its shape is {np.shape(logits)}.")
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,), (0.5,))
     return Card(
         model=path.name,
         config=Architecture("", {}),
         task=Multiclass(tuple(map(str, range(logits.shape[1])))),
-        preprocess=Preprocess((h, w), channels, mean=mean, std=std),
+        preprocess=seen,
         versions={},
     )

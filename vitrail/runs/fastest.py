@@ -135,7 +135,7 @@ def _key(about: str, images: Tensor) -> str:
 
 
 def _results() -> dict[str, object]:
-    with suppress(OSError, ValueError):  # missing or damaged: measure again
+    with suppress(OSError, ValueError, RecursionError):  # missing or damaged: measure again
         results = json.loads((cache_folder() / "engines.json").read_text(encoding="utf-8"))
         if isinstance(results, dict):
             return results

@@ -30,7 +30,9 @@ from vitrail.errors import UserError
 from vitrail.runs import EngineName
 from vitrail.runs.exported import ExportedModel, exported_card, is_exported
 from vitrail.runs.run import Run
+from vitrail.runs.windows import slide
 from vitrail.tasks import Task
+from vitrail.tasks.placement import Placement
 from vitrail.tasks.task import Answer
 from vitrail.weights.card import Card
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 P = TypeVar("P", bound="ImageLike")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -234,22 +237,39 @@ class Predictor:
         threshold: float | None = None,
         batch_size: int = 32,
         workers: int = 2,
+        windows: bool = False,
     ) -> Iterator[Prediction]:
         """Yields the answers for images, in order: one image or any iterable, which is consumed lazily.
 
         An image is a path, bytes, a file object, a PIL image, an array (H, W) or (H, W, C), or a tensor (C, H, W), see
         `vitrail.data.image_like`. Each answer has at most `top` labels: by default 5 classes, or all labels above their
         thresholds; with `threshold` only those of at least this probability. An unreadable image gives a Prediction
-        with an error.
+        with an error. With `windows`, a model of masks sees a large picture at its own scale, part by part.
         """
+        if windows:
+            yield from self._in_windows(given(images, self.card.preprocess.channels))
+            return
         with closing(
             self.run(given(images, self.card.preprocess.channels), batch_size=batch_size, workers=workers)
         ) as answers:
-            for image, outputs in answers:
+            for image, outputs, placement in answers:
                 if isinstance(outputs, UnreadableImage):
                     yield Prediction(image.name, self.card.task.answer(), str(outputs))
                 else:
-                    yield Prediction(image.name, answer(self.card.task, outputs, top, threshold))
+                    yield Prediction(image.name, answer(self.card.task, outputs, top, threshold, placement))
+
+    def _in_windows(self, images: Iterable[ImageLike]) -> Iterator[Prediction]:
+        task, seen = self.card.task, self.card.preprocess
+        if not task.slides:
+            raise UserError(f"--windows is for masks, but this is a {task.title} model. Remove it.")
+        for image in images:
+            each = given_image(image)
+            try:
+                stored = each.pixels(seen.channels, seen.bits)
+            except UnreadableImage as error:
+                yield Prediction(each.name, task.answer(), str(error))
+                continue
+            yield Prediction(each.name, task.located(*slide(stored, seen, self.outputs)))
 
     def run(
         self,
@@ -258,20 +278,30 @@ class Predictor:
         *,
         batch_size: int = 32,
         workers: int = 2,
-    ) -> Generator[tuple[P, Array | UnreadableImage], None, None]:
-        """Yields each image with its outputs, or those of `compute`, or the reason why it cannot be read."""
+    ) -> Generator[tuple[P, Array | UnreadableImage, Placement | None], None, None]:
+        """Yields each image with its outputs, or those of `compute`, or the reason why it cannot be read.
+
+        The last element is how the image was placed into the model's input.
+        """
         compute = compute or self.outputs
-        with closing(read_ahead(images, self.pixels, workers, ahead=2 * batch_size)) as read:
+        with closing(read_ahead(images, self.placed, workers, ahead=2 * batch_size)) as read:
             while batch := list(islice(read, batch_size)):
-                good = [pixels for _, pixels in batch if not isinstance(pixels, UnreadableImage)]
+                good = [found[0] for _, found in batch if not isinstance(found, UnreadableImage)]
                 outputs = iter(compute(np.stack(good)) if good else ())
-                for image, pixels in batch:
-                    yield image, pixels if isinstance(pixels, UnreadableImage) else next(outputs)
+                for image, found in batch:
+                    if isinstance(found, UnreadableImage):
+                        yield image, found, None
+                    else:
+                        yield image, next(outputs), found[1]
 
     def pixels(self, image: ImageLike) -> Pixels:
         """An image as input of `outputs`, (C, H, W); raises UnreadableImage."""
+        return self.placed(image)[0]
+
+    def placed(self, image: ImageLike) -> tuple[Pixels, Placement]:
+        """`pixels`, and how the image was placed into the model's input."""
         stored = given_image(image).pixels(self.card.preprocess.channels, self.card.preprocess.bits)
-        return self._model.preprocess(stored)
+        return self._model.preprocess(stored), self.card.preprocess.placement(*stored.shape[:2])
 
     def outputs(self, pixels: Array) -> Array:
         """The model's outputs, (B, K) float32, for preprocessed pixels (B, C, H, W)."""
@@ -306,24 +336,36 @@ def _no_name(source: str | Path, model: str | None) -> None:
         raise UserError(f"{source} is an exported file, so 'model' does not apply. Leave it out.")
 
 
-def answer(task: Task, outputs: Array, top: int | None = None, threshold: float | None = None) -> Answer:
-    """The answer for one image, from the model's outputs (M,), without labels below a `threshold`."""
+def answer(
+    task: Task,
+    outputs: Array,
+    top: int | None = None,
+    threshold: float | None = None,
+    placement: Placement | None = None,
+) -> Answer:
+    """The answer for one image, from the model's outputs (M,), without labels below a `threshold`.
+
+    An annotated task needs to know how the image was placed into the model's input.
+    """
+    if task.annotated:
+        assert placement is not None
+        return task.located(outputs, placement, threshold)
     meant = task.means(outputs[None])
     return task.answers(meant, top)[0] if threshold is None else task.answers_above(meant, threshold, top)[0]
 
 
 def read_ahead(
-    images: Iterable[T], read: Callable[[T], Pixels], workers: int, ahead: int
-) -> Generator[tuple[T, Pixels | UnreadableImage], None, None]:
+    images: Iterable[T], read: Callable[[T], R], workers: int, ahead: int
+) -> Generator[tuple[T, R | UnreadableImage], None, None]:
     """Reads images in threads and in order, at most `ahead` of them in advance."""
 
-    def attempt(image: T) -> Pixels | UnreadableImage:
+    def attempt(image: T) -> R | UnreadableImage:
         try:
             return read(image)
         except UnreadableImage as error:
             return error
 
-    waiting: deque[tuple[T, Future[Pixels | UnreadableImage]]] = deque()
+    waiting: deque[tuple[T, Future[R | UnreadableImage]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
     try:
         for image in images:

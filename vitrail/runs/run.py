@@ -7,6 +7,7 @@
 | `metrics.csv`                        | one row per epoch                                              |
 | `last/state.pt`                      | the checkpoint from which training resumes                     |
 | `train.log`, `curves.png`, `tensorboard/` | the log, the curves, the events                            |
+| `.lock`                              | held by the process that trains the run                        |
 | `trackers.json`                      | with --log: the names of the run in wandb and mlflow           |
 | `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
 | `features/<data>-<split>.npz`        | feature vectors                                                |
@@ -20,8 +21,7 @@ Only this module knows these file names.
 from __future__ import annotations
 
 import csv
-import json
-import shutil
+import io
 from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
@@ -32,6 +32,7 @@ from weakref import WeakValueDictionary
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
 from vitrail.data import Data, Source, full_name, is_object, is_there, open_data
 from vitrail.errors import UserError
+from vitrail.files import atomic_folder, locked, read_json, read_text, reading
 from vitrail.progress import without_info
 from vitrail.runs.exported import is_exported
 from vitrail.tasks import METHODS
@@ -47,8 +48,8 @@ _GIVEN: WeakValueDictionary[Path, Data] = WeakValueDictionary()
 
 # Settings that determine which images are in which split.
 _SPLIT = (
-    *("val", "val_fraction", "folds", "fold", "seed", "task", "streaming"),
-    *("data_dir", "image_dir", "image_column", "label_column", "max_pixels"),
+    *("val", "val_fraction", "folds", "fold", "seed", "task", "streaming", "tokenizer", "context"),
+    *("data_dir", "image_dir", "image_column", "label_column", "max_pixels", "mask_values"),
 )
 
 
@@ -106,31 +107,24 @@ class Run:
         for what, source in (("weights", config.weights), ("teacher", config.distillation.teacher)):
             if source is not None and Path(source).resolve().is_relative_to(run.path.resolve()):
                 raise UserError(f"--{what} {source} is in {run.path}, the run to create. Choose another --name.")
-        if run.path.exists() and overwrite:
+        replace = run.stillborn or (overwrite and run.path.exists())
+        if replace and not run.stillborn:
             if not run.exists:
-                raise UserError(
-                    f"{run.path} exists and is not a vitrail run, so --overwrite does not replace it. "
-                    "Choose another --name."
-                )
-            shutil.rmtree(run.path)
+                rule = "is not a vitrail run, so --overwrite does not replace it"
+                raise UserError(f"{run.path} exists and {rule}. Choose another --name.")
+            with locked(run.path):  # not while another process trains it
+                pass
         try:
-            run.path.mkdir(parents=True)
+            with atomic_folder(run.path, replace) as folder:
+                save_yaml(config, folder / CONFIG_FILE, run.origin(config))
         except FileExistsError:
             raise UserError(
                 f"The run {run.path} exists. Choose another --name, continue it with "
                 f"`{run.resume_command}`, or replace it with --overwrite."
             ) from None
         except OSError as error:
-            raise UserError(
-                f"The run folder {run.path} cannot be created: {error.strerror}. Choose another --out."
-            ) from error
-        try:
-            save_yaml(config, run.config_file, run.origin(config))
-        except OSError as error:
-            shutil.rmtree(run.path)
-            raise UserError(
-                f"Could not write {run.config_file}: {error.strerror}. Free some space or choose another --out."
-            ) from error
+            why = f"{error.strerror}. Choose another --out."
+            raise UserError(f"The run folder {run.path} cannot be created: {why}") from error
         return run
 
     # Paths
@@ -211,7 +205,13 @@ class Run:
     @property
     def exists(self) -> bool:
         """Whether the folder is a run, complete or not."""
-        return self.config_file.exists()
+        return self.config_file.is_file() and not self.stillborn
+
+    @property
+    def stillborn(self) -> bool:
+        """Whether the folder has at most an empty configuration: earlier versions could be killed at that point."""
+        files = list(self.path.iterdir()) if self.path.is_dir() else [self.path]
+        return all(file == self.config_file and not file.stat().st_size for file in files)
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -287,8 +287,9 @@ class Run:
         """The rows of `metrics.csv`, one per epoch."""
         if not self.metrics_file.exists():
             return []
-        with self.metrics_file.open(newline="", encoding="utf-8") as stream:
-            return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(stream)]
+        with reading(self.metrics_file, "a table of epochs"):
+            rows = csv.DictReader(io.StringIO(read_text(self.metrics_file), newline=""))
+            return [{name: float(value) for name, value in row.items()} for row in rows]
 
     @property
     def verb(self) -> Literal["train", "pretrain"]:
@@ -343,14 +344,14 @@ class Run:
         """The scores on the run's own validation images, such as "top1" and "loss"; their means over folds."""
         if not self.has_folds:
             return dict(self.card.metrics)
-        means = json.loads(self.folds_file.read_text(encoding="utf-8"))["mean"]
+        means = read_json(self.folds_file)["mean"]
         return {name.removeprefix("val_"): value for name, value in means.items()}
 
     @property
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """The content of every `metrics.json` that `evaluate` wrote, by folder name."""
         files = sorted(self.path.glob("evaluation/*/metrics.json"))
-        return {file.parent.name: json.loads(file.read_text(encoding="utf-8")) for file in files}
+        return {file.parent.name: read_json(file) for file in files}
 
     def own_scores(self) -> dict[str, Any] | None:
         """The metrics of `evaluate` on the run's own validation images, or None."""

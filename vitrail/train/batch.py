@@ -24,9 +24,14 @@ def make_batch(
     normalise: Callable[[Tensor], Tensor],
     classes: int,
     generator: torch.Generator,
+    placed: bool = False,
 ) -> Batch:
-    """The augmented and normalised images of a training step."""
+    """The augmented and normalised images of a training step; `placed` ones, with annotations, are no longer moved."""
     how, views = config.augment, crops(config)
+    if placed:
+        still = replace(how, hflip=0.0)
+        images, _ = augment(pixels, labels.new_zeros(len(pixels), 0), still, normalise, 0, generator)
+        return Batch(images, labels, numbers)
     if not views:
         images, targets = augment(pixels, labels, how, normalise, classes, generator)
         return Batch(images, targets, numbers)

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
-from vitrail.errors import UserError
+from vitrail.data.identity import differences
+from vitrail.errors import UserError, first_line
 from vitrail.files import atomic_write
+from vitrail.progress import log
 from vitrail.runs.run import Run
 
 
@@ -29,9 +31,14 @@ class Stateful(Protocol):
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
     """Replaces the run's checkpoint atomically; on failure the previous one survives."""
     path = checkpoint_path(run)
-    path.parent.mkdir(exist_ok=True)
     buffer = io.BytesIO()
     torch.save(state, buffer)
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{path.parent} must be a folder, for checkpoints: {error.strerror}. Remove the file."
+        ) from error
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
 
@@ -42,31 +49,40 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        state: Any = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many types for damaged files
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"The checkpoint {path} is corrupt: {reason}. Delete it to restart the run, or start a new run from the "
-            f"weights kept so far with `--weights {run}`."
+            f"The checkpoint {path} is corrupt: {first_line(error)}. Delete it to restart the run, or start a new run "
+            f"from the weights kept so far with `--weights {run}`."
         ) from error
+    if not isinstance(state, dict):
+        raise UserError(
+            f"The checkpoint {path} is corrupt: it is a {type(state).__name__}. Delete it to restart the run."
+        )
     return state
 
 
-def restore_checkpoint(run: Path, state: dict[str, Any], parts: Mapping[str, Stateful], data: str) -> None:
-    """Restores a run from a checkpoint; `data` is the current fingerprint of the data set."""
+def restore_checkpoint(
+    run: Path, state: dict[str, Any], parts: Mapping[str, Stateful], data: dict[str, Any], data_changed: bool = False
+) -> None:
+    """Restores a run from a checkpoint; `data` is the identity of the data, which `data_changed` allows to differ."""
+    wrong = "does not match the model of this run"
     try:
-        changed = state["data"] != data
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        changed = differences(state["data"], data)
+        if not changed or data_changed:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+    except UserError:
+        raise
+    except Exception as error:  # a damaged file may contain anything
+        raise UserError(f"The checkpoint {checkpoint_path(run)} {wrong}. Delete it to restart the run.") from error
+    if changed and not data_changed:
         raise UserError(
-            f"The checkpoint {checkpoint_path(run)} does not match the model of this run. Delete it to restart the run."
-        ) from error
-    if changed:
-        raise UserError(
-            "The data has changed since the run began: other images, labels or classes. Restore the data, or start a "
-            f"new run with `--weights {run}`."
+            f"The data has changed since the run began: {', '.join(changed)}. Restore the data, go on with "
+            f"--data-changed, or start a new run with `--weights {run}`."
         )
+    if changed:
+        log.warning(f"The data has changed since the run began: {', '.join(changed)}.")
 
 
 def checkpoint_path(run: Path) -> Path:

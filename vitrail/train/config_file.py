@@ -7,11 +7,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from vitrail.config import TrainConfig, coerce
+from vitrail.config import TrainConfig, coerce, read_yaml
 from vitrail.data import Source
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.runs.run import free_name
 
 
@@ -20,14 +18,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     A run's time budget also has the epochs that it was planned with: they are left out, since either sets the length.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. Give the config.yaml of a run.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a YAML file: {str(error).splitlines()[0]}.") from error
+    document = read_yaml(path)
     if not isinstance(document, dict):
-        raise UserError(f"{path} must contain settings, such as `epochs: 30`, but it contains {document!r}.")
+        raise UserError(f"{path} must contain settings, such as `epochs: 30`, but it contains {shown(document)}.")
     found: dict[str, Any] = {}
     for name, value in document.items():
         found |= value if isinstance(value, dict) else {name: value}

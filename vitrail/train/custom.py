@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -33,6 +34,9 @@ class Custom:
             value = getattr(self, field.name)
             if value is not None and not callable(value):
                 raise UserError(f"'{field.name}' must be a function, but it is {type(value).__name__}.")
+        own = self.objective
+        if isinstance(own, type) and not issubclass(own, Objective):
+            raise UserError(f"'objective' must be a function or a subclass of Objective: write {own.__name__}(…).")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,6 +56,28 @@ class Custom:
             got = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
             raise UserError(f"'augment' must return images of shape {tuple(pixels.shape)}, but it returned {got}.")
         return images.to(torch.float32) * white
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The caller's loss of outputs (B, M) against targets (B, K)."""
+        assert self.objective is not None
+        loss: object = self.objective(outputs, targets)  # type: ignore[arg-type]  # a function, not a class
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or (outputs.requires_grad and not loss.requires_grad):
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            got += " without a gradient" if isinstance(loss, Tensor) and loss.numel() == 1 else ""
+            raise UserError(f"'objective' must return one number, as a tensor with a gradient, but it returned {got}.")
+        return loss.reshape(())
+
+    def share(self, done: float) -> float:
+        """The caller's share of the peak learning rate, where a share of training is done."""
+        assert self.schedule is not None
+        share: Any = self.schedule(done)
+        try:
+            number = float(share)
+        except (TypeError, ValueError, RuntimeError):  # of a tensor with several values
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise UserError(f"'schedule' must return a number from 0 up, but schedule({done:g}) returned {share!r}.")
+        return number
 
     def optimizers(self, groups: list[dict[str, Any]]) -> list[Optimizer]:
         """The caller's optimiser."""

@@ -16,14 +16,14 @@ from typing import Any
 from vitrail.config import TrainConfig, flat, override
 from vitrail.data import Source, full_name, open_data
 from vitrail.errors import UserError
-from vitrail.files import write_text
+from vitrail.files import locked, read_json, write_text
 from vitrail.progress import log
 from vitrail.runs.run import Run, split_settings
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan
 from vitrail.train.resume import reopen
-from vitrail.train.start import complete, prepared
+from vitrail.train.start import complete, need_resume, prepared
 
 Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
 
@@ -36,9 +36,15 @@ def wanted(resume: str | Path | None, asked: dict[str, Any]) -> bool:
 
 
 def train(
-    source: Source | None, resume: str | None, overwrite: bool, asked: dict[str, Any], custom: Custom = NOTHING
+    source: Source | None,
+    resume: str | None,
+    overwrite: bool,
+    asked: dict[str, Any],
+    custom: Custom = NOTHING,
+    data_changed: bool = False,
 ) -> Run:
     """Trains all unfinished folds; returns the run that holds them."""
+    need_resume(resume, data_changed)
     asked = prepared(source, asked, custom, "train")
     if resume is not None:
         run, config = reopen(Path(resume), source, asked)
@@ -51,23 +57,28 @@ def train(
     else:
         raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
 
-    done, whole = _read(run), Run(run)
-    try:
-        for number in range(1, config.source.folds + 1):
-            if str(number) not in done:
-                log.info(f"Fold {number} of {config.source.folds}:")
-                fold, done[str(number)] = _train_fold(run, override(config, {"fold": number}), source, custom)
-                whole.holds += (fold,)
-                _write(run, done)
-    except KeyboardInterrupt:
-        log.info(f"To resume this fold and train the rest: {Run(run).resume_command}")
-        raise
+    whole = Run(run)
+    with locked(run):
+        done = _read(run)
+        try:
+            for number in range(1, config.source.folds + 1):
+                if str(number) not in done:
+                    log.info(f"Fold {number} of {config.source.folds}:")
+                    numbered = override(config, {"fold": number})
+                    fold, done[str(number)] = _train_fold(run, numbered, source, custom, data_changed)
+                    whole.holds += (fold,)
+                    _write(run, done)
+        except KeyboardInterrupt:
+            log.info(f"To resume this fold and train the rest: {Run(run).resume_command}")
+            raise
     log.info(table(done))
     log.info(f"The folds are in {run}.")
     return whole
 
 
-def _train_fold(run: Path, config: TrainConfig, source: Source, custom: Custom) -> tuple[Run, Scores]:
+def _train_fold(
+    run: Path, config: TrainConfig, source: Source, custom: Custom, data_changed: bool
+) -> tuple[Run, Scores]:
     """Starts or resumes a fold; returns it and its scores."""
     fold = Run(run).fold(config.source.fold)
     config = override(config, {"out": str(run), "name": fold.name})
@@ -77,7 +88,7 @@ def _train_fold(run: Path, config: TrainConfig, source: Source, custom: Custom) 
         Run.create(config)
     if config.python:
         fold.remember(data)
-    measured = complete(fold.path, config, data, model, notes, custom)
+    measured = complete(fold.path, config, data, model, notes, custom, data_changed)
     shown = {measure.name for measure in data.task.measures}
     return fold, {
         f"{split}_{name}": value
@@ -111,8 +122,8 @@ def _read(run: Path) -> dict[str, Scores]:
     if not file.exists():
         return {}
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))["folds"])
-    except (ValueError, LookupError, TypeError) as error:
+        return {str(number): {**scores} for number, scores in read_json(file)["folds"].items()}
+    except (UserError, LookupError, TypeError, AttributeError) as error:
         raise UserError(
             f"{file} is damaged. Delete it: finished folds are evaluated again, not trained again."
         ) from error

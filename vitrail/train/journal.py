@@ -29,12 +29,22 @@ from vitrail.train.schedule import Schedule
 _DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarter of a second
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Loses a line on a full disk, which the next checkpoint reports; the default prints a traceback."""
+
+
 class Journal:
     """A context that logs everything in the run folder."""
 
     def __init__(self, run: Path):
         self._run = Run(run)
-        self._file = logging.FileHandler(self._run.log_file, encoding="utf-8")
+        try:
+            self._file = _LogFile(self._run.log_file, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise UserError(
+                f"{self._run.log_file} cannot be written: {error.strerror}. Check its permissions."
+            ) from error
         self._file.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
         self._terminal = sys.stderr.isatty()
         self._bars: list[tqdm[Any]] = []  # of this epoch and of the run, on a terminal
@@ -93,12 +103,14 @@ class Journal:
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
             save_charts(task.curves(rows, self._run.config, progress.kept or None), self._run.path)
             self._drew = time.monotonic()
-        with SummaryWriter(
-            str(self._run.events_folder), purge_step=int(row["epoch"]), filename_suffix=f".{row['epoch']:06}"
-        ) as events:
-            values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
-            for name, value in values.items():
-                events.add_scalar(name, value, int(row["epoch"]))
+        values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
+        folder, suffix = str(self._run.events_folder), f".{row['epoch']:06}"
+        try:
+            with SummaryWriter(folder, purge_step=int(row["epoch"]), filename_suffix=suffix) as events:
+                for name, value in values.items():
+                    events.add_scalar(name, value, int(row["epoch"]))
+        except OSError as error:  # a copy of metrics.csv for TensorBoard: the run goes on without it
+            log.warning(f"TensorBoard's events cannot be written to {folder}: {error.strerror or error}.")
         self._trackers.epoch(int(row["epoch"]), values)
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
         loss = scores.pop("loss")

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from vitrail.config import TrainConfig, flat
 from vitrail.errors import UserError, nearest
-from vitrail.files import write_text
+from vitrail.files import read_json, write_text
 from vitrail.progress import log
 from vitrail.runs.run import Run
 
@@ -101,7 +101,9 @@ class Trackers:
 
     def __init__(self, run: Run, config: TrainConfig):
         self._loggers: dict[str, Logger] = {}
-        known = json.loads(run.trackers_file.read_text(encoding="utf-8")) if run.trackers_file.exists() else {}
+        known = read_json(run.trackers_file) if run.trackers_file.exists() else {}
+        if not isinstance(known, dict):
+            raise UserError(f"{run.trackers_file} must contain an object. Delete it: the trackers begin a new run.")
         for name in [name for name in config.run.log or () if name in LOGGERS]:
             try:
                 self._loggers[name] = LOGGERS[name](run, config, known.get(name))

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.dataset import Targets
+from vitrail.data.identity import identity
 from vitrail.data.loader import TrainBatches
 from vitrail.evaluate.stream import run_model
 from vitrail.models import Model
@@ -64,6 +65,7 @@ def steps(
     """
     device, seed, optim, model = config.run.device, config.run.seed, config.optim, objective.model
     accumulate, normalise, precision = optim.grad_accum_steps, loader.normalise, autocast(config)
+    placed = loader.task is not None
     per_epoch, forward = len(loader) // accumulate, world.wrap(objective)
     learnt = [p for module in (model, *objective.added().values()) for p in module.parameters()]
     while True:
@@ -82,7 +84,7 @@ def steps(
                 with progress.waiting():
                     (pixels, labels), which = next(batches)
                 pixels, labels = pixels.to(device), labels.to(device)
-                batch = make_batch(pixels, labels, which, config, normalise, classes, generator)
+                batch = make_batch(pixels, labels, which, config, normalise, classes, generator, placed)
                 with precision():
                     result = forward(batch)
                 scaler.scale(result["loss"] / accumulate).backward()
@@ -111,11 +113,15 @@ def train(
     interruption: Interruption,
     world: World,
     custom: Custom = NOTHING,
+    data_changed: bool = False,
 ) -> None:
-    """Trains the model of a run to the end, from its last checkpoint if there is one."""
+    """Trains the model of a run to the end, from its last checkpoint if there is one.
+
+    `data_changed` allows data that is not what the run began with.
+    """
     # Data
     val, loader = open_splits(config, data, custom)
-    schedule, version = Schedule.of(config, data, len(loader), custom), data.fingerprint()
+    schedule, version = Schedule.of(config, data, len(loader), custom), identity(data)
 
     # Objective and optimisers
     progress, targets = Progress(), data.splits["train"].targets
@@ -126,7 +132,7 @@ def train(
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
     if (state := load_checkpoint(run, config.run.device)) is not None:
-        restore_checkpoint(run, state, parts, version)
+        restore_checkpoint(run, state, parts, version, data_changed)
         log.info(f"Resuming after step {progress.step}.")
     with autocast(config)():
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
@@ -143,7 +149,7 @@ def train(
         over = world.agree(schedule.over(progress) or schedule.stalled(progress))
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
             kept = objective.kept()
-            meter = card.task.meter()
+            meter = card.task.bound(kept).meter()
             try:
                 run_model(kept, val, card.preprocess, [meter], compute=partial(objective.examine, kept), **how)
             except NotFinite:

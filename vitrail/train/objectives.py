@@ -25,7 +25,7 @@ def build_objective(
     if isinstance(custom.objective, type):
         objective = custom.objective(model, config.optim.model_ema)
     elif custom.objective is not None:
-        objective = OwnLoss(objective, custom.objective)
+        objective = OwnLoss(objective, custom.loss)
     if config.weights is not None and objective.added():
         log.info(f"From {config.weights}: {load_added(config.weights, objective, card.task.title)}.")
     if config.distillation.teacher is None:

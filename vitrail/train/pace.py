@@ -36,14 +36,17 @@ def images_per_second(
     optimizers = build_optimizers(model, config.optim, pretrained=config.weights is not None, added=added)
     seen = read_size(config, data, preprocessing(config))
     pixels = torch.from_numpy(np.zeros((size, seen.channels, *seen.img_size), seen.dtype)).to(device)
-    labels = torch.from_numpy(np.resize(targets[:size], (size, *targets.shape[1:]))).to(device)
+    placed = data.task.annotated
+    given = data.task.blank(size, seen.img_size) if placed else np.resize(targets[:size], (size, *targets.shape[1:]))
+    labels = torch.from_numpy(given).to(device)
     precision = autocast(config)
     count, begun = -2, time.monotonic()  # two for warm-up
     while count < 3 or time.monotonic() - begun < seconds:
         if count == 0:
             begun = time.monotonic()
         generator = torch.Generator().manual_seed(count + 2)
-        batch = make_batch(pixels, labels, torch.arange(size), config, seen.normalise, len(data.classes), generator)
+        how = config, seen.normalise, len(data.classes), generator, placed
+        batch = make_batch(pixels, labels, torch.arange(size), *how)
         with precision():
             loss = objective(batch)["loss"]
         torch.autograd.backward(loss)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -15,10 +14,11 @@ from vitrail.data.dataset import Split
 from vitrail.data.loader import TrainBatches
 from vitrail.data.pixels import WHITE
 from vitrail.data.preprocess import Preprocess
-from vitrail.device import hardware
+from vitrail.device import hardware, memory
 from vitrail.errors import UserError
-from vitrail.models import Model, ModelConfig, build, canonical
+from vitrail.models import Model, ModelConfig, build, canonical, parameters
 from vitrail.models.module import start_from_module
+from vitrail.tasks import Task
 from vitrail.train.batch import read_size
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.teacher import meet
@@ -29,17 +29,20 @@ from vitrail.weights.added import left_out
 from vitrail.weights.card import versions
 
 
-def model_config(config: TrainConfig, classes: int) -> ModelConfig:
+def model_config(config: TrainConfig, task: Task) -> ModelConfig:
     """The architecture of a resolved configuration."""
     base = open_card(config.weights, config.model).config if config.weights else canonical(config.model)[1]
     arch = {name: value for name in options(ArchConfig) if (value := getattr(config.arch, name)) is not None}
-    return replace(base, img_size=config.input.img_size, channels=config.input.channels, classes=classes, **arch)
+    given = {"img_size": config.input.img_size, "channels": config.input.channels} | arch
+    contrast = {"loss": config.optim.loss} if task.several else {}
+    return task.architecture(base, given | contrast)
 
 
 def preprocessing(config: TrainConfig) -> Preprocess:
     """The preprocessing of a resolved configuration."""
     seen = config.input
-    return Preprocess(seen.img_size, seen.channels, seen.crop, seen.mean, seen.std, seen.bits, seen.interpolation)
+    size = seen.img_size, seen.channels, seen.crop
+    return Preprocess(*size, seen.mean, seen.std, seen.bits, seen.interpolation, seen.fit)
 
 
 def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[Model, list[str]]:
@@ -47,8 +50,9 @@ def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[
 
     Raises UserError for a configuration that cannot be trained on this data.
     """
+    _check_memory(model_config(config, data.task))
     torch.manual_seed(config.run.seed)
-    model = build(model_config(config, data.task.outputs))
+    model = build(model_config(config, data.task))
     notes = start_from_module(model, custom.model)
     if config.weights is not None:
         how = config.transfer
@@ -74,12 +78,22 @@ def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[
     return model, notes
 
 
+def _check_memory(config: ModelConfig) -> None:
+    """Raises UserError for a model whose weights alone exceed the memory."""
+    needed, available = 4 * parameters(config), memory()
+    if available is not None and needed > available:
+        raise UserError(
+            f"The model has {needed // 4:,} parameters, {needed / 2**30:,.0f} GiB, but there are "
+            f"{available / 2**30:,.0f} GiB of memory. Lower its width or depth, or --img-size."
+        )
+
+
 def make_card(config: TrainConfig, data: Data, model: Model) -> Card:
     """The card of the model that a run trains."""
     return Card(
         model=config.model,
         config=model.config,
-        task=data.task.fitted(data.splits["train"].targets),
+        task=data.task.fitted(data.splits["train"].targets).bound(model),
         preprocess=preprocessing(config),
         versions=versions() | {"hardware": hardware(config.run.device)},
     )
@@ -103,5 +117,7 @@ def open_splits(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tu
         source.balanced_sampling,
         config.augment.aug_repeats,
         change,
+        data.task if data.task.annotated else None,
+        config.augment.hflip,
     )
     return val, batches

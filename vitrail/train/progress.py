@@ -116,5 +116,13 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in asdict(Progress(**state)).items():
+        restored = Progress(**state)
+        counts = (restored.step, restored.leader, restored.kept, restored.count)
+        if any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError("a count is not a whole number")
+        numbers = [restored.seconds, restored.lr, restored.best, *restored.sums.values()]
+        numbers += [value for row in restored.rows for value in row.values()]
+        if any(type(number) not in (int, float) for number in numbers):
+            raise TypeError("a value is not a number")
+        for name, value in asdict(restored).items():
             setattr(self, name, value)

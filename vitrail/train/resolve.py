@@ -29,7 +29,7 @@ from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device, device_name
 from vitrail.errors import UserError, nearest
-from vitrail.models import CONFIGS, FAMILIES, ModelConfig, canonical, family, is_meant, named_size
+from vitrail.models import CONFIGS, FAMILIES, ModelConfig, backbone, canonical, family, is_meant, named_size
 from vitrail.models.module import MODULES
 from vitrail.runs.run import free_name
 from vitrail.tasks import task_type
@@ -199,7 +199,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
     typical = _typical(data, recipe)
     if given.get("weights"):
         card = open_card(given["weights"], given.get("model"))
-        name, config = card.model, card.config
+        name, config = card.model, backbone(card.config)
         if "model" in given and not is_meant(name, given["model"]):
             raise UserError(
                 f"The weights in {given['weights']} are a {name}, but --model asks for {given['model']}. "
@@ -210,7 +210,7 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
     else:
         least = 4 if choose_device(given.get("device")) == "cpu" else 7
         meant = recipe.model if max(given.get("img_size") or data.size) > SMALL_IMAGE else None
-        patch = _patch(given.get("img_size") or typical, least)
+        patch = min(_patch(given.get("img_size") or typical, least), data.task.coarsest)
         asked = given.get("model")
         if asked in ("vit", "deit"):  # a family: choose the patch size to fit the images
             asked = f"{asked}_nano{patch}"
@@ -219,6 +219,8 @@ def _choose_model(data: Data, given: Mapping[str, Any], recipe: Recipe) -> tuple
         name, config = canonical(asked or meant or f"vit_nano{patch}")
         size = named_size(asked or "") or _fit(typical, config.step)
     arch = {key: given[key] for key in options(ArchConfig) if key in given}
+    if data.task.annotated:
+        arch.pop("head", None)  # a dense head, which any backbone may have
     for key in sorted(arch.keys() - {field.name for field in fields(config)}):
         raise UserError(f"A {family(config)} has no option '{key}'; only a ViT has. Remove --{key.replace('_', '-')}.")
     channels = given.get("channels", data.channels)
@@ -234,7 +236,8 @@ def _smallest(family_name: str, size: Size) -> str:
 
 def _typical(data: Data, recipe: Recipe) -> Size:
     """Small images keep their size and shape; photographs become squares of the recipe's size."""
-    return data.size if max(data.size) <= SMALL_IMAGE else (recipe.photo, recipe.photo)
+    side = recipe.photo * data.task.detail
+    return data.size if max(data.size) <= SMALL_IMAGE else (side, side)
 
 
 def _patch(size: Size, least: int) -> int:

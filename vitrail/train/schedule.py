@@ -27,14 +27,15 @@ class Schedule:
     per_epoch: int  # optimiser steps
     validation: float  # the time of a validation, in steps
     stop: StopConfig = field(default_factory=StopConfig)
-    own: Callable[[float], float] | None = None  # the caller's, see `Custom.schedule`
+    own: Callable[[float], float] | None = None  # the caller's, see `Custom.share`
 
     @classmethod
     def of(cls, config: TrainConfig, data: Data, batches: int, custom: Custom = NOTHING) -> Schedule:
         """The schedule of a run with this number of batches per epoch."""
         optim = config.optim
         validation = len(data.splits["val"]) / (optim.batch_size * optim.grad_accum_steps)
-        return cls(optim, batches // optim.grad_accum_steps, validation, config.stop, custom.schedule)
+        own = None if custom.schedule is None else custom.share
+        return cls(optim, batches // optim.grad_accum_steps, validation, config.stop, own)
 
     @property
     def steps(self) -> int:

@@ -14,11 +14,13 @@ from vitrail.data import Data, Source, full_name, is_object, open_data
 from vitrail.device import keep_freed_memory
 from vitrail.errors import UserError, shortlist
 from vitrail.evaluate.measure import evaluate_on
+from vitrail.files import locked
 from vitrail.models import Model, register_module
 from vitrail.progress import log, log_to_console
 from vitrail.runs.run import Run, split_settings
 from vitrail.tasks.scores import Scores
 from vitrail.train.calibrate import calibrate
+from vitrail.train.checkpoint import checkpoint_path
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.divergence import naming_checkpoint
 from vitrail.train.find_lr import find_lr as find_rate
@@ -44,6 +46,7 @@ def start(
     find_lr: bool,
     asked: dict[str, Any],
     custom: Custom = NOTHING,
+    data_changed: bool = False,
 ) -> Run:
     """Starts or resumes a run and returns it; `vitrail.train` is this with keywords."""
     val, asked = asked.get("val"), prepared(source, asked, custom, "train")
@@ -53,7 +56,7 @@ def start(
         data = open_given(source, val, asked)
         config = plan(full_name(source), data, asked, custom)
         return Run(find_rate(config, data, prepare(config, data, custom)[0], custom))
-    return _run(source, val, resume, overwrite, asked, custom, "train")
+    return _run(source, val, resume, overwrite, asked, custom, "train", data_changed)
 
 
 def start_pretraining(
@@ -63,6 +66,7 @@ def start_pretraining(
     method: str | None,
     asked: dict[str, Any],
     custom: Custom = NOTHING,
+    data_changed: bool = False,
 ) -> Run:
     """Starts or resumes a self-supervised run and returns it; `vitrail.pretrain` is this with keywords."""
     val, asked = asked.get("val"), prepared(source, asked, custom, "pretrain")
@@ -72,7 +76,7 @@ def start_pretraining(
         asked = {"val_fraction": HELD_OUT, **asked, "task": method or DEFAULT_METHOD}
     elif method is not None:
         asked["task"] = method
-    return _run(source, val, resume, overwrite, asked, custom, "pretrain")
+    return _run(source, val, resume, overwrite, asked, custom, "pretrain", data_changed)
 
 
 def prepared(source: Source | None, asked: dict[str, Any], custom: Custom, verb: Verb) -> dict[str, Any]:
@@ -111,14 +115,15 @@ def _run(
     asked: dict[str, Any],
     custom: Custom,
     verb: Verb,
+    data_changed: bool,
 ) -> Run:
+    need_resume(resume, data_changed)
     if resume is not None:
         reopened, config = reopen(Path(resume), source, asked, verb)
         run = Run(reopened)
         given = {"data", "val"} & {*(config.python or ())}
         data = open_given(config.data if source is None else source, val, flat(config)) if given else run.data()
         model, notes = prepare(config, data, custom)
-        save_extended(run.path, config)
     elif source is not None:
         data = open_given(source, val, asked)
         config = plan(full_name(source), data, asked, custom)
@@ -132,22 +137,36 @@ def _run(
         raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
     if config.python:
         run.remember(data)
-    complete(run.path, config, data, model, notes, custom)
+    complete(run.path, config, data, model, notes, custom, data_changed)
     return run
 
 
+def need_resume(resume: str | None, data_changed: bool) -> None:
+    """Raises UserError for --data-changed without --resume."""
+    if data_changed and resume is None:
+        raise UserError("--data-changed continues a run although its data has changed. Add --resume RUN, or remove it.")
+
+
 def complete(
-    run: Path, config: TrainConfig, data: Data, model: Model, notes: list[str], custom: Custom = NOTHING
+    run: Path,
+    config: TrainConfig,
+    data: Data,
+    model: Model,
+    notes: list[str],
+    custom: Custom = NOTHING,
+    data_changed: bool = False,
 ) -> dict[str, Scores]:
     """Trains a run to its end, from its last checkpoint; returns the final scores by split."""
-    with Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
+    with locked(run), Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
+        save_extended(run, config)
         for line in (describe(config, data, model), *notes):
             log.info(line)
-        if flags := pretrained_flags(config, data):
+        if (flags := pretrained_flags(config, data)) and not checkpoint_path(run).exists():
             log.info(f"Photographs learn faster and better from pre-trained weights: add {flags}")
         if warning := uneven(config, data):
             log.warning(warning)
-        train(run, config, data, model, journal, interruption, World.join(), custom)
+        train(run, config, data, model, journal, interruption, World.join(), custom, data_changed)
+        interruption.training_is_over()
         return finish(run, config, data)
 
 

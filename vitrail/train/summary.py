@@ -26,6 +26,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     arch, precision = config.arch, "fp32" if config.run.amp == "off" else config.run.amp
     has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
     chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
+    chosen += f", {arch.attention} attention" if arch.attention not in (None, "global") else ""
     tokens = f"{model.config.length} tokens, " if model.config.length > 1 else ""
     own = config.python or ()
     opt = "your optimizer" if "optimizer" in own else o.opt

@@ -45,6 +45,8 @@ def describe_learning(model: Model, config: TrainConfig) -> str:
         text = f"head and adapters{where} ({rank}) at {optim.lr:g}, all else frozen"
     elif transfer.freeze == "all":
         text = f"head at {optim.lr:g}, all else frozen"
+    elif transfer.freeze == "image":
+        text = f"text tower and projections at {optim.lr:g}, image tower frozen"
     elif transfer.freeze is None:
         text = f"head at {optim.lr:g}, {body}"
     else:
@@ -60,6 +62,8 @@ def _frozen(model: Model, freeze: Freeze | None) -> int:
         return 0
     if freeze == "all":
         return len(model.stages()) - 1
+    if freeze == "image":
+        return model.image_stages()
     blocks = len(model.stages()) - 3  # without the patch embedding, the final norm and the head
     if freeze > blocks:
         raise UserError(

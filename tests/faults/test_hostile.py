@@ -1,0 +1,357 @@
+"""Files that claim more than they hold, are nested too deeply or have the wrong types: one sentence, at once."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import struct
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.config import TrainConfig, load_yaml
+from vitrail.data import open_data
+from vitrail.data.images import UnreadableImage, read_image
+from vitrail.errors import UserError
+from vitrail.runs.exported import exported_card
+from vitrail.runs.run import Run
+from vitrail.train.checkpoint import load_checkpoint, save_checkpoint
+from vitrail.train.config_file import read_settings
+from vitrail.weights import open_run
+from vitrail.weights.card import read_card
+
+DEEP = "[" * 100_000
+
+
+def header(shape: object, kind: str = "|u1") -> bytes:
+    """The header of a .npy file."""
+    text = repr({"descr": kind, "fortran_order": False, "shape": shape}).encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def archive(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    return path
+
+
+def saved(array: object) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.asarray(array))
+    return stream.getvalue()
+
+
+IMAGES = saved(np.zeros((6, 4, 4), np.uint8))
+LABELS = saved(np.arange(6) % 2)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"images.npy": header((10**15,)), "labels.npy": LABELS}, "claims 1,000,000,000,000,000 values"),
+        ({"images.npy": header((-3, 4)), "labels.npy": LABELS}, "its shape is"),
+        ({"images.npy": IMAGES, "labels.npy": saved(3)}, "one label per image"),
+        ({"images": b"no array", "labels.npy": LABELS}, "is not a readable .npz file"),
+        ({"images.npy": b"\x93NUMPY\x01\x00\x10\x00{'descr': '|u1\xff", "labels.npy": LABELS}, "is not a readable"),
+    ],
+)
+def test_archives_of_arrays(tmp_path, members, message):
+    with pytest.raises(UserError, match=message):
+        open_data(str(archive(tmp_path / "a.npz", members)))
+
+
+def test_a_bomb_of_zeros_is_not_decompressed(tmp_path):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file, file.open("images.npy", "w") as member:
+        member.write(header((1100, 2**20, 1)))
+        for _ in range(1100):
+            member.write(bytes(2**20))
+    with pytest.raises(UserError, match="which no arrays of images do"):
+        open_data(str(path))
+
+
+def test_a_damaged_compression(tmp_path):
+    path = archive(tmp_path / "a.npz", {"images.npy": IMAGES * 9, "labels.npy": LABELS}, zipfile.ZIP_LZMA)
+    content = bytearray(path.read_bytes())
+    content[60:90] = b"\xff" * 30
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is not a readable"):
+        open_data(str(path))
+
+
+@pytest.mark.parametrize("shape", [(10**27, 4, 4), (-5, 4, 4), (10**9, 4, 4)])
+def test_arrays_that_claim_more_than_they_hold(tmp_path, shape):
+    (tmp_path / "x.npy").write_bytes(header(shape) + bytes(64))
+    (tmp_path / "y.npy").write_bytes(LABELS)
+    with pytest.raises(UserError, match=r"is not a complete \.npy file"):
+        open_data(str(tmp_path / "x.npy"))
+
+
+def test_pictures_that_claim_more_than_fits(tmp_path):
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    start = chunk(b"IHDR", struct.pack(">IIBBBBB", 40_000, 35_000, 16, 2, 0, 0, 0))
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(1000))))
+    with pytest.raises(UnreadableImage, match=r"1,400,000,000 pixels, above the limit"):
+        read_image(tmp_path / "a.png")
+    (tmp_path / "a.npy").write_bytes(header((10**6, 10**6, 3)) + bytes(100))
+    with pytest.raises(UnreadableImage, match="more than it stores"):
+        read_image(tmp_path / "a.npy")
+
+
+def test_fifos_named_like_images_and_data(tmp_path):
+    for name in ("a.png", "a.jpg", "a.npy"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UnreadableImage, match="not a regular file"):
+            read_image(tmp_path / name)
+    for name in ("a.tar", "x.npy", "a.npz", "a.csv"):
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UserError):
+            open_data(str(tmp_path / name))
+
+
+# Shards
+
+
+def shard(folder: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    stream = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(stream, "png")
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for i in range(4):
+            for name, content in ((f"{i}.png", stream.getvalue()), (f"{i}.cls", str(i % 2).encode())):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+        for entry, content in members:
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return folder / "a.tar"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("0.json", DEEP), ("0.json", '{"label": "\\ud800"}'), ("0.cls", "9" * 2000)],
+)
+def test_hostile_labels_in_shards(tmp_path, name, content):
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for i in range(8):
+            stream = io.BytesIO()
+            Image.new("RGB", (4, 4)).save(stream, "png")
+            label = content if i == 0 else '{"label": "a"}' if name.endswith("json") else "1"
+            for end, text in ((".png", stream.getvalue()), (Path(name).suffix, label.encode())):
+                entry = tarfile.TarInfo(f"{i}{end}")
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text))
+    with pytest.raises(UserError):
+        open_data(str(tmp_path / "a.tar"))
+
+
+def test_a_label_of_thirty_digits_is_a_name(tmp_path):
+    images = [(tarfile.TarInfo(f"{i}.cls"), b"9" * 30) for i in (7, 8)]
+    with pytest.raises(UserError, match="a label without an image"):
+        open_data(str(shard(tmp_path, *images)))
+
+
+def test_sparse_members_and_negative_sizes(tmp_path):
+    path = shard(tmp_path)
+    content = bytearray(path.read_bytes())
+    sparse = bytearray(tarfile.TarInfo("9.png").tobuf(tarfile.GNU_FORMAT))
+    sparse[156:157] = tarfile.GNUTYPE_SPARSE
+    sparse[483:495] = b"\x80" + (2**40).to_bytes(11, "big")  # the real size
+    sparse[148:156] = b" " * 8
+    sparse[148:156] = b"%06o\x00 " % sum(sparse)
+    end = content.rindex(b"3.cls") + 1024
+    path.write_bytes(bytes(content[:end]) + bytes(sparse) + bytes(1024))
+    with pytest.raises(UserError, match=r"sparse or truncated|no label"):
+        open_data(str(path))
+    entry = tarfile.TarInfo("8.cls")
+    entry.pax_headers = {"size": "-5"}
+    with pytest.raises(UserError):
+        open_data(str(shard(tmp_path, (entry, b"1"))))
+
+
+def test_a_range_of_shards_has_a_limit(tmp_path):
+    with pytest.raises(UserError, match=r"there is no shard|more than 100,000 shards"):
+        open_data(str(tmp_path / "x{0..99999999999}.tar"))
+
+
+def test_class_names_that_are_not_text(tmp_path):
+    for name in (b"good", b"bad\xff"):
+        folder = os.fsencode(tmp_path) + b"/" + name
+        os.mkdir(folder)  # noqa: PTH102  # the name is bytes
+        for i in range(4):
+            Image.new("RGB", (4, 4)).save(os.fsdecode(folder) + f"/{i}.png")
+    with pytest.raises(UserError, match=r"is not valid UTF-8 text\. Rename it"):
+        open_data(str(tmp_path))
+
+
+# Settings and cards
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "data: " + DEEP,
+        "data: " + "{a: " * 10_000,
+        "7: x",
+        "date: 2020-99-99",
+        "seed: " + "9" * 5000,
+        "seed: 1" + "0" * 30,
+        "seed: 0x" + "f" * 5000,
+        "epochs: !!int abc",
+        "lr: 1" + "0" * 400,
+        "img_size: [1000000, 1000000]",
+        "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\ndata: [*c, *c]",
+        "x" * 200_000,
+    ],
+    ids=lambda line: line[:12],
+)
+def test_hostile_settings(tmp_path, line):
+    file = tmp_path / "config.yaml"
+    file.write_text(line)
+    for read in (read_settings, lambda path: load_yaml(TrainConfig, path)):
+        with pytest.raises(UserError, match=r"config\.yaml") as caught:
+            read(file)
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": {"width": 10**9}},
+        {"config": {"width": 10**18}},
+        {"config": {"depth": 10**6}},
+        {"config": {"depth": 1000}},
+        {"config": {"img_size": [10**9, 10**9]}},
+        {"config": {"drop": 10**400}},
+        {"preprocess": {"std": [10**400]}},
+        {"preprocess": {"crop": 1e-300}},
+        {"preprocess": {"crop": 10**20}},
+        {"preprocess": {"img_size": [8000, 8000]}},
+        {"versions": [1]},
+        {"teacher": [1]},
+        {"teacher": {"model": 1}},
+        {"metrics": {"loss": []}},
+    ],
+    ids=str,
+)
+def test_hostile_cards(trained, tmp_path, change):
+    run = shutil.copytree(trained, tmp_path / "run")
+    document = json.loads((run / "model.json").read_text())
+    for name, value in change.items():
+        document[name] = {**document[name], **value} if isinstance(value, dict) and name != "teacher" else value
+    (run / "model.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"model\.(json|safetensors)"):
+        open_run(run)
+
+
+def test_a_card_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "model.json").write_text(DEEP)
+    with pytest.raises(UserError, match="nested too deeply"):
+        read_card(tmp_path / "model.json")
+
+
+# Runs
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: state.pop("data"),
+        lambda state: state.pop("progress"),
+        lambda state: state.update(progress=[1]),
+        lambda state: state["progress"].update(step=-1),
+        lambda state: state["progress"].update(step="3"),
+        lambda state: state["progress"].update(x=1),
+    ],
+)
+def test_checkpoints_without_their_parts(trained, tmp_path, damage):
+    run = shutil.copytree(trained, tmp_path / "run")
+    state = load_checkpoint(run, "cpu")
+    damage(state)
+    save_checkpoint(run, state)
+    with pytest.raises(UserError, match="Delete it to restart the run"):
+        vitrail.train(resume=run)
+
+
+def test_files_in_the_place_of_folders(trained, tmp_path, caplog):
+    run = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(run / "last")
+    (run / "last").touch()
+    with pytest.raises(UserError, match="must be a folder, for checkpoints"):
+        vitrail.train(resume=run)
+    (run / "last").unlink()
+    shutil.rmtree(run / "tensorboard")
+    (run / "tensorboard").touch()
+    vitrail.train(resume=run)
+    assert any("TensorBoard's events cannot be written" in message for message in caplog.messages)
+
+
+def test_damaged_histories(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    (run / "metrics.csv").write_text("epoch,step\n1,x\n")
+    with pytest.raises(UserError, match=r"metrics\.csv is not a table of epochs"):
+        _ = Run(run).history
+
+
+# ONNX
+
+
+@pytest.mark.parametrize("place", ["/etc/hostname", "../secret", "other.bin", "model.onnx.data"])
+def test_weights_outside_an_onnx_file(exported, tmp_path, place):
+    import onnx
+
+    model = onnx.load(exported.file)
+    tensor = model.graph.initializer[0]
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=place)
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    (tmp_path / "secret").write_bytes(bytes(10_000))
+    (folder / "other.bin").write_bytes(bytes(10_000))
+    (folder / "model.onnx.data").symlink_to(tmp_path / "secret")
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match=r"may have weights only in model\.onnx\.data"):
+        exported_card(folder / "model.onnx")
+
+
+@pytest.mark.parametrize("damage", ["classes", "deep", "nan"])
+def test_a_teacher_is_tried_before_a_run_folder_exists(exported, tmp_path, tiny, damage):
+    import onnx
+
+    model = onnx.load(exported.file)
+    entry = next(entry for entry in model.metadata_props if entry.key == "vitrail")
+    if damage == "classes":
+        document = json.loads(entry.value)
+        document["classes"] = document["classes"][:9]
+        document["config"]["classes"] = 9
+        entry.value = json.dumps(document)
+    elif damage == "deep":
+        entry.value = DEEP
+    else:
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT:
+                values = onnx.numpy_helper.to_array(tensor) * np.float32("nan")
+                tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match=r"model\.onnx"):
+        vitrail.train("digits", out=tmp_path / "runs", name="run", teacher=str(tmp_path / "model.onnx"), **tiny)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_weights_are_not_pickles(tmp_path):
+    torch.save({"weight": torch.zeros(1), "code": print}, tmp_path / "a.pth")
+    with pytest.raises(UserError, match="never loaded because they could run code"):
+        open_run(tmp_path / "a.pth")

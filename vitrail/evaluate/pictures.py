@@ -1,0 +1,48 @@
+"""Pictures of answers: masks and boxes as files, and laid over their images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from vitrail.data.images import read_image
+from vitrail.data.pixels import UnreadableImage, to_pil
+from vitrail.errors import UserError
+from vitrail.files import atomic_write
+from vitrail.runs.predictor import Prediction
+
+OVERLAY = "_overlay.jpg"  # the suffix of an image with its answer
+
+
+def with_pictures(predictions: Iterable[Prediction], folder: Path) -> Iterator[Prediction]:
+    """Yields predictions as they come, and writes the files of each answer and its image with the answer over it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another.") from error
+    taken: set[str] = set()
+    for prediction in predictions:
+        if prediction.error is None:
+            _write(prediction, folder, taken)
+        yield prediction
+
+
+def _write(prediction: Prediction, folder: Path, taken: set[str]) -> None:
+    layer = prediction.answer.layer()
+    if layer is None:
+        raise UserError("--pictures is for masks and boxes, but this model answers without a picture. Remove it.")
+    name, number = Path(prediction.file).stem, 1
+    while name in taken:
+        number += 1
+        name = f"{Path(prediction.file).stem}-{number}"
+    taken.add(name)
+    for suffix, content in prediction.answer.files().items():
+        with atomic_write(folder / f"{name}{suffix}") as path:
+            path.write_bytes(content)
+    try:
+        image = to_pil(read_image(prediction.file)).convert("RGBA")
+    except (UnreadableImage, OSError):
+        return  # it was not a file
+    image.alpha_composite(layer)
+    with atomic_write(folder / f"{name}{OVERLAY}") as path:
+        image.convert("RGB").save(path, "JPEG", quality=92)

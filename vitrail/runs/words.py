@@ -1,0 +1,161 @@
+"""Words for a trained model: classifiers made of labels, and search by a sentence or a picture.
+
+An index holds the vectors of images. It is kept in a file, with the size and time of each image and a hash of the
+model, so that only new and changed images are computed again.
+
+Legend: N images, D dimensions of a vector.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.config import coerce_names
+from vitrail.data.image_like import GivenImage, ImageLike, given
+from vitrail.data.images import UnreadableImage
+from vitrail.errors import UserError
+from vitrail.files import atomic_write
+from vitrail.progress import track
+from vitrail.runs.predictor import Predictor
+
+Vectors = NDArray[np.float32]
+
+
+def label_names(labels: str | Sequence[str]) -> tuple[str, ...]:
+    """The labels to choose from: "cat,dog" or a sequence."""
+    names = tuple(name.strip() for name in coerce_names("labels", labels))
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"Labels must differ, but '{name}' is given twice.")
+    return names
+
+
+def classify_by(predictor: Predictor, labels: str | Sequence[str], templates: Sequence[str] = ("{}",)) -> Predictor:
+    """A predictor whose classes are words, of a model that reads words."""
+    model, card = predictor.module, predictor.card
+    if model is None:
+        raise UserError("--labels needs the run that the file was exported from. Give that run instead of the file.")
+    classifier, task = card.task.classifier(model, label_names(labels), templates)
+    named = replace(card, config=classifier.config, task=task, metrics={})
+    return Predictor.of(classifier, named, predictor.device)
+
+
+@dataclass(frozen=True)
+class Hit:
+    """An image that was found, and its similarity to the query, from -1 to 1."""
+
+    file: str
+    similarity: float
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """The vectors of images, of unit length."""
+
+    files: tuple[str, ...]
+    vectors: Vectors  # N D
+    unreadable: tuple[tuple[str, str], ...] = ()  # file, reason
+
+    def nearest(self, query: NDArray[np.floating], top: int) -> list[Hit]:
+        """The images most like a query, (D,), best first."""
+        alike = self.vectors @ query.astype(np.float32)
+        order = np.argsort(-alike, kind="stable")[:top]
+        return [Hit(self.files[i], float(alike[i])) for i in order.tolist()]
+
+
+class Finder:
+    """Vectors of images and of queries, by one model."""
+
+    def __init__(self, predictor: Predictor, batch_size: int = 32, workers: int = 2):
+        self.predictor = predictor
+        self._how = {"batch_size": batch_size, "workers": workers}
+        # Of a model that reads words the outputs, in the space of texts; of any other its features.
+        self._compute = predictor.outputs if predictor.card.task.several else predictor.features
+
+    def sentence(self, text: str) -> NDArray[np.floating]:
+        """The vector of a text; UserError if the model reads no words."""
+        if not text.strip():
+            raise UserError("The query is empty. Describe the picture to find, or give an image file.")
+        found: NDArray[np.floating] = self.predictor.card.task.words()([text])[0]
+        return found
+
+    def picture(self, image: ImageLike) -> NDArray[np.floating]:
+        """The vector of an image."""
+        ((name, vector),) = self._vectors([image])
+        if isinstance(vector, UnreadableImage):
+            raise UserError(f"{name} cannot be read: {vector}.")
+        return vector
+
+    def index(self, images: Iterable[ImageLike], file: Path | None = None) -> Index:
+        """The index of images, in their order; kept in `file`, from which unchanged images are taken."""
+        channels = self.predictor.card.preprocess.channels
+        every = list(given(images, channels))
+        known = {} if file is None or not file.exists() else self._read(file)
+        stamps = [_stamp(image) for image in every]
+        new = [
+            i for i, (image, stamp) in enumerate(zip(every, stamps, strict=True)) if (image.name, stamp) not in known
+        ]
+        computed = dict(zip(new, self._vectors([every[i] for i in new]), strict=True))
+        files, vectors, kept, unreadable = [], [], [], []
+        for i, image in enumerate(every):
+            vector = computed[i][1] if i in computed else known[image.name, stamps[i]]
+            if isinstance(vector, UnreadableImage):
+                unreadable.append((image.name, str(vector)))
+                continue
+            files.append(image.name)
+            vectors.append(vector)
+            kept.append(stamps[i])
+        if not files:
+            raise UserError(f"No image could be read: {unreadable[0][0]} ({unreadable[0][1]}).")
+        index = Index(tuple(files), np.stack(vectors).astype(np.float32), tuple(unreadable))
+        if file is not None and new:
+            self._write(file, index, kept)
+        return index
+
+    def _vectors(self, images: Sequence[ImageLike]) -> list[tuple[str, NDArray[np.floating] | UnreadableImage]]:
+        stored = given(images, self.predictor.card.preprocess.channels)
+        answers = self.predictor.run(stored, self._compute, **self._how)
+        found: list[tuple[str, NDArray[np.floating] | UnreadableImage]] = []
+        for image, vector, _ in track(answers, "reading images", len(images), "img"):
+            found.append((image.name, vector if isinstance(vector, UnreadableImage) else _unit(vector)))
+        return found
+
+    def _read(self, file: Path) -> dict[tuple[str, str], NDArray[np.floating]]:
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                if str(arrays["model"]) != self.predictor.fingerprint:
+                    raise UserError(f"{file} is the index of another model. Give another --index, or delete the file.")
+                names, stamps = arrays["files"].tolist(), arrays["stamps"].tolist()
+                return dict(zip(zip(names, stamps, strict=True), arrays["vectors"], strict=True))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{file} is not an index of `vitrail search`: {error}. Give another --index.") from error
+
+    def _write(self, file: Path, index: Index, stamps: Sequence[str]) -> None:
+        with atomic_write(file) as temporary, temporary.open("wb") as stream:
+            np.savez(
+                stream,
+                model=np.array(self.predictor.fingerprint),
+                files=np.array(index.files),
+                stamps=np.array(stamps),
+                vectors=index.vectors,
+            )
+
+
+def _unit(vector: NDArray[np.floating]) -> NDArray[np.floating]:
+    length = float(np.linalg.norm(vector))
+    return vector / max(length, 1e-12)
+
+
+def _stamp(image: GivenImage) -> str:
+    """The size and time of an image file; for any other image a stamp that never matches."""
+    try:
+        state = Path(image.name).stat()
+    except (OSError, ValueError):
+        return ""
+    return f"{state.st_size} {state.st_mtime_ns}"
