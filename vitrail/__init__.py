@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.recipes import recipes
     from vitrail.verbs.report import report
     from vitrail.verbs.run import Run
+    from vitrail.verbs.search import search
     from vitrail.verbs.serve import serve
     from vitrail.verbs.study import study
     from vitrail.verbs.train import train
@@ -58,6 +59,7 @@ __all__ = [
     "pretrain",
     "recipes",
     "report",
+    "search",
     "serve",
     "study",
     "train",
@@ -126,11 +128,17 @@ def __getattr__(name: str) -> Any:
 
 
 def _checked(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """A verb that answers keywords of other tools with vitrail's own."""
+    """A verb that answers keywords of other tools with vitrail's own, and too many arguments with the right form."""
     known = inspect.signature(verb).parameters
+    places = [name for name, p in known.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(verb)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(places):
+            name = f"vitrail.{verb.__name__}"
+            pair = f" Give images and labels as one pair: {name}((images, labels))." if places == ["data"] else ""
+            rule = f"{name} takes {', '.join(places) or 'nothing'} by position and all else by keyword"
+            raise UserError(f"{rule}, but got {len(args)} arguments.{pair}")
         if not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             for name in kwargs.keys() - known.keys():
                 from vitrail.config import habits

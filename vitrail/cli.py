@@ -16,6 +16,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, habits, options
-from vitrail.errors import UserError, nearest
+from vitrail.errors import UserError, explained, nearest
 from vitrail.progress import log_to_console
 from vitrail.verbs import VERBS
 from vitrail.version import VERSION
@@ -362,12 +363,20 @@ def run(words: Sequence[str]) -> int:
     return module.show(result, **{name: value for name, value in given.items() if name in shown})
 
 
+def _limit_threads(file: str = "/sys/fs/cgroup/cpu.max") -> None:
+    """Computes with no more threads than the cores of the container: others would only wait for each other."""
+    with suppress(OSError, ValueError):  # no container, or no limit
+        quota, period = map(int, Path(file).read_text(encoding="ascii").split())
+        os.environ.setdefault("OMP_NUM_THREADS", str(min(max(quota // period, 1), os.cpu_count() or 1)))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs a command. Exits with 0, 1 for partial failure, 2 for user errors, 130 for Ctrl-C."""
+    """Runs a command. Exits with 0, 1 for partial failure or a fault, 2 for user errors, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     # Makes idle threads yield soon: libgomp's default of spinning can make torch many times slower next to other busy
     # programs. The variable is read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    _limit_threads()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -378,13 +387,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()  # here, where a closed pipe is handled
         sys.exit(code)
-    except UserError as error:
-        if debug:
-            raise
-        print(f"vitrail: {error}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:
+        if debug:
+            raise
+        sentence, code = explained(error)
+        print(f"vitrail: {sentence}", file=sys.stderr)
+        sys.exit(code)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -80,6 +82,18 @@ def hardware(device: str) -> str:
     name = next(filter(None, names), platform.processor() or platform.machine())
     threads = torch.get_num_threads()
     return f"{name}, {threads} {'thread' if threads == 1 else 'threads'}{', MPS' if device == 'mps' else ''}"
+
+
+def memory() -> int | None:
+    """The bytes of memory that this process may use, by the machine and its cgroup; None where that is unknown."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no cgroup, or no limit
+            total = min(total, int(Path(file).read_text(encoding="ascii")))
+    return total
 
 
 def keep_freed_memory() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+
+_LONGEST = 200  # characters of a value or of another program's message in an error
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, _LONGEST, _LONGEST, _LONGEST
 
 
 class UserError(Exception):
@@ -27,6 +32,31 @@ def shortlist(names: Sequence[str], limit: int) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+def shown(value: object) -> str:
+    """A value of a file or a command as an error shows it: never longer than a few lines, whatever it is."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python prints no integers of more than 4300 digits
+        return f"a {type(value).__name__} that is too long to print"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, shortened, or its type if it has none."""
+    try:
+        text = str(error).strip()
+    except ValueError:  # it contains an integer of more than 4300 digits
+        text = ""
+    line = (text or type(error).__name__).splitlines()[0].rstrip(".")
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """An error in a sentence, and the exit code of the command line: 2 if the user can fix it, 1 for a fault."""
+    line = first_line(error)
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, MemoryError) or "allocate memory" in line or "out of memory" in line:  # torch has its own
+        return f"There is not enough memory: {line}. Lower --batch-size or the size of the images.", 2
+    if isinstance(error, OSError):
+        return f"{error.filename or 'A file'} cannot be used: {error.strerror or line}.", 2
+    return f"A fault of vitrail: {type(error).__name__}: {line}. --debug shows it; please report it.", 1

@@ -16,6 +16,7 @@ from vitrail.models.coatnet import CoAtNetConfig
 
 PLACES = {
     "swin": {"bias-stage1", "bias-stage2"},
+    "swin_v2": {"bias-stage1", "bias-stage2"},
     "coatnet": {"bias-stage2"},
     "pvt": {"positions-stage1", "positions-stage2"},
     "mixer": {"mixing"},

@@ -32,7 +32,7 @@ def test_what_windows_see_lies_where_the_layer_has_it(grid, shifted):
     torch.manual_seed(0)
     layer = randomise(WindowAttention(12, 3, grid, 4, shifted, 0.0))
     torch.nn.init.zeros_(layer.qkv.bias)  # so that the values of the padding are zero
-    geometry = Windows(grid, 2, 3, 4, (layer.shift[0], layer.shift[1]))
+    geometry = Windows(grid, 2, 3, 4, (*layer.windows.shift,))
     x = torch.randn(2, *grid, 12)
     count = grid[0] * grid[1]
     with torch.no_grad():

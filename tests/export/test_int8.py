@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,17 @@ from vitrail.export.int8 import measure_damage, measure_ranges
 from vitrail.export.onnx import QUANTISED
 from vitrail.export.sample import to_calibrate
 from vitrail.runs.predictor import Predictor
+from vitrail.runs.speed import measured
 from vitrail.weights import open_run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _written_once(exported):
+    """The float32 ONNX file, from which all int8 files are made, is that of `exported`; PyTorch is measured once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.export.onnx.write", lambda path, *_: shutil.copy(exported.file, path))
+        patch.setattr("vitrail.export.write.measured", cache(measured))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +81,14 @@ def test_the_damaged_layer_is_found(trained):
 def test_too_much_loss_leaves_nothing_and_names_the_layers(trained, tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.export.proof.Proof.drop", 3.0)
     with pytest.raises(UserError, match=r"int8 loses 3\.00 points on 359 images .* layers that hurt most.* blocks\."):
-        vitrail.export(trained, int8=True, no_preprocess=True, out=tmp_path / "small.onnx")
+        vitrail.export(trained, int8=True, out=tmp_path / "small.onnx")
     assert not list(tmp_path.iterdir())
 
 
 def test_auto_leaves_the_most_damaged_layers_in_float32(trained, tmp_path, monkeypatch):
     drops = iter([3.0, 1.0, 0.9, 0.9, 0.4, 0.4, 0.4])
     monkeypatch.setattr("vitrail.export.proof.Proof.drop", property(lambda self: next(drops) if self.int8 else 0.0))
-    proof = vitrail.export(trained, int8="auto", no_preprocess=True, out=tmp_path / "small.onnx")
+    proof = vitrail.export(trained, int8="auto", out=tmp_path / "small.onnx")
     model, card = open_run(trained)
     images = card.preprocess.normalise(torch.from_numpy(to_calibrate(trained, card, None, 1).pixels))
     damage = measure_damage(model, images, measure_ranges(model, images, QUANTISED))

@@ -34,6 +34,7 @@ from vitrail.models.mixer import MixerConfig
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
+from vitrail.models.swin_v2 import SwinV2Config
 from vitrail.models.vit import ViTConfig
 from vitrail.runs.exported import ExportedModel, parts
 from vitrail.runs.run import Run
@@ -62,6 +63,12 @@ def vits() -> list[ModelConfig]:
     return [*(replace(VIT, pool=pool, pos=pos) for pool, pos in zip(POOLS, cycle(POSITIONS))), switched]
 
 
+def patterned() -> list[ModelConfig]:
+    """Every attention pattern."""
+    base = replace(VIT, depth=2, patch=2)
+    return [replace(base, attention=each) for each in ("window:3,shift", "axial", "neighbourhood:3", "strided:4")]
+
+
 NAMES = ("class 0", "class 1", "class 2")
 
 
@@ -87,6 +94,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Card]] = {
             bits=16,
         ),
         "swin": card(SwinConfig((8, 16), (2, 1), (2, 4), window=3, patch=2, img_size=(15, 22), classes=3)),
+        "swin_v2": card(SwinV2Config((8, 16), (2, 1), (2, 4), window=3, patch=2, img_size=(15, 22), classes=3)),
         "pvt, floats": card(PVTConfig((8, 16), (1, 1), (1, 2), (4, 2), (2, 1), patch=4, **SIZE), bits=32),
         "pvt_v2": card(PVTv2Config((8, 16), (1, 1), (1, 2), (4, 2), (2, 1), img_size=(17, 23), classes=3)),
         "pvt_v2, linear": card(
@@ -97,6 +105,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Card]] = {
 }
 MANY = tuple(f"class {i}" for i in range(3 * len(vits())))
 CASES["vits"] = (lambda: Together(vits()), card(replace(VIT, classes=len(MANY)), Multiclass(MANY)))
+CASES["patterns"] = (lambda: Together(patterned()), card(replace(VIT, classes=12), Multiclass(MANY[:12])))
 
 
 def noise(about: Card, batch: int) -> NDArray[Any]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 from served import Served, in_thread
 
-import vitrail
-
 
 @pytest.fixture(scope="session")
-def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(exported: Any) -> Path:
     """The run as an ONNX file."""
-    path = tmp_path_factory.mktemp("exported") / "digits.onnx"
-    vitrail.export(trained, out=path)
+    path: Path = exported.file
     return path
 
 

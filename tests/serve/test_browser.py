@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from served import Served, in_thread
 
 from vitrail.data.preprocess import Preprocess
 from vitrail.models import build
+from vitrail.models.dense import DenseConfig
 from vitrail.models.mixer import MixerConfig
 from vitrail.models.vit import ViTConfig
 from vitrail.serve.page import assets
-from vitrail.tasks import Multiclass, Multilabel, Regression
+from vitrail.tasks import Boxes, Masks, Multiclass, Multilabel, Regression
 from vitrail.weights import Card, save
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
@@ -24,17 +28,28 @@ MODELS = {
     "classes": (ViTConfig(classes=12, **VIT), Multiclass((HOSTILE, *(f"class_{i}" for i in range(11))))),
     "labels": (ViTConfig(classes=3, **VIT), Multilabel(("red", "green", "blue"), (0.3, 0.5, 0.99))),
     "numbers": (ViTConfig(classes=2, **VIT), Regression(("age", "height"), (40.0, 170.0), (10.0, 9.0))),
+    "masks": (DenseConfig.of(ViTConfig(classes=0, **VIT), ("linear",), 2), Masks(("sky", "road"))),
+    "boxes": (DenseConfig.of(ViTConfig(classes=0, **VIT), ("fcos",), 2), Boxes(("cat", "dog"), (0.2, 0.2))),
     "mixer": (MixerConfig(16, 3, 12, 16, 4, classes=3, **SIZE), Multiclass(("a", "b", "c"))),
 }
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, exported) -> Iterator[Served]:
+def folder(tmp_path_factory) -> Path:
     """Models of every form; untrained ones will do."""
     folder = tmp_path_factory.mktemp("models")
     for name, (config, task) in MODELS.items():
-        card = Card(model=name, config=config, task=task, preprocess=Preprocess((32, 24), 3, crop=0.9))
-        save(folder / f"{name}.safetensors", build(config), card)
+        seen = Preprocess((32, 24), 3, fit="pad") if task.annotated else Preprocess((32, 24), 3, crop=0.9)
+        card = Card(model=name, config=config, task=task, preprocess=seen)
+        model = build(config)
+        if name == "boxes":  # an untrained model finds nothing
+            torch.nn.init.zeros_(model.get_parameter("head.towers.cls.bias"))
+        save(folder / f"{name}.safetensors", model, card)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder, exported) -> Iterator[Served]:
     with in_thread(*(folder / f"{name}.safetensors" for name in MODELS), f"file={exported}", reload=0) as found:
         yield found
 
@@ -205,11 +220,11 @@ def test_other_tasks_have_their_own_form(visit, photo):
     looked.choose("labels")
     looked.drop(photo)
     looked.answered()
-    assert looked.page.locator(".track b").count() == 3  # thresholds
-    assert {name for name, _ in looked.rows()} == {"red", "green", "blue"}
+    looked.until("document.querySelectorAll('.track b').length === 3")  # thresholds
+    assert {name for name, *_ in looked.rows()} == {"red", "green", "blue"}
     looked.choose("numbers")
     looked.until("document.querySelectorAll('.scale').length === 2")
-    assert [name for name, _ in looked.rows()] == ["age", "height"]
+    assert [name for name, *_ in looked.rows()] == ["age", "height"]
     assert looked.page.locator(".scale").first.get_attribute("data-low") == "15"
 
 
@@ -244,6 +259,19 @@ def test_the_camera_is_answered_frame_by_frame(visit):
     assert looked.page.locator("#camera").inner_text() == "Camera"
 
 
+def test_a_wrong_key_is_said(browser, folder):
+    with in_thread(folder / "classes.safetensors", reload=0, api_key="the right key") as served:
+        page = browser.new_page()
+        page.goto(served.address)
+        for key, said in (("a wrong key", False), ("the right key", True)):
+            page.locator("#key").wait_for(state="visible")
+            assert page.locator("#key-wrong").is_visible() == said
+            page.locator("#key").fill(key)
+            page.locator("#key-dialog .main").click()
+        page.locator("#compare").wait_for(state="visible")
+        page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(visit, photo, scheme):
     looked = visit(viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True, is_mobile=True)
@@ -259,3 +287,47 @@ def test_it_fits_a_phone(visit, photo, scheme):
 
 def test_the_page_is_small():
     assert sum(len(asset.content) for asset in assets().values()) < 150 * 1024
+
+
+def test_a_mask_lies_over_the_picture_as_strongly_as_the_slider_says(visit, photo):
+    looked = visit()
+    assert looked.page.locator("#fading").is_hidden()
+    looked.choose("masks")
+    looked.drop(photo)
+    looked.answered()
+    looked.until("!document.getElementById('fading').hidden")
+
+    def fade(share: int) -> str:
+        looked.page.evaluate(
+            "(share) => { const slider = document.getElementById('opacity'); slider.value = share;"
+            " slider.dispatchEvent(new Event('input')); }",
+            share,
+        )
+        return looked.drawn()
+
+    assert len({fade(share) for share in (0, 50, 100)}) == 3
+    assert looked.page.locator("#opacity-value").inner_text() == "100%"
+    assert {name for name, _ in looked.rows()} == {"sky", "road"}
+
+
+def test_boxes_are_those_above_the_threshold_of_the_slider(visit, photo):
+    looked = visit()
+    assert looked.page.locator("#boxes").is_hidden()
+    looked.choose("boxes")
+    looked.drop(photo)
+    looked.answered()
+    looked.until("!document.getElementById('boxes').hidden")
+
+    def least(share: float) -> str:
+        looked.page.evaluate(
+            "(share) => { const slider = document.getElementById('threshold'); slider.value = share;"
+            " slider.dispatchEvent(new Event('input')); }",
+            share,
+        )
+        return looked.drawn()
+
+    assert re.search(r"\d+ (cat|dog)", looked.page.locator("#headline").inner_text())
+    some, none = least(0.1), least(0.95)
+    assert some != none
+    assert looked.page.locator("#headline").inner_text() == "No object"
+    assert looked.page.locator("#threshold-value").inner_text() == "95%"

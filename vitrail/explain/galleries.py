@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from vitrail.charts.style import GREY, INK, ORANGE
 from vitrail.charts.tiles import Caption, Section, Tile, sheet
 from vitrail.data import Split
-from vitrail.data.pixels import thumbnail
+from vitrail.data.pixels import Pixels, thumbnail, to_pil
 from vitrail.tasks import Task
 
 _COLOURS = {"plain": INK, "wrong": ORANGE, "muted": GREY}
@@ -25,11 +25,21 @@ def tiles(
     """The chosen images, captioned with prediction and truth."""
     return [
         Tile(
-            thumbnail(split.image(i)),
+            thumbnail(_whole(task, split.image(i), outputs[i], targets[i])),
             [Caption(text, _COLOURS[tone], lines) for text, tone, lines in task.caption(meant, targets[i])],
         )
         for i, meant in zip(chosen, task.means(outputs[chosen]), strict=True)
     ]
+
+
+def _whole(task: Task, image: Pixels, outputs: NDArray[np.floating], target: Any) -> Pixels:
+    """An image, with the answer over it if that has a place."""
+    layers = task.layers(outputs, target)
+    if layers is None:
+        return image
+    picture = to_pil(image).convert("RGBA")
+    picture.alpha_composite(layers[0])
+    return np.asarray(picture.convert("RGB"))
 
 
 def gallery(shown: Sequence[Tile], title: str, note: str) -> Figure:

@@ -1,6 +1,6 @@
 """Geometry of attention: where the tokens and keys of each layer of `Model.attentions` lie in the image.
 
-    ViT, hybrid, CoAtNet    global attention                                    `Tokens`
+    ViT, hybrid, CoAtNet    global attention, or a pattern of patches           `Tokens`
     PVT, PVT v2             reduced keys, each computed from an area of tokens  `Tokens` with `areas`
     Swin                    attention within windows                            `Windows`
 
@@ -24,6 +24,7 @@ from vitrail.errors import UserError
 from vitrail.explain.windows import Windows
 from vitrail.models import Model
 from vitrail.models.model import AttentionLayer
+from vitrail.models.patterns import Pattern
 from vitrail.models.position import Grid
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -31,13 +32,14 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Global attention, with the tokens or reduced areas of them as keys."""
+    """Global attention, with the tokens or reduced areas of them as keys, or attention in a pattern."""
 
     grid: Grid
     pixels: int  # stride of a patch
     heads: int
     start: Tensor  # N: weight of each token in the head's input; uniform over patches in earlier stages
     areas: Tensor | None = None  # M h·w: share of each patch in each key; None if the tokens are the keys
+    pattern: Pattern | None = None  # which patches attend to which; None if all do
 
     @property
     def prefix(self) -> int:
@@ -51,8 +53,10 @@ class Tokens:
 
     @property
     def even(self) -> float:
-        """The attention distance of uniform attention, in pixels."""
-        return self._apart.mean().item()
+        """The attention distance of uniform attention, or of such attention within the pattern, in pixels."""
+        if self.pattern is None:
+            return self._apart.mean().item()
+        return (self._apart * self.pattern.even()).sum(dim=-1).mean().item()
 
     def follow(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Attention of each head from a weighted mean of tokens, `rows` (B or 1, N): (B, H, N)."""
@@ -103,13 +107,15 @@ def geometries(model: Model) -> list[Geometry]:
     for layer in attentions(model):
         if layer.window:
             found.append(Windows(layer.grid, layer.pixels, layer.module.heads, layer.window, layer.shift))
-        elif found and found[-1].pixels == layer.pixels:
-            found.append(found[-1])  # shared within a stage: its distance matrix may be large
+        elif same := [
+            g for g in found if isinstance(g, Tokens) and (g.pixels, g.pattern) == (layer.pixels, layer.pattern)
+        ]:
+            found.append(same[0])  # shared within a stage: its distance matrix may be large
         else:
             patches = layer.grid[0] * layer.grid[1]
             last = layer.grid == model.config.grid
             start = model.shares() if last else torch.full((patches,), 1 / patches)
-            found.append(Tokens(layer.grid, layer.pixels, layer.module.heads, start, layer.areas))
+            found.append(Tokens(layer.grid, layer.pixels, layer.module.heads, start, layer.areas, layer.pattern))
     return found
 
 

@@ -41,6 +41,20 @@ def numbers(classes: Classes, images: int, known: int) -> NDArray[np.int64]:
     return np.broadcast_to(given.astype(np.int64), (images,))
 
 
+def class_score(logits: Tensor, classes: NDArray[np.int64]) -> Tensor:
+    """The logit of each image's class, (B,); of a dense model, its mean over the region that the class wins.
+
+    A class without a region is explained over the whole image.
+    """
+    chosen = torch.from_numpy(classes.copy()).to(logits.device)
+    own = logits[torch.arange(len(logits), device=logits.device), chosen]
+    if logits.ndim == 2:
+        return own
+    region = (logits.argmax(dim=1) == chosen[:, None, None]).flatten(1)
+    region = region | ~region.any(dim=1, keepdim=True)
+    return (own.flatten(1) * region).sum(dim=1) / region.sum(dim=1)
+
+
 def class_maps(model: Model, images: Tensor, classes: Classes, instead: Classes | None = None) -> NDArray[np.float32]:
     """Class relevance of each position of the last feature map, for preprocessed images (B, C, H, W): (B, h, w).
 
@@ -55,10 +69,10 @@ def class_maps(model: Model, images: Tensor, classes: Classes, instead: Classes 
         with torch.inference_mode(False), torch.no_grad():
             module, channels = model.last_map()
             features, logits = _forward(model, module, images.to(next(model.parameters())))
-            each = torch.arange(len(images))
-            score = logits[each, torch.from_numpy(chosen.copy())]
+            logits = model.evidence(logits)
+            score = class_score(logits, chosen)
             if other is not None:
-                score = score - logits[each, torch.from_numpy(other.copy())]
+                score = score - class_score(logits, other)
             (gradient,) = torch.autograd.grad(score.sum(), features)
             contributions = (features.detach() * gradient).sum(dim=channels, dtype=torch.float32).flatten(1)
     finally:

@@ -24,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.errors import UserError
 from vitrail.explain.geometry import original
-from vitrail.explain.gradients import Classes, class_maps, numbers
+from vitrail.explain.gradients import Classes, class_maps, class_score, numbers
 from vitrail.models import Model
 from vitrail.models.layers import Attention, AttentionPool
 
@@ -65,6 +66,15 @@ def relevance(model: Model, images: Tensor, classes: Classes, instead: Classes |
     return np.concatenate(rows).reshape(-1, h, w) if rows else np.zeros((0, h, w), np.float32)
 
 
+def explainable(model: Model) -> bool:
+    """Whether relevance is available: the model is a plain encoder, or defines its last feature map."""
+    vit = original(model)
+    try:
+        return bool(vit.encoder() or vit.last_map())
+    except UserError:
+        return False
+
+
 def signed(model: Model) -> bool:
     """Whether relevance can be negative: it comes from the last feature map, not from attention."""
     return not original(model).encoder()
@@ -85,10 +95,9 @@ def _explain(
     vit: Model, images: Tensor, classes: NDArray[np.int64], instead: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
     inputs, output, logits, pooled = _forward(vit, images)
-    each = torch.arange(len(images))
-    score = logits[each, torch.from_numpy(classes.copy())]
+    score = class_score(logits, classes)
     if instead is not None:
-        score = score - logits[each, torch.from_numpy(instead.copy())]
+        score = score - class_score(logits, instead)
 
     row = torch.zeros(len(images), vit.config.length, device=images.device)
     patches = row[:, -vit.config.grid[0] * vit.config.grid[1] :]

@@ -32,7 +32,9 @@ from vitrail.explain.geometry import attends
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor, read_ahead
 from vitrail.runs.run import Run
+from vitrail.runs.words import classify_by, label_names
 from vitrail.tasks import Task
+from vitrail.tasks.placement import fitted
 from vitrail.tasks.task import Answer
 from vitrail.weights import Card, open_card, open_run
 
@@ -198,6 +200,7 @@ def open_subject(
     *,
     data: str | Path | None = None,
     patch: tuple[int, int] | None = None,
+    labels: str | Sequence[str] | None = None,
     target: str | None = None,
     instead: str | None = None,
     batch_size: int = 32,
@@ -207,7 +210,7 @@ def open_subject(
     img_size: int | Size | None = None,
     most: int | None = None,
 ) -> Subject:
-    """Opens a run or weights file, and reads the given images, or some of the data.
+    """Opens a run or weights file, and reads the given images, or some of the data; with `labels`, as a classifier.
 
     Of more than `most` images, by default 24, some are chosen at even distances.
     """
@@ -218,13 +221,18 @@ def open_subject(
     every = list(given(listed(images), card.preprocess.channels)) if asked else []
     limit = SHEET if most is None else most
     files = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, min(limit, len(every))).round().astype(int))]
-    classes = card.task.output_names
+    words = None if labels is None else label_names(labels)
+    classes = card.task.output_names if words is None else words
     if not classes and (target is not None or instead is not None):
         raise UserError(f"{run} has no head, so there are no classes to explain. Remove --target and --instead.")
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
     if other is not None and (chosen == other or len(classes) == 1):
         raise UserError(f"--target and --instead must be different classes, but both are '{instead}'.")
     model, card = open_run(run, device, img_size=img_size, headless=True)
+    if words is not None:
+        named = classify_by(Predictor.of(model, card, device), words)
+        assert named.module is not None
+        model, card = named.module, named.card
     subject = Subject(
         run, model, card, bool(files), (), (), patch, batch_size, workers, device, seed, data, chosen, other
     )
@@ -274,10 +282,14 @@ def _with_answers(subject: Subject) -> Subject:
     task = subject.card.task
     with torch.inference_mode():
         outputs = np.concatenate([subject.model(images).float().cpu().numpy() for images in subject.batches()])
-    answers = task.answers(task.means(outputs), 1 if task.single else None)
+    if task.annotated:
+        size = subject.card.preprocess.img_size
+        answers = [task.located(row, fitted(size, size)) for row in outputs]
+    else:
+        answers = task.answers(task.means(outputs), 1 if task.single else None)
     pictures = [
-        replace(picture, answer=answer, wrong=task.single and picture.true not in (None, answer.labels[0]))
-        for picture, answer in zip(subject.pictures, answers, strict=True)
+        replace(picture, answer=found, wrong=task.single and picture.true not in (None, found.labels[0]))
+        for picture, found in zip(subject.pictures, answers, strict=True)
     ]
     return replace(subject, pictures=pictures)
 

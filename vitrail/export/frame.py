@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.config import Size
 from vitrail.data.pixels import WHITE
 from vitrail.data.preprocess import Preprocess, Resizing
 
@@ -29,6 +30,8 @@ class Frame(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         h, w = self.preprocess.img_size
         height, width = images.shape[1:3]
+        if self.preprocess.fit == "pad":
+            return self._padded(images.permute(0, 3, 1, 2).float())
         # The ends of a very long image are cut off first, as in `Preprocess`.
         y = _larger(height - _larger(8 * h * width // w, 1), 0) // 2
         x = _larger(width - _larger(8 * w * height // h, 1), 0) // 2
@@ -41,16 +44,28 @@ class Frame(nn.Module):
         pixels = self._whole(self._weights(height, covered[0], h) @ pixels)
         return pixels.clamp(0, WHITE[16]) if self.preprocess.bits == 16 else pixels  # bicubic overshoots
 
-    def _weights(self, size: int, covered: int, kept: int) -> Tensor:
-        """The share of each of `size` pixels in each of the `kept` centre ones after resizing to `covered`."""
+    def _padded(self, pixels: Tensor) -> Tensor:
+        """The whole image, as large as fits, at the top left, as in `tasks.placement.fitted`."""
+        (h, w), (height, width) = self.preprocess.img_size, pixels.shape[2:]
+        rows, columns = shown(height, width, self.preprocess.img_size)
+        pixels = self._whole(pixels @ (self._weights(width, columns, w, 0) * (torch.arange(w) < columns)[:, None]).T)
+        pixels = self._whole((self._weights(height, rows, h, 0) * (torch.arange(h) < rows)[:, None]) @ pixels)
+        return pixels.clamp(0, WHITE[16]) if self.preprocess.bits == 16 else pixels  # bicubic overshoots
+
+    def _weights(self, size: int, covered: int, kept: int, start: int | None = None) -> Tensor:
+        """The share of each of `size` pixels in each of the `kept` ones after resizing to `covered`.
+
+        The kept ones are the centre, or those from `start`.
+        """
         rest = covered - kept
-        start = rest // 2 + rest % 4 // 3  # rest / 2, rounded half to even
+        start = rest // 2 + rest % 4 // 3 if start is None else start  # rest / 2, rounded half to even
         scale = size / covered
         centres = (torch.arange(kept) + start + 0.5) * scale
         weights = FILTERS[self.preprocess.interpolation](
             (torch.arange(size) + 0.5 - centres[:, None]) / _larger(scale, 1.0)
         )
-        return weights / weights.sum(dim=1, keepdim=True)
+        total = weights.sum(dim=1, keepdim=True)
+        return weights / torch.where(total == 0, torch.ones_like(total), total)  # 0 beyond the image, in the padding
 
     def _whole(self, pixels: Tensor) -> Tensor:
         """8-bit pixels rounded and clipped, as in training after each of the two passes; others are kept."""
@@ -60,6 +75,17 @@ class Frame(nn.Module):
 def _larger(a: Number, b: Number) -> Number:
     larger: Number = torch.sym_max(a, b)  # type: ignore[no-untyped-call]  # `max` would fix it in the graph
     return larger
+
+
+def shown(height: int, width: int, input: Size) -> tuple[int, int]:
+    """The rows and columns of the input that a padded image takes."""
+    h, w = input
+    return _smaller(h, _larger(height * w // width, 1)), _smaller(w, _larger(width * h // height, 1))
+
+
+def _smaller(a: Number, b: Number) -> Number:
+    smaller: Number = torch.sym_min(a, b)  # type: ignore[no-untyped-call]
+    return smaller
 
 
 def _bilinear(x: Tensor) -> Tensor:

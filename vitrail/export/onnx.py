@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vitrail.data.pixels import WHITE
 from vitrail.data.preprocess import Preprocess
-from vitrail.export.frame import Frame
+from vitrail.export.frame import Frame, shown
 from vitrail.export.int8 import Ranges
 from vitrail.models import Model
 from vitrail.version import VERSION
@@ -55,16 +55,20 @@ class Deployed(nn.Module):
         self.frame = Frame(card.preprocess) if preprocess else None
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and probabilities or values, (B, K) each.
+        """Logits and probabilities or values, (B, K) each; of annotated tasks, in the pixels of the image.
 
         With preprocessing, `images` are pixels (B, H, W, C); without, they are normalised: (B, C, h, w) float32.
         """
+        size, p = self.card.preprocess.img_size, self.card.preprocess
+        height, width = images.shape[1:3] if self.frame is not None else size
         if self.frame is not None:
-            p = self.card.preprocess
             mean, std = (torch.tensor(numbers).view(-1, 1, 1) * WHITE[p.bits] for numbers in (p.mean, p.std))
             images = (self.frame(images) - mean) / std
         logits = self.model(images)
-        return logits, self.card.task.meaning(logits)
+        if not self.card.task.annotated:
+            return logits, self.card.task.meaning(logits)
+        rows, columns = shown(height, width, size)
+        return logits, self.card.task.meaning_at(logits, (height, width), (rows, columns), size)
 
 
 def outputs(card: Card) -> tuple[str, str]:

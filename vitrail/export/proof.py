@@ -136,8 +136,10 @@ def prove(file: Path, model: Model, card: Card, sample: Sample, format: str, int
     batches = [part for part in np.split(sample.pixels, [1, *range(_BATCH, len(sample), _BATCH)]) if len(part)]
     given = [np.concatenate(each) for each in zip(*map(theirs.answers, batches), strict=True)]
     logits = np.concatenate([ours.outputs(batch) for batch in batches])
-    expected = [logits, card.task.meaning(torch.from_numpy(logits)).numpy()]
-    named = zip(outputs(card), given, expected, strict=True)
+    tensor, size = torch.from_numpy(logits), card.preprocess.img_size
+    meant = card.task.meaning_at(tensor, size, size, size) if card.task.annotated else card.task.meaning(tensor)
+    expected = [logits, meant.numpy()]
+    named = zip(outputs(card), *([each[0], card.task.steady(each[1])] for each in (given, expected)), strict=True)
     differences = {name: _difference(value, other) for name, value, other in named}
     if not int8:
         _check_equal(card, sample, given[0], logits, differences)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data import Data, loader
+from vitrail.data import Data, loader, open_data
 from vitrail.data.pixels import WHITE, fit
 from vitrail.errors import UserError
 from vitrail.evaluate.measure import own_data, split_name
+from vitrail.tasks import METHODS, task_type
 from vitrail.weights import Card
 
 Array = NDArray[Any]
@@ -41,7 +42,7 @@ class Sample:
 def to_check(run: str | Path, card: Card, data: str | Path | None, workers: int) -> Sample:
     """Up to 1,000 validation images of `data` or of the run's own data, evenly spaced; random pixels without data."""
     try:
-        opened = own_data(run, card, data)
+        opened = _opened(run, card, data)
         return _chosen(opened, split_name(opened), card, _CHECK, workers)
     except UserError as error:
         if data is not None:
@@ -53,7 +54,7 @@ def to_check(run: str | Path, card: Card, data: str | Path | None, workers: int)
 def to_calibrate(run: str | Path, card: Card, data: str | Path | None, workers: int) -> Sample:
     """Training images of `data` or of the run's own data, evenly spaced."""
     try:
-        opened = own_data(run, card, data)
+        opened = _opened(run, card, data)
     except UserError as error:
         if data is not None:
             raise
@@ -64,10 +65,26 @@ def to_calibrate(run: str | Path, card: Card, data: str | Path | None, workers: 
     return _chosen(opened, "train" if "train" in opened.splits else split_name(opened), card, _CALIBRATE, workers)
 
 
+def _opened(run: str | Path, card: Card, data: str | Path | None) -> Data:
+    """The run's own data, or other data, which needs no labels."""
+    try:
+        return own_data(run, card, data)
+    except UserError as error:
+        if data is None:
+            raise
+        try:
+            bare = open_data(data, model=task_type(METHODS[0])(()))  # a task that reads images alone
+        except UserError:
+            raise error from None
+        return bare.read_as(card.preprocess.channels, card.preprocess.bits)
+
+
 def _chosen(data: Data, name: str, card: Card, count: int, workers: int) -> Sample:
     split, p = data.splits[name], card.preprocess
     numbers = np.unique(np.linspace(0, len(split) - 1, count).round().astype(int)).tolist()
-    read = [(images.numpy(), targets.numpy()) for images, targets in loader.batches(split, p, _BATCH, workers, numbers)]
+    read = [
+        (images.numpy(), np.asarray(targets)) for images, targets in loader.batches(split, p, _BATCH, workers, numbers)
+    ]
     pixels, targets = (np.concatenate(part) for part in zip(*read, strict=True))
     if p.bits == 16:
         pixels = np.rint(pixels)  # resizing leaves fractions, which the input of a file cannot hold

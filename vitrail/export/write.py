@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from vitrail.errors import UserError, shortlist
-from vitrail.export import onnx, openvino
+from vitrail.export import onnx, openvino, text
 from vitrail.export.int8 import measure_damage, measure_ranges
 from vitrail.export.proof import Proof, prove
 from vitrail.export.sample import Sample
@@ -51,6 +51,8 @@ def write_proven(path: Path, model: Model, card: Card, sample: Sample, order: Or
         # In a temporary folder but under the final name, which external weights refer to.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as folder:
             unfinished = Path(folder) / path.name
+            if model.reads_text:
+                text.write(unfinished, model, card)
             proof = (_int8 if order.int8 else _float32)(unfinished, model, card, sample, order)
             speeds = {"PyTorch": measured(run), FORMATS[order.format].TITLE.split()[0]: measured(unfinished)}
             proof = replace(proof, file=path, speeds={name: speed for name, speed in speeds.items() if speed})

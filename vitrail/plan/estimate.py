@@ -109,7 +109,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a resolved configuration. Nothing of it is trained; a device of this machine is measured briefly."""
     _check(config, machine, shard, utilisation, price, watts)
-    architecture = model_config(config, data.task.outputs)
+    architecture = model_config(config, data.task)
     traced = trace(config, data, gpu=_is_gpu(machine))
     rate, basis = _rate(config, data, machine, traced, utilisation)
     val = len(data.splits["val"]) / 3 if "val" in data.splits else 0  # a forward pass is a third of a step

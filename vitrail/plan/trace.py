@@ -100,7 +100,7 @@ class _Step:
 
     def __init__(self, config: TrainConfig, data: Data, gpu: bool, images: int, checkpointed: bool = False):
         with torch.device("meta"):
-            model = build(model_config(config, data.task.outputs))
+            model = build(model_config(config, data.task))
             if _tuned(config):
                 set_learning(model, config.transfer)
             targets = data.splits["train"].targets
@@ -188,8 +188,11 @@ class _HalfAttention(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             args = tuple(arg.to(self.dtype) for arg in args)
-            kwargs = {k: v.to(self.dtype) if isinstance(v, Tensor) else v for k, v in (kwargs or {}).items()}
+            kwargs = {k: self._half(v) for k, v in (kwargs or {}).items()}
         return func(*args, **(kwargs or {}))
+
+    def _half(self, value: Any) -> Any:
+        return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 @contextmanager
@@ -207,7 +210,10 @@ def _batch(config: TrainConfig, data: Data, images: int) -> Batch:
     shapes = [(view.count * images, channels, *view.size) for view in views]
     shapes = shapes or [(images, channels, *config.input.img_size)]
     pictures = [torch.empty(shape) for shape in shapes]
-    targets = torch.empty(images, data.task.outputs if data.task.labelled else 0)
+    if data.task.annotated:
+        targets = torch.from_numpy(data.task.blank(images, config.input.img_size))
+    else:
+        targets = torch.empty(images, data.task.outputs if data.task.labelled else 0)
     return Batch(pictures[0], targets, torch.arange(images), pictures[1] if len(pictures) > 1 else None)
 
 

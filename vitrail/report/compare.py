@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig, flat, options
+from vitrail.data.dataset import target_bytes
 from vitrail.errors import UserError
 from vitrail.models import parameters
 from vitrail.report import text
@@ -121,7 +120,7 @@ def _same_images(runs: Sequence[RunFacts]) -> bool:
     first = splits[0]
     return all(
         len(split) == len(first)
-        and np.array_equal(split.targets, first.targets)
+        and target_bytes(split.targets) == target_bytes(first.targets)
         and all(split.name(i) == first.name(i) for i in range(len(first)))
         for split in splits[1:]
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.evaluate.features import split_scores
+from vitrail.evaluate.features import measured_targets, split_scores
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Row, Run
@@ -38,6 +39,7 @@ class RunFacts:
     scores: Scores | None = None
     samples: Samples = field(default_factory=Samples)
     outputs: NDArray[np.float32] | None = None  # for every validation image; None without data
+    targets: NDArray[Any] | None = None  # what they are measured against; None without data
     device: str = "cpu"
 
     @property
@@ -95,16 +97,18 @@ def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device:
         return RunFacts(
             opened, (*notes, "There is no model yet: the first epoch is not finished."), data=data, device=device
         )
-    model, card = opened.model(device), opened.card
+    model = opened.model(device)
+    card = replace(opened.card, task=opened.card.task.bound(model))
     data, notes = _open_data(opened, card)
     facts = RunFacts(opened, notes, card, model, data, device=device)
     if not card.task.labelled:
         return replace(facts, scores=_recorded(facts))
     if data is not None:
         read = data.read_as(card.preprocess.channels, card.preprocess.bits)
-        targets = read.splits["val"].targets
+        predictor = Predictor.of(model, card, device)
+        targets = measured_targets(predictor, read.splits["val"], workers)
         scores, outputs, _ = split_scores(
-            Predictor.of(model, card, device),
+            predictor,
             read.splits["val"],
             opened.outputs_file(data.name, "val"),
             cache_gb=opened.config.source.cache_gb,
@@ -113,7 +117,7 @@ def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device:
             device=device,
         )
         samples = card.task.sample(scores, outputs, targets)
-        return replace(facts, outputs=outputs, scores=scores, samples=samples)
+        return replace(facts, outputs=outputs, targets=targets, scores=scores, samples=samples)
     if (kept := opened.own_scores()) is not None:
         scores = card.task.restore(kept)
         note = "The scores were measured when the data was available."

@@ -80,6 +80,14 @@ def overlay(view: Image.Image, attention: NDArray[np.floating]) -> Image.Image:
     return Image.fromarray(np.rint(255 * mixed).clip(0, 255).astype(np.uint8))
 
 
+def laid_over(image: Pixels, layer: Image.Image, side: int) -> Image.Image:
+    """An image with a transparent picture of the same size over it, such as a mask, no larger than this side."""
+    whole = to_pil(image).convert("RGBA")
+    whole.alpha_composite(layer)
+    whole.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return whole.convert("RGB")
+
+
 def tiles(values: NDArray[np.floating], across: int) -> Image.Image:
     """Arrays (count, h, w, C) as a sheet of tiles, each scaled separately."""
     views = [np.asarray(to_pil(np.ascontiguousarray(tile, np.float32)).convert("RGBA")) for tile in values]

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from datetime import date
 from functools import cache
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,10 @@ from vitrail.report.internals import inside
 from vitrail.version import VERSION
 
 _ASSETS = Path(__file__).parent / "assets"
+# Runs before the page is drawn, so that it does not flash.
+_THEME = Markup(
+    'document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";'
+)
 
 
 def run_page(facts: RunFacts, workers: int) -> str:
@@ -79,11 +85,30 @@ def render(template: str, **content: Any) -> str:
         chart=chart,
         specs=specs_json,  # called at the end of the page, when all charts are known
         css=_asset("report.css"),
+        theme=_THEME,
         js=_asset("report.js"),
         echarts=_asset("echarts/echarts.min.js"),
+        policy=_policy(),
         version=VERSION,
         today=date.today().isoformat(),
     )
+
+
+@cache
+def _policy() -> str:
+    """The content security policy: only the page's own scripts and style, by their hashes, and nothing external.
+
+    Bars in tables and tooltips of charts have style attributes, which cannot load or run anything.
+    """
+    scripts = " ".join(map(_hash, (_THEME, _asset("echarts/echarts.min.js"), _asset("report.js"))))
+    return (
+        f"default-src 'none'; img-src data:; script-src {scripts}; style-src-elem {_hash(_asset('report.css'))}; "
+        "style-src-attr 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 @cache

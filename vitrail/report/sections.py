@@ -18,7 +18,7 @@ from vitrail.explain import relevance, rollout
 from vitrail.explain.geometry import attends
 from vitrail.explain.relevance import signed
 from vitrail.report.facts import RunFacts
-from vitrail.report.images import Album, InlineImage, overlay, read, seen
+from vitrail.report.images import Album, InlineImage, laid_over, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
 
 THUMBNAIL, VIEW = 80, 160  # pixels: thumbnails, and pictures with a map
@@ -69,24 +69,28 @@ class Mistakes:
 
 def mistakes(facts: RunFacts, album: Album, workers: int) -> Mistakes:
     """The most frequent mistakes and the worst and best predictions, with pictures."""
-    if facts.outputs is None or facts.data is None or facts.card is None:
+    if facts.outputs is None or facts.targets is None or facts.data is None or facts.card is None:
         return Mistakes()
-    split, task, outputs = facts.data.splits["val"], facts.task, facts.outputs
-    worst, best = (choose(outputs, split.targets, SHOWN).tolist() for choose in (task.worst, task.best))
-    confused = task.confused(outputs, split.targets, PAIRS, EXAMPLES)
+    split, task, outputs, targets = facts.data.splits["val"], facts.task, facts.outputs, facts.targets
+    worst, best = (choose(outputs, targets, SHOWN).tolist() for choose in (task.worst, task.best))
+    confused = task.confused(outputs, targets, PAIRS, EXAMPLES)
     wanted = [*worst, *best, *(number for mistake in confused for number in mistake.numbers)]
     pixels = read(reads(split, facts), wanted, workers)
     maps, show = _maps(facts, sorted({*worst, *best}), pixels)
-    right = task.right(outputs, split.targets)
+    right = task.right(outputs, targets)
 
     def exhibits(numbers: Sequence[int]) -> list[Exhibit]:
         found = []
         for number, meant in zip(numbers, task.means(outputs[numbers]), strict=True):
-            view = seen(pixels[number], facts.card.preprocess, VIEW)  # type: ignore[union-attr]  # checked above
-            picture = album.add(view)
-            heat = album.add(overlay(view, maps[number])) if number in maps else None
+            layers = task.layers(outputs[number], targets[number])
+            if layers is not None:
+                picture, heat = (album.add(laid_over(pixels[number], layer, 2 * VIEW)) for layer in layers)
+            else:
+                view = seen(pixels[number], facts.card.preprocess, VIEW)  # type: ignore[union-attr]  # checked above
+                picture = album.add(view)
+                heat = album.add(overlay(view, maps[number])) if number in maps else None
             if picture is not None:
-                predicted, truth = task.said(meant, split.targets[number])
+                predicted, truth = task.said(meant, targets[number])
                 name = _name(split, number, facts.config.data)
                 found.append(Exhibit(predicted, truth, bool(right[number]), name, picture, heat))
         return found
@@ -106,6 +110,8 @@ def _maps(
     assert facts.model is not None
     assert facts.card is not None
     assert facts.outputs is not None
+    if facts.task.annotated:
+        return {}, "the true annotation, beside the prediction"
     if not numbers:
         return {}, ""
     images = torch.stack([facts.card.preprocess(pixels[i]) for i in numbers]).to(facts.device)
@@ -191,8 +197,8 @@ def _attention(facts: RunFacts, album: Album, workers: int) -> list[Seen]:
 
 
 def data_table(data: Data, album: Album, workers: int) -> Table | None:
-    """Image counts of each class by split, or statistics of each value, with examples; None without labels."""
-    if not data.task.labelled:
+    """Image counts of each class by split, or statistics of each value, with examples; None without classes."""
+    if not data.classes:
         return None
     task, pictures = data.task, _examples(data, album, workers)
     splits = {name: split for name, split in data.splits.items() if not _served_twice(data, name)}
@@ -211,8 +217,8 @@ def data_table(data: Data, album: Album, workers: int) -> Table | None:
 
 
 def samples(data: Data, album: Album, workers: int) -> list[InlineImage]:
-    """Some images of data without labels."""
-    if data.task.labelled:
+    """Some images of data without classes."""
+    if data.classes:
         return []
     split = _shown(data)
     chosen = choose(len(split), _SAMPLES).tolist()

@@ -20,6 +20,7 @@ _FAMILIES = {"vit": "ViT"}
 _GROUPS = {
     "": "General",
     "source": "Data",
+    "captions": "Captions",
     "input": "Input",
     "arch": "Architecture",
     "transfer": "Pre-trained weights",

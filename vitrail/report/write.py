@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.errors import UserError
-from vitrail.files import atomic_write
+from vitrail.files import atomic_write, open_regular, reading
 from vitrail.report.compare import comparison_page
 from vitrail.report.facts import load_facts
 from vitrail.report.page import run_page
@@ -29,31 +29,33 @@ def write_report(
         folders = folds
     facts = [load_facts(folder, batch_size, workers, device) for folder in folders]
     text = run_page(facts[0], workers) if len(facts) == 1 else comparison_page(facts, subject)
+    _make_folder(path.parent)
     with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8", "backslashreplace"))  # file names may be undecodable
     return path
 
 
 def _place(folders: Sequence[Path], out: str | Path | None) -> Path:
-    """The path of the page; creates its folder."""
+    """The path of the page."""
     if out is None:
         return Run(folders[0] if len(folders) == 1 else Path()).report_file
-    path = Path(out) if str(out).lower().endswith((".html", ".htm")) else Run(out).report_file
+    return Path(out) if str(out).lower().endswith((".html", ".htm")) else Run(out).report_file
+
+
+def _make_folder(folder: Path) -> None:
+    """Creates the folder of the page, once there is something to write."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"The folder {path.parent} cannot be created: {error.strerror}. Choose another --out."
-        ) from error
-    return path
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another --out.") from error
 
 
 def _check(path: Path, subject: str | None) -> None:
     """Raises a UserError if the file exists and is not a report of the same runs."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        match = _SUBJECT.search(stream.read(2**16))
+    with reading(path, "a vitrail report"), open_regular(path) as stream:
+        match = _SUBJECT.search(stream.read(2**16).decode(errors="replace"))
     if match is None:
         raise UserError(f"{path} exists and is not a vitrail report. Choose another --out.")
     if subject is not None and html.unescape(match[1]) != subject:

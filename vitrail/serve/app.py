@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -15,7 +18,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from vitrail.runs.predictor import answer
+from vitrail.errors import UserError
+from vitrail.runs.words import classify_by, label_names
 from vitrail.serve import page, schema
 from vitrail.serve.errors import ApiError
 from vitrail.serve.guard import Guard
@@ -23,9 +27,13 @@ from vitrail.serve.metrics import TYPE, Shared
 from vitrail.serve.models import Version
 from vitrail.serve.service import Gone, Service
 from vitrail.serve.settings import Settings
+from vitrail.tasks.task import Answer, Task
 from vitrail.version import VERSION
 
 Name = Annotated[str | None, Query(description="name of the model; the first one by default")]
+Labels = Annotated[
+    str | None, Query(max_length=4000, description="words to choose from, of a model trained on captions: cat,dog")
+]
 ROW_AND_COLUMN = r"^\d{1,4},\d{1,4}$"
 
 
@@ -81,20 +89,50 @@ async def predict(
     request: Request,
     model: Name = None,
     top: Annotated[int | None, Query(ge=1, le=100_000, description="most labels per image")] = None,
-    scores: Annotated[bool, Query(description="also all probabilities or values")] = False,
+    scores: Annotated[bool, Query(description="also all probabilities, values or shares of the area")] = False,
+    layer: Annotated[bool, Query(description="also the mask as a transparent PNG to lay over the image")] = False,
+    threshold: Annotated[float | None, Query(ge=0, le=1, description="smallest probability; the model's own")] = None,
+    labels: Labels = None,
 ) -> Response:
-    """Predict the classes, labels or values of images."""
+    """Predict the classes, labels, values, masks or boxes of images."""
     service, version = _find(request, model)
+    if threshold is not None and version.predictor.card.task.meant == "values":
+        raise ApiError(422, "not_supported", "A threshold needs probabilities, but the model predicts values.")
+    names, predictions = _names(version, labels), []
     async with service.accept(request) as accepted:
         outputs = await accepted.compute(version, "outputs")
-        task, predictions = version.predictor.card.task, []
-        for upload, row in zip(accepted.uploads, outputs, strict=True):
+        task = version.predictor.card.task
+        if names:
+            task, logits = await service.read_in_thread(task.by_words, np.stack(outputs), names)
+            outputs, answers = list(logits), task.answers(task.means(logits), top)
+        else:
+            answers = await accepted.answers(version, outputs, top, threshold)
+        for upload, row, answer in zip(accepted.uploads, outputs, answers, strict=True):
             found: dict[str, Any] = {} if upload.name is None else {"file": upload.name}
-            found |= answer(task, row, top).to_json()
+            found |= answer.to_json()
             if scores:
-                found["scores"] = task.means(row[None])[0].tolist()
+                found["scores"] = answer.scores() if task.annotated else task.means(row[None])[0].tolist()
+            if layer and (picture := await service.read_in_thread(_png, answer)) is not None:
+                found["layer"] = picture
             predictions.append(found)
     return JSONResponse({"model": version.name, "version": version.id, "predictions": predictions})
+
+
+def _form(task: Task) -> str:
+    """How the answers of a task are shown."""
+    if task.annotated:
+        return "boxes" if task.meant == "detections" else "areas"
+    return task.meant if task.single or task.meant == "values" else "labels"
+
+
+def _png(answer: Answer) -> str | None:
+    """The picture of an answer as base64; None if it has none."""
+    picture = answer.layer()
+    if picture is None:
+        return None
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
 
 
 async def embed(request: Request, model: Name = None) -> Response:
@@ -116,6 +154,7 @@ async def explain(
     target: Annotated[str | None, Query(description="class, label or value of the relevance; the predicted one")] = (
         None
     ),
+    labels: Labels = None,
     layer: Annotated[int | None, Query(description="attention of this layer, from 1; by default, rollout")] = None,
     head: Annotated[int | None, Query(description="of this head, from 1; by default, the mean")] = None,
     patch: Annotated[
@@ -132,6 +171,12 @@ async def explain(
         raise ApiError(422, "not_supported", "An exported file cannot be explained. Serve the run it came from.")
     if format == "binary" and method != "attention":
         raise ApiError(422, "not_supported", "format=binary is for method=attention.")
+    given = {"target": target, "layer": layer, "head": head, "patch": patch}
+    used = () if format == "binary" else ("target",) if method == "relevance" else ("layer", "head", "patch")
+    for name, value in given.items():
+        if value is not None and name not in used:
+            kind = "format=binary" if format == "binary" else f"method={method}"
+            raise ApiError(422, "not_supported", f"'{name}' does not apply to {kind}. Leave it out.")
     from vitrail.serve import maps
 
     predictor = version.predictor
@@ -140,7 +185,9 @@ async def explain(
             content = await accepted.compute_one(version, partial(maps.everything, predictor))
             return Response(content, media_type="application/octet-stream")
         if method == "relevance":
-            work = partial(maps.class_relevance, predictor, target=target)
+            names = _names(version, labels)
+            chosen = await service.read_in_thread(classify_by, predictor, names) if names else predictor
+            work = partial(maps.class_relevance, chosen, target=target)
         else:
             row, _, column = (patch or "").partition(",")
             place = (int(row), int(column)) if patch else None
@@ -173,11 +220,12 @@ async def model_facts(request: Request, model: Name = None) -> Response:
             "size": version.predictor.size,
             "engine": version.predictor.engine,
             "task": card.task.to_json(),
-            "form": card.task.meant if card.task.single or card.task.meant == "values" else "labels",
+            "form": _form(card.task),
             "preprocess": dataclasses.asdict(card.preprocess),
             "metrics": {name: value for name, value in card.metrics.items() if isinstance(value, int | float)},
             "explains": version.facts,
             "embeds": version.embeds,
+            "words": card.task.several,
         }
     )
 
@@ -204,6 +252,17 @@ async def metrics(request: Request) -> Response:
     """The metrics of all workers, for Prometheus."""
     service = _service(request)
     return Response(service.metrics.text(service.models.versions()), media_type=TYPE)
+
+
+def _names(version: Version, labels: str | None) -> tuple[str, ...]:
+    """The words to choose from, which a model that was trained on captions needs, and no other takes."""
+    if labels is None and not version.predictor.card.task.several:
+        return ()
+    try:
+        version.predictor.card.task.words()
+        return label_names(labels or "")
+    except UserError as error:
+        raise ApiError(422, "bad_labels", str(error)) from error
 
 
 def _service(request: Request) -> Service:

@@ -11,6 +11,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.runs.predictor import Predictor
 from vitrail.serve.errors import ApiError
+from vitrail.tasks.placement import Placement
 
 _MARKUP = {
     b"<svg": "an SVG drawing",
@@ -23,11 +24,11 @@ _MAX_SCANS = 64  # a progressive JPEG has about ten; thousands keep a decoder bu
 _EIGHT_BIT = 8
 
 
-def decode(predictor: Predictor, content: bytes, max_pixels: int) -> Pixels:
-    """An image as input of the model, (C, H, W); raises ApiError."""
+def decode(predictor: Predictor, content: bytes, max_pixels: int) -> tuple[Pixels, Placement]:
+    """An image as input of the model, (C, H, W), and how it was placed into it; raises ApiError."""
     _check(content, predictor.card.preprocess, max_pixels)
     try:
-        return predictor.pixels(content)
+        return predictor.placed(content)
     except (UnreadableImage, UserError) as error:
         raise ApiError(422, "unreadable_image", f"The image cannot be read: {error}.") from error
 

@@ -25,7 +25,7 @@ from vitrail.explain.attention import attention_maps, patch_attention, rollout
 from vitrail.explain.figures.tiles import HEAT, SIGNED
 from vitrail.explain.geometry import attends, geometries
 from vitrail.explain.pairwise import pairwise_attention
-from vitrail.explain.relevance import relevance, signed
+from vitrail.explain.relevance import explainable, relevance, signed
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor
 from vitrail.serve.errors import ApiError
@@ -47,7 +47,8 @@ class Map:
 
 def warm_up(predictor: Predictor, pixels: Pixels) -> None:
     """Computes once what is slow the first time."""
-    class_relevance(predictor, pixels, None)
+    if explainable(_model(predictor)):
+        class_relevance(predictor, pixels, None)
 
 
 def facts(predictor: Predictor) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def facts(predictor: Predictor) -> dict[str, Any]:
     model = _model(predictor)
     layers = geometries(model) if attends(model) else []
     return {
-        "relevance": True,
+        "relevance": explainable(model),
         "signed": signed(model),
         "layers": [{"grid": list(layer.grid), "heads": layer.heads} for layer in layers],
     }
@@ -95,7 +96,9 @@ def class_relevance(predictor: Predictor, pixels: Pixels, target: str | None) ->
         chosen = names.index(target)
     else:
         raise ApiError(422, "unknown_target", f"The model has no output {target[:64]!r}. See /model.")
-    return Map(relevance(model, image, chosen)[0], signed(model), names[chosen])
+    if not explainable(model):
+        raise ApiError(422, "not_supported", "Relevance is not available for this model.")
+    return Map(relevance(model, image, chosen)[0], signed(model), names[chosen] if names else None)
 
 
 def everything(predictor: Predictor, pixels: Pixels) -> bytes:

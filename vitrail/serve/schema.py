@@ -13,8 +13,14 @@ class Prediction(BaseModel):
     file: str | None = Field(None, description="name of the file, if the client sent one")
     labels: list[str] | None = Field(None, description="classes or labels, best first")
     probabilities: list[float] | None = Field(None, description="their probabilities")
+    boxes: list[list[float]] | None = Field(None, description="x0, y0, x1, y1 of each label, in pixels of the image")
     values: dict[str, float] | None = Field(None, description="numbers by name, of a regression")
-    scores: list[float] | None = Field(None, description="all probabilities or values in class order, with scores=true")
+    size: list[int] | None = Field(None, description="height and width of the image, of a model of masks")
+    pixels: dict[str, int] | None = Field(None, description="pixels of each class, of a model of masks")
+    scores: list[float] | None = Field(
+        None, description="all probabilities, values or shares of the area in class order, with scores=true"
+    )
+    layer: str | None = Field(None, description="a transparent PNG to lay over the image, base64, with layer=true")
 
 
 class Predictions(BaseModel):
@@ -56,11 +62,12 @@ class ModelFacts(BaseModel):
     size: str = Field(description="parameters, or the size of the file")
     engine: str
     task: dict[str, Any] = Field(description="the task with its classes and constants")
-    form: str = Field(description="probabilities of one class, of many labels, or values: how to show an answer")
+    form: str = Field(description="probabilities of one class, labels, values, boxes or areas: how to show an answer")
     preprocess: dict[str, Any]
     metrics: dict[str, float]
     explains: Explains | None = Field(description="null for a file of another runtime")
     embeds: bool
+    words: bool = Field(description="whether it was trained on captions, so that it needs `labels` to choose from")
 
 
 class ModelList(BaseModel):

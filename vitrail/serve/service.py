@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from vitrail.data.images import Pixels
 from vitrail.progress import log
+from vitrail.runs.predictor import answer
 from vitrail.serve.batcher import Batcher, Compute, Job
 from vitrail.serve.decode import decode
 from vitrail.serve.errors import ApiError, busy
@@ -22,6 +23,7 @@ from vitrail.serve.metrics import Metrics, Shared
 from vitrail.serve.models import Models, Version, is_exported
 from vitrail.serve.settings import Settings
 from vitrail.serve.uploads import Memory, Upload, parse, read_body
+from vitrail.tasks.task import Answer
 
 T = TypeVar("T")
 
@@ -142,6 +144,16 @@ class Accepted:
         self._service.metrics.add("images", len(results), model=version.name)
         return list(results)
 
+    async def answers(
+        self, version: Version, outputs: Sequence[Any], top: int | None, threshold: float | None
+    ) -> list[Answer]:
+        """The answers of all images; those with a picture take time, so a thread computes them."""
+        task, work = version.predictor.card.task, self._service.read_in_thread
+        pairs = zip(self.uploads, outputs, strict=True)
+        if not task.annotated:
+            return [answer(task, row, top, threshold) for _, row in pairs]
+        return [await work(answer, task, row, top, threshold, upload.placement) for upload, row in pairs]
+
     async def compute_one(self, version: Version, work: Callable[[Pixels], T]) -> T:
         """The result of other work on the only image, computed alone."""
         if len(self.uploads) > 1:
@@ -154,7 +166,8 @@ class Accepted:
 
     async def _one(self, version: Version, upload: Upload, key: Any, compute: Compute) -> Any:
         service = self._service
-        pixels = await service.read_in_thread(decode, version.predictor, upload.content, service.settings.max_pixels)
+        most = service.settings.max_pixels
+        pixels, upload.placement = await service.read_in_thread(decode, version.predictor, upload.content, most)
         self.submitted += 1
         return await asyncio.wrap_future(service.batcher.submit(Job(key, pixels, compute, self._deadline)))
 

@@ -19,18 +19,20 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vitrail.serve.errors import ApiError, busy
+from vitrail.tasks.placement import Placement
 
 _RAW = re.compile(r"image/.+|application/octet-stream|binary/octet-stream|")
 _DATA_URL = re.compile(r"data:[\w.+/-]*(;[\w=.-]+)*;base64,")
 _SPACE = str.maketrans("", "", " \t\r\n")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Upload:
     """An image as it was sent."""
 
     content: bytes
     name: str | None = None  # as given by the client, only to return it
+    placement: Placement | None = None  # into the model's input, once it is decoded
 
 
 class Memory:

@@ -24,6 +24,7 @@ NAMES = (
     "few-shot",
     "transfer",
     "attention",
+    "attention-pattern",
     "self-supervised",
 )
 

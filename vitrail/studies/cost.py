@@ -24,7 +24,7 @@ _MEASURED = 0.4  # seconds that a speed is measured
 _FREE = {"seed", "epochs", "lr", "warmup_epochs", "min_lr", "smoothing", "weight_decay", "body_lr", "layer_decay"}
 
 
-_ARCHITECTURE = ("model", "img_size", "stem", "pool", "pos")
+_ARCHITECTURE = ("model", "img_size", "stem", "pool", "pos", "attention")
 
 
 class Clock:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from typing import Any
 from vitrail.config import Duration
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.files import write_text
+from vitrail.files import read_json, write_text
 from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.studies.cost import Clock, check_jobs, fitting, least_images
@@ -60,7 +59,10 @@ class Folder:
     @property
     def plan(self) -> dict[str, Any] | None:
         file = self.path / "plan.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        plan = read_json(file) if file.exists() else None
+        if plan is not None and not (isinstance(plan, dict) and {*_PLAN} <= plan.keys()):
+            raise UserError(f"{file} is not the plan of a study. Choose another --out.")
+        return plan
 
     def save_plan(self, plan: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -71,8 +73,8 @@ class Folder:
         if not file.exists():
             return None
         try:
-            return dict(json.loads(file.read_text(encoding="utf-8"))["scores"])
-        except (ValueError, LookupError, TypeError) as error:
+            return dict(read_json(file)["scores"])
+        except (UserError, ValueError, LookupError, TypeError) as error:
             raise UserError(f"{file} is damaged. Delete it: the run is measured again, not trained again.") from error
 
     def record(self, job: Job, scores: Scores) -> None:
@@ -205,8 +207,6 @@ def _root(job: Job) -> str:
 def perform(job: Job, folder: Folder, device: str | None) -> Scores:
     """Trains or resumes a run and measures it."""
     path = folder.run(job.name)
-    if path.exists() and not Run(path).exists:
-        shutil.rmtree(path)  # killed before its configuration was written
     settings: dict[str, Any] = {**job.settings, "epochs": job.epochs, "name": job.name, "out": str(path.parent)}
     if device is not None:
         settings["device"] = device

@@ -60,7 +60,7 @@ class Lab:
 
     def macs(self, model: str, **settings: Any) -> int:
         """Multiply-accumulates of a model for an image of this data."""
-        arch = {name: settings[name] for name in ("pool", "pos", "stem") if name in settings}
+        arch = {name: settings[name] for name in ("pool", "pos", "stem", "attention") if name in settings}
         size = settings.get("img_size", self.size)
         channels, classes = self.cut.data.channels, len(self.cut.data.classes)
         return macs(configure(model, img_size=size, channels=channels, classes=classes, **arch))

@@ -15,6 +15,7 @@ VERBS = (
     "evaluate",
     "predict",
     "embed",
+    "search",
     "explain",
     "report",
     "export",

@@ -25,6 +25,7 @@ def check(
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     task: str | None = None,
+    mask_values: str | Sequence[str] | None = None,
     max_pixels: int | None = None,
     workers: int = 2,
     device: str | None = None,
@@ -41,12 +42,14 @@ def check(
         image_dir (FOLDER): folder of a table's images (default: that of the table)
         image_column (NAME): table column with the image paths (default: detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: detected)
-        task: multiclass, multilabel or regression (default: detected)
+        task: multiclass, multilabel, regression, masks, boxes or pairs (default: detected)
+        mask_values (VALUE=CLASS[,…]): class of each value of the masks, as in 0=ground,255=nucleus
         max_pixels: pixels of the largest image to read (default: 178956970)
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
     """
     from vitrail.charts.style import save
+    from vitrail.config.options import coerce_names
     from vitrail.data.audit import audit
     from vitrail.data.audit.contact_sheet import contact_sheet, sections
     from vitrail.data.audit.findings import worst_first
@@ -63,7 +66,8 @@ def check(
     if max_pixels is not None:
         allow_pixels(max_pixels)
     folder = None if image_dir is None else str(image_dir)
-    result = audit(data, data_dir, workers, image_column, label_column, task, folder)
+    values = None if mask_values is None else coerce_names("mask_values", mask_values)
+    result = audit(data, data_dir, workers, image_column, label_column, task, folder, values)
     if opened is not None:
         mixed = {name for finding in result.findings if finding.kind == "mixed" for name in finding.files}
         doubts = suspicious_labels(*opened, [item for item in result.items if item.name not in mixed], workers, device)

@@ -11,7 +11,7 @@ from vitrail.errors import UserError, nearest
 if TYPE_CHECKING:
     from vitrail.models import ModelConfig
 
-To = Literal["vitrail", "timm", "hf", "npz", "big_vision", "torchvision"]
+To = Literal["vitrail", "timm", "hf", "npz", "big_vision", "torchvision", "mmseg", "original"]
 
 
 def convert(
@@ -33,7 +33,7 @@ def convert(
     Args:
         source (SRC): run, weights file of any of these formats, timm:NAME or hf:REPO
         out (DST): .safetensors or .npz file to write; for hf a folder
-        to: format to write
+        to: format to write; original is that of OpenAI's CLIP and open_clip
         model (NAME): model name, if the tensors do not determine it
         classes: number of classes of a new head, for weights without one
         partial: load the tensors that fit, and initialise the rest

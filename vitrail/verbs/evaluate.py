@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.config import InputConfig, Size, coerce
+from vitrail.config.options import coerce_names
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
 
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     from vitrail.tasks.scores import Scores
     from vitrail.weights import Card
 
-Method = Literal["head", "knn", "linear", "fewshot"]
+Method = Literal["head", "knn", "linear", "fewshot", "zeroshot"]
 
 _CHOICES: dict[Method, tuple[str, ...]] = {  # the options of each method
     "head": (),
     "knn": ("k",),
     "linear": ("seed",),
     "fewshot": ("shots", "draws", "seed"),
+    "zeroshot": ("templates",),
 }
 
 
@@ -41,6 +43,7 @@ def evaluate(
     shots: Sequence[int] | None = None,
     draws: int | None = None,
     seed: int | None = None,
+    templates: Sequence[str] | None = None,
     batch_size: int = 256,
     workers: int = 2,
     device: str | None = None,
@@ -49,6 +52,7 @@ def evaluate(
     image_dir: str | Path | None = None,
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
+    mask_values: str | Sequence[str] | None = None,
     img_size: str | int | Size | None = None,
     real: str | Path | None = None,
     out: str | Path | None = None,
@@ -58,19 +62,20 @@ def evaluate(
 
     Metrics, tables and figures are written to a folder. The method head measures the model's own predictions, on data
     with its classes. knn, linear and fewshot fit a classifier to the features of the train split; the data may have any
-    classes. With --real, ImageNet's validation images are measured by ImageNet-ReaL: any of several labels is right.
-    In Python, the data may also be objects, and the model a module, with its `preprocess`; then nothing is
-    written, unless `out` is given.
+    classes. zeroshot classifies by the names of the classes, with a model trained on captions. With --real, ImageNet's
+    validation images are measured by ImageNet-ReaL: any of several labels is right. In Python, the data may also be
+    objects, and the model a module, with its `preprocess`; then nothing is written, unless `out` is given.
 
     Args:
         run: run folder or weights file
         data: data set to evaluate on (default: the run's own)
-        method: what to measure: predictions (head), or features by a probe
+        method: what to measure: predictions (head), features by a probe, or classification by words (zeroshot)
         split (NAME): train, val or test (default: val; of other data val, else test, else all)
         k: neighbours of knn (default: 20)
         shots: training images per class of fewshot (default: 1 5 10)
         draws: random draws of fewshot (default: 5)
         seed: random seed of few-shot draws and linear's hold-out (default: 0)
+        templates: texts to put the class names into, averaged, of zeroshot (default: "a photo of a {}.")
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
@@ -79,11 +84,13 @@ def evaluate(
         image_dir (FOLDER): folder of a table's images (default: as trained, or that of the table)
         image_column (NAME): table column with the image paths (default: as trained, or detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: as trained, or detected)
+        mask_values (VALUE=CLASS[,…]): class of each value of the masks (default: as trained)
         img_size (H[xW]): resize images to this; position embeddings are resampled (default: the model's size)
         real (FILE): real.json of ImageNet-ReaL, the right labels of each of ImageNet's validation images
         out (FOLDER): folder for metrics and figures (default: RUN/evaluation/<data>-<split>[-<method>])
     """
-    from vitrail.evaluate.measure import evaluate_on, probe_on, run_data
+    from vitrail.data import open_data
+    from vitrail.evaluate.measure import classify_on, evaluate_on, probe_on, run_data
     from vitrail.runs.predictor import source_card
     from vitrail.runs.run import Run
 
@@ -115,13 +122,18 @@ def evaluate(
             raise UserError("--real measures predictions on ImageNet's validation images. Remove the other options.")
         return evaluate_real(run, data, real, **how)
     card, home = source_card(run) if method == "head" else _card(run, method), Run.of(run).path
-    where = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
+    where: dict[str, Any] = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
     where |= {"image_dir": None if image_dir is None else str(image_dir)}
-    chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed})
+    where |= {"mask_values": None if mask_values is None else coerce_names("mask_values", mask_values)}
+    chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed, "templates": templates})
     how["img_size"] = None if img_size is None else coerce(InputConfig, "img_size", img_size)
     if method == "head":
         opened = run_data(home, data, where, card, {"model": card.task})
         return evaluate_on(run, opened, split, **how)
+    if method == "zeroshot":
+        if data is None:
+            raise UserError(f"--method zeroshot needs labelled data: vitrail evaluate {run} LABELLED --method zeroshot")
+        return classify_on(run, open_data(data, **where), split, **how, **chosen)
     if data is None and not card.task.labelled:
         raise UserError(
             f"{run} was pre-trained without labels, so its own data has none to measure with. Give labelled data: "

@@ -26,6 +26,7 @@ def explain(
     data: str | Path | Source | None = None,
     out: str | Path | None = None,
     patch: str | tuple[int, int] | None = None,
+    labels: str | Sequence[str] | None = None,
     target: str | None = None,
     instead: str | None = None,
     format: Format = "png",
@@ -48,6 +49,7 @@ def explain(
         data: data set for the map, galleries and neighbours (default: the run's own, unless images are given)
         out (FOLDER): folder for the figures (default: RUN/explain)
         patch (ROW,COL): also draw the attention of this patch, counted from 0
+        labels (TEXT[,…]): words to explain, of a model trained on captions: "cat,dog"
         target (CLASS): class to explain (default: the predicted one)
         instead (CLASS): class to contrast it with (default: none; the runner-up is drawn beside it)
         format: file format of the figures
@@ -74,6 +76,7 @@ def explain(
         images,
         data=data,
         patch=_parse_patch(patch) if isinstance(patch, str) else patch,
+        labels=labels,
         target=target,
         instead=instead,
         batch_size=batch_size,

@@ -20,9 +20,12 @@ def predict(
     run: str | PathLike[str],
     images: Sequence[str | Path] | ImageLike | Iterable[ImageLike],
     *,
+    labels: str | Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
     top: int | None = None,
     threshold: float | None = None,
     max_pixels: int | None = None,
+    windows: bool = False,
     batch_size: int = 32,
     workers: int = 2,
     device: str | None = None,
@@ -36,9 +39,12 @@ def predict(
     Args:
         run: run folder or weights file
         images: image files, folders, globs or web addresses; - reads one image from standard input
+        labels (TEXT[,…]): classify by these words, with a model trained on captions: "cat,dog,a photo of a bird"
+        templates: texts to put each label into, averaged: "a photo of a {}." (default: the label alone)
         top: predictions per image (default: 5; multi-label: all above their thresholds)
         threshold: smallest probability of a prediction (default: 0; multi-label: those of the model)
         max_pixels: pixels of the largest image to read (default: 178956970)
+        windows: predict masks of large pictures at their own scale, in overlapping windows of the model's size
         batch_size: images per forward pass
         workers: threads that read images
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
@@ -47,6 +53,7 @@ def predict(
     from vitrail.data.images import allow_pixels
     from vitrail.evaluate.predict import listed
     from vitrail.runs.predictor import Predictor
+    from vitrail.runs.words import classify_by, label_names
 
     for name, value in (("top", top), ("batch_size", batch_size), ("workers", workers)):
         if value is not None and value < 1:
@@ -56,28 +63,41 @@ def predict(
     if max_pixels is not None:
         allow_pixels(max_pixels)
     files = listed(images)
+    names = None if labels is None else label_names(labels)
+    if templates and names is None:
+        raise UserError("--templates needs labels to put into them. Add --labels.")
     predictor = Predictor(run if isinstance(run, str) else Path(run), device, engine=engine)
+    if names is not None:
+        predictor = classify_by(predictor, names, templates or ("{}",))
+    elif predictor.card.task.several:
+        raise UserError(f'{run} has no classes of its own. Give words to choose from: --labels "cat,dog".')
     if threshold is not None:
         task = predictor.card.task
-        if task.meant != "probabilities":
+        if task.meant == "values":
             raise UserError(f"--threshold needs probabilities, but a {task.title} model predicts {task.meant}.")
-    return predictor(files, top, threshold=threshold, batch_size=batch_size, workers=workers)
+    return predictor(files, top, threshold=threshold, batch_size=batch_size, workers=workers, windows=windows)
 
 
 def show(
     predictions: Iterator[Prediction],
     *,
-    format: Literal["table", "csv", "json"] | None = None,
+    format: Literal["table", "csv", "json", "coco"] | None = None,
     out: str | Path | None = None,
+    pictures: str | Path | None = None,
 ) -> int:
     """Print each prediction as it comes, or write it to a file.
 
     Args:
-        format: output format; json is one object per line (default: table, or that of --out's suffix)
+        format: output format; json has one object per line, coco is for boxes (default: table, or --out's suffix)
         out (FILE): .csv, .json or .txt file to write the predictions to (default: printed)
+        pictures (FOLDER): folder for masks as PNG files, and for the images with masks or boxes over them
     """
     from vitrail.evaluate.predict import write, write_file
 
+    if pictures is not None:
+        from vitrail.evaluate.pictures import with_pictures
+
+        predictions = with_pictures(predictions, Path(pictures))
     if out is None:
         return 1 if write(predictions, format or "table", sys.stdout) else 0
     return 1 if write_file(predictions, format, Path(out)) else 0

@@ -24,6 +24,7 @@ def pretrain(
     method: Method | None = None,
     resume: str | PathLike[str] | None = None,
     overwrite: bool = False,
+    data_changed: bool = False,
     augment: Callable[[Tensor], Tensor] | None = None,
     optimizer: Callable[[list[dict[str, Any]]], Optimizer] | None = None,
     schedule: Callable[[float], float] | None = None,
@@ -42,6 +43,7 @@ def pretrain(
         method: self-supervised method (default: mae)
         resume (RUN): continue this run from its last checkpoint
         overwrite: replace an existing run of the same name
+        data_changed: with --resume, continue although the data has changed since the run began
         **settings: the options of `vitrail.config.TrainConfig` that do not need labels, by their flat names
     """
     from torch import nn
@@ -53,7 +55,7 @@ def pretrain(
     module = settings.pop("model") if isinstance(settings.get("model"), nn.Module) else None
     custom = Custom(module, augment, None, optimizer, schedule, on_epoch)  # type: ignore[arg-type]
     folder = None if resume is None else str(resume)
-    return reported(start_pretraining(data, folder, overwrite, method, settings, custom))
+    return reported(start_pretraining(data, folder, overwrite, method, settings, custom, data_changed))
 
 
 def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything

@@ -29,10 +29,10 @@ def study(
 ) -> Outcome:
     """Repeat an experiment of the ViT paper at a size that fits this machine.
 
-    The studies are data-size, scaling, shape, positions, pooling, optimiser, resolution, few-shot, transfer, attention
-    and self-supervised. A study is a list of ordinary runs. It leaves study.json, figures and a page with each claim of
-    the paper, our measurement with its interval over seeds, and a verdict by a stated rule. Started again, it goes on
-    with the run that was not finished; with more --seeds it adds them.
+    The studies are data-size, scaling, shape, positions, pooling, optimiser, resolution, few-shot, transfer, attention,
+    attention-pattern and self-supervised. A study is a list of ordinary runs. It leaves study.json, figures and a page
+    with each claim of the paper, our measurement with its interval over seeds, and a verdict by a stated rule. Started
+    again, it goes on with the run that was not finished; with more --seeds it adds them.
 
     Args:
         name: the study

@@ -36,6 +36,7 @@ def train(
     *,
     resume: str | PathLike[str] | None = None,
     overwrite: bool = False,
+    data_changed: bool = False,
     find_lr: bool = False,
     config: str | Path | None = None,
     plan: bool = False,
@@ -58,6 +59,7 @@ def train(
         data: folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set
         resume (RUN): continue this run from its last checkpoint
         overwrite: replace an existing run of the same name
+        data_changed: with --resume, continue although the data has changed since the run began
         find_lr: run a learning-rate range test instead of training
         config (FILE): YAML file of settings, such as the config.yaml of a run; flags override it
         plan: print the memory and time of the run instead of training
@@ -83,7 +85,8 @@ def train(
     if find_lr:
         return Run(start(data, folder, overwrite, find_lr, settings, custom))
     run = folds.train if folds.wanted(folder, settings) else partial(start, find_lr=False)
-    return reported(run(source=data, resume=folder, overwrite=overwrite, asked=settings, custom=custom))
+    given: dict[str, Any] = {"source": data, "resume": folder, "overwrite": overwrite, "asked": settings}
+    return reported(run(**given, custom=custom, data_changed=data_changed))
 
 
 def reported(trained: folders.Run) -> Run:

@@ -16,10 +16,12 @@ from vitrail.charts.tiles import Caption, Tile
 from vitrail.data.dataset import choose
 from vitrail.data.pixels import thumbnail
 from vitrail.errors import UserError
+from vitrail.evaluate.features import measured_targets
 from vitrail.explain.embedding_map import MOST, embedding_figure, embedding_map
 from vitrail.explain.galleries import gallery, tiles
 from vitrail.explain.neighbours import neighbours, neighbours_figure
 from vitrail.explain.subject import Drawing, Subject, spread
+from vitrail.runs.predictor import Predictor
 
 _QUERIES = 6  # predictions or images whose neighbours are shown if no images are given
 _SHOWN = 24  # predictions per gallery
@@ -35,7 +37,8 @@ def embedding(subject: Subject) -> Iterator[Drawing]:
     data = subject.data
     drawn = embedding_figure(places, subject.split, chosen, data.task, data.name)
     files = np.array([subject.split.name(int(i)) for i in chosen])
-    yield Drawing("map", drawn, {"places": places, "files": files, "targets": subject.split.targets[chosen]})
+    labels = {} if data.task.annotated else {"targets": subject.split.targets[chosen]}  # annotations are no array
+    yield Drawing("map", drawn, {"places": places, "files": files} | labels)
 
 
 def nearest(subject: Subject) -> Iterator[Drawing]:
@@ -116,4 +119,4 @@ def _targets(subject: Subject) -> NDArray[Any]:
         raise UserError(
             f"Predictions cannot be compared with {data.name}: it has other {data.task.many} than the model."
         )
-    return subject.split.targets
+    return measured_targets(Predictor.of(subject.model, card, subject.device), subject.split, subject.workers)

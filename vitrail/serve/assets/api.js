@@ -19,7 +19,7 @@ export async function ask(path, { blob, params = {}, signal } = {}) {
     if (value !== null && value !== undefined) url.searchParams.set(name, value);
   }
   for (;;) {
-    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    const sent = key, headers = key ? { Authorization: `Bearer ${key}` } : {};
     if (blob) headers["Content-Type"] = blob.type.startsWith("image/") ? blob.type : "application/octet-stream";
     let response;
     try {
@@ -29,7 +29,7 @@ export async function ask(path, { blob, params = {}, signal } = {}) {
       throw new Refused(0, "The service does not answer. Is it still running?");
     }
     if (response.status === 401) {
-      await askForKey();
+      if (sent === key) await askForKey(Boolean(sent)); // otherwise another request has asked for it meanwhile
       continue;
     }
     if (response.ok) return response;
@@ -43,8 +43,9 @@ export async function ask(path, { blob, params = {}, signal } = {}) {
 
 /* One dialog, however many requests wait for the key. */
 let asking = null;
-function askForKey() {
+function askForKey(wrong) {
   asking ??= new Promise((done) => {
+    document.getElementById("key-wrong").hidden = !wrong;
     const dialog = document.getElementById("key-dialog");
     const field = document.getElementById("key");
     dialog.addEventListener("close", () => {
@@ -104,4 +105,17 @@ export function stretched(values, signed = false) {
   if (signed) [low, high] = [0, Math.max(high, -low)];
   const range = high - low || 1;
   return Float32Array.from(values, (value) => (value - low) / range);
+}
+
+/* A base64 PNG as a canvas whose pixels are opaque or empty, so that the page sets the opacity. */
+export async function picture(base64) {
+  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  const bitmap = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
+  const canvas = Object.assign(document.createElement("canvas"), { width: bitmap.width, height: bitmap.height });
+  const context = canvas.getContext("2d");
+  context.drawImage(bitmap, 0, 0);
+  const pixels = context.getImageData(0, 0, canvas.width, canvas.height);
+  for (let i = 3; i < pixels.data.length; i += 4) if (pixels.data[i]) pixels.data[i] = 255;
+  context.putImageData(pixels, 0, 0);
+  return canvas;
 }

@@ -1,7 +1,7 @@
 /* The page: pictures in, answers and explanations out. */
 
 import { Answers, plain, readable } from "/assets/answers.js";
-import { ask, Attention, Refused, stretched } from "/assets/api.js";
+import { ask, Attention, picture, Refused, stretched } from "/assets/api.js";
 import { Camera } from "/assets/camera.js";
 import { Stage } from "/assets/stage.js";
 
@@ -12,9 +12,12 @@ const slots = [...document.querySelectorAll(".slot")].map((slot) => ({
 }));
 const answers = new Answers($("answers"), { onTarget: chooseTarget });
 const camera = new Camera($("camera"), { onFrame: (blob) => analyse(0, blob), onError: say });
-let facts = null, name = null, mode = "attention", target = null, comparing = false, latest = 0, wanted = null;
+let facts = null, name = null, mode = "attention", target = null, comparing = false, latest = 0, wanted = null, touched = false;
 
+const ONE = { probabilities: "class", labels: "label", values: "value", areas: "class", boxes: "class" };
 const layers = () => facts.explains?.layers ?? [];
+const areas = () => facts.form === "areas"; // the answer is a picture over the picture
+const boxes = () => facts.form === "boxes"; // labels with a place
 const active = () => slots.filter((slot, i) => i === 0 || comparing);
 
 /* The model ------------------------------------------------------------------------------------------ */
@@ -29,18 +32,31 @@ async function begin() {
 async function useModel(chosen) {
   name = chosen;
   facts = await (await ask("/model", { params: { model: name } })).json();
+  $("ask").hidden = !facts.words;
+  if (facts.words) Object.assign(facts, { form: "probabilities", task: { ...facts.task, classes: words() } });
   document.title = `${facts.name} · vitrail`;
-  const count = facts.task.classes.length, what = { probabilities: "class", labels: "label", values: "value" }[facts.form];
+  const count = facts.task.classes.length, what = ONE[facts.form];
   const plural = count === 1 ? what : what === "class" ? "classes" : `${what}s`;
   $("facts").textContent = [facts.architecture, facts.size, `${count.toLocaleString("en")} ${plural}`].join(" · ");
   $("curl").textContent = `curl -F image=@picture.jpg '${location.origin}/predict${slots.length && $("model").options.length > 1 ? `?model=${name}` : ""}'`;
   target = null;
-  mode = layers().length ? "attention" : "picture";
+  touched = false;
+  $("threshold").value = Math.min(...(facts.task.thresholds?.length ? facts.task.thresholds : [0.5]));
+  mode = layers().length && !areas() && !boxes() ? "attention" : "picture";
   $("compare").hidden = false;
   answers.begin(facts);
   setUpControls();
   headline();
   await Promise.all(active().map((slot) => slot.blob && analyse(slots.indexOf(slot), slot.blob)));
+}
+
+/* The words in the box, for a model that was trained on captions; null for any other. */
+const words = () => [...new Set($("words").value.split(",").map((word) => word.trim()).filter(Boolean))];
+const labels = () => (facts.words ? words().join(",") : null);
+
+async function useWords() {
+  if (!words().length) return say("Give words to choose from, with commas between them.");
+  await useModel(name);
 }
 
 function setUpControls() {
@@ -79,7 +95,8 @@ async function analyse(number, blob) {
   if (job !== slot.job) return;
   const params = { model: name }, begun = performance.now();
   try {
-    const predicting = ask("/predict", { blob, params: { ...params, scores: true } });
+    const all = boxes() ? { threshold: 0.05 } : {}; // the slider chooses among them
+    const predicting = ask("/predict", { blob, params: { ...params, ...all, scores: true, layer: areas(), labels: labels() } });
     const explaining = layers().length ? ask("/explain", { blob, params: { ...params, format: "binary" } }) : null;
     explaining?.catch(() => {}); // its error is that of the prediction
     const { predictions } = await (await predicting).json();
@@ -87,6 +104,7 @@ async function analyse(number, blob) {
     latest = performance.now() - begun;
     if (bitmap) slot.stage.show(bitmap, facts.preprocess);
     else say("The browser cannot show this format, but here is the answer.");
+    if (bitmap && predictions[0].layer) slot.stage.cover(await picture(predictions[0].layer));
     slot.scores = predictions[0].scores;
     slot.answer = predictions[0];
     slot.evidence.clear();
@@ -120,7 +138,28 @@ function compare(on) {
 
 /* Answers ------------------------------------------------------------------------------------------------ */
 
+const COLOURS = ["#e6194b", "#4363d8", "#3cb44b", "#f58231", "#911eb4", "#42d4f4", "#f032e6", "#9a6324", "#808000", "#000075"];
+
+/* The boxes of an answer from the slider's threshold on; at its start, those of the model. */
+function found({ answer }) {
+  const chosen = Number($("threshold").value), own = facts.task.thresholds ?? [];
+  return answer.labels.map((label, i) => {
+    const k = facts.task.classes.indexOf(label);
+    return { label, share: answer.probabilities[i], box: answer.boxes[i], colour: COLOURS[k % COLOURS.length], k };
+  }).filter(({ share, k }) => share >= (touched ? chosen : own[k] ?? chosen));
+}
+
+function mark() {
+  $("boxes").hidden = !boxes();
+  if (!boxes()) return;
+  $("threshold-value").textContent = touched ? `${Math.round(100 * $("threshold").value)}%` : "as chosen in training";
+  for (const slot of active()) {
+    if (slot.answer?.boxes) slot.stage.mark(found(slot).map((each) => ({ ...each, text: `${readable(each.label)} ${Math.round(100 * each.share)}%` })));
+  }
+}
+
 function showAnswers() {
+  mark();
   answers.show(active().map((slot) => slot.scores), mode === "relevance" ? target : null);
   headline();
   alike();
@@ -135,8 +174,15 @@ function headline() {
   return place.replaceChildren(strong(first));
 }
 
-function said({ answer, scores }) {
+function said(slot) {
+  const { answer, scores } = slot;
+  if (answer.boxes) {
+    const counts = new Map();
+    for (const { label } of found(slot)) counts.set(label, (counts.get(label) ?? 0) + 1);
+    return [...counts].map(([label, count]) => `${count} ${readable(label)}`).join(", ") || "No object";
+  }
   if (answer.values) return Object.entries(answer.values).slice(0, 3).map(([key, value]) => `${readable(key)} ${plain(value)}`).join(", ");
+  if (areas()) return answer.labels.slice(0, 3).map((label, i) => `${readable(label)} ${Math.round(100 * answer.probabilities[i])}%`).join(", ");
   if (facts.form === "labels") return answer.labels.slice(0, 4).map(readable).join(", ") || "No label";
   return `${readable(answer.labels[0])}, ${Math.round(100 * Math.max(...scores))}%`;
 }
@@ -163,7 +209,7 @@ async function alike() {
 function chooseTarget(chosen) {
   const same = mode === "relevance" && target === chosen;
   target = chosen;
-  setMode(same ? (layers().length ? "attention" : "picture") : "relevance");
+  setMode(same ? (layers().length && !areas() ? "attention" : "picture") : "relevance");
 }
 
 function setMode(chosen) {
@@ -192,18 +238,28 @@ async function findEvidence(slot, chosen) {
   const job = slot.job;
   slot.evidence.set(chosen, null);
   try {
-    const params = { model: name, method: "relevance", target: chosen };
+    const params = { model: name, method: "relevance", target: chosen, labels: labels() };
     const { map, signed } = await (await ask("/explain", { blob: slot.blob, params })).json();
-    if (job === slot.job) slot.evidence.set(chosen, { grid: [map.length, map[0].length], values: stretched(map.flat(), signed), signed });
+    const values = stretched(map.flat(), signed).map((value) => value * contrast(slot.scores));
+    if (job === slot.job) slot.evidence.set(chosen, { grid: [map.length, map[0].length], values, signed });
   } catch (error) {
     slot.evidence.delete(chosen);
     fail(error);
   }
 }
 
+/* Evidence is shown as strongly as the model is decided, from 0 to 1: a guess has none at full contrast. */
+function contrast(scores) {
+  if (facts.form === "values") return 1;
+  if (facts.form === "labels") return Math.max(...scores.map((share) => Math.abs(2 * share - 1)));
+  const even = 1 / scores.length;
+  return scores.length > 1 ? Math.sqrt(Math.max(0, Math.max(...scores) - even) / (1 - even)) : 1;
+}
+
 function light() {
   const layer = Number($("layer").value), head = Number($("head").value);
   $("sliders").hidden = mode !== "attention";
+  $("fading").hidden = !areas() || mode !== "picture";
   document.querySelector(".legend").hidden = mode === "picture";
   const waiting = !active().some((slot) => slot.scores);
   document.querySelector(".legend").classList.toggle("idle", waiting);
@@ -221,9 +277,11 @@ function light() {
   hint();
 }
 
+const undecided = (stage) => contrast(slots.find((slot) => slot.stage === stage).scores) < 0.3;
+
 function caption(stage, layer) {
   if (mode === "relevance" && !stage.map) return "Computing the evidence…";
-  if (mode === "relevance") return target ? `What speaks for ${readable(target)}` : "";
+  if (mode === "relevance") return target ? `What speaks for ${readable(target)}${undecided(stage) ? ": little, as the model is undecided" : ""}` : "";
   if (mode === "picture" || !stage.map) return "";
   const [h, w] = stage.map.grid, place = (cell) => `row ${Math.floor(cell / w) + 1}, column ${(cell % w) + 1}`;
   if (stage.cell === null) return layer ? `Where layer ${layer} looks` : "Where the model looks, through all layers (rollout)";
@@ -233,7 +291,7 @@ function caption(stage, layer) {
 
 function hint() {
   const touch = matchMedia("(hover: none)").matches;
-  const one = { probabilities: "class", labels: "label", values: "value" }[facts.form];
+  const one = ONE[facts.form];
   const texts = {
     attention: `${touch ? "Touch a patch" : "Move over a patch"} to see where it looks. ${touch ? "Tap" : "Click"} a ${one} to see what speaks for it.`,
     relevance: "The patches that speak for the chosen answer. Choose another one in the list.",
@@ -254,6 +312,7 @@ function fail(error) {
   say(error.message);
 }
 
+$("words").addEventListener("change", () => useWords().catch(fail));
 $("model").addEventListener("change", () => useModel($("model").value).catch(fail));
 for (const radio of document.querySelectorAll("input[name=mode]")) radio.addEventListener("change", () => setMode(radio.value));
 for (const id of ["layer", "head"]) {
@@ -262,6 +321,15 @@ for (const id of ["layer", "head"]) {
     light();
   });
 }
+$("threshold").addEventListener("input", () => {
+  touched = true;
+  mark();
+  headline();
+});
+$("opacity").addEventListener("input", () => {
+  $("opacity-value").textContent = `${$("opacity").value}%`;
+  for (const { stage } of slots) stage.fade(Number($("opacity").value) / 100);
+});
 $("choose").addEventListener("click", () => {
   wanted = null;
   $("file").click();

@@ -13,6 +13,7 @@ export class Stage {
     this.context = this.canvas.getContext("2d");
     this.caption = slot.querySelector(".caption");
     this.picture = null;
+    this.boxes = [];
     this.map = null;
     this.shown = null;
     this.cell = null;
@@ -33,13 +34,35 @@ export class Stage {
     this.aspect = w / h;
     this.box.style.aspectRatio = `${w} / ${h}`;
     this.box.classList.add("full");
-    const width = Math.min(bitmap.width, bitmap.height * this.aspect) * preprocess.crop;
-    const height = width / this.aspect;
+    const padded = preprocess.fit === "pad";
+    const width = padded ? bitmap.width : Math.min(bitmap.width, bitmap.height * this.aspect) * preprocess.crop;
+    const height = padded ? bitmap.height : width / this.aspect;
     this.crop = [(bitmap.width - width) / 2, (bitmap.height - height) / 2, width, height];
+    /* The share of the input that a padded picture takes. */
+    this.part = padded ? [Math.min(1, this.aspect ** -1 * width / height), Math.min(1, this.aspect * height / width)] : [1, 1];
+    this.layer = null;
     this.picture = bitmap;
+    this.boxes = [];
     this.small = width < 48;
     this.map = this.shown = null;
     this.cell = null;
+    this.draw();
+  }
+
+  /* Draws boxes: {box: [x0, y0, x1, y1] in pixels of the picture, colour, text}. */
+  mark(boxes) {
+    this.boxes = boxes;
+    this.draw();
+  }
+
+  /* Lays a picture over this one, such as a mask; its opacity is set by `fade`. */
+  cover(layer) {
+    this.layer = layer;
+    this.draw();
+  }
+
+  fade(opacity) {
+    this.opacity = opacity;
     this.draw();
   }
 
@@ -102,10 +125,33 @@ export class Stage {
     const context = this.context;
     context.imageSmoothingEnabled = !this.small;
     context.imageSmoothingQuality = "high";
-    context.fillStyle = "#fff"; // as the model sees transparency
+    const wide = width * this.part[0], high = height * this.part[1];
+    context.fillStyle = "#000"; // as the model sees padding
     context.fillRect(0, 0, width, height);
-    context.drawImage(this.picture, ...this.crop, 0, 0, width, height);
+    context.fillStyle = "#fff"; // as the model sees transparency
+    context.fillRect(0, 0, wide, high);
+    context.drawImage(this.picture, ...this.crop, 0, 0, wide, high);
+    if (this.layer && !this.shown) {
+      context.globalAlpha = this.opacity ?? 0.6;
+      context.drawImage(this.layer, 0, 0, wide, high);
+      context.globalAlpha = 1;
+    }
     if (this.shown) this.drawPanes(context, width, height, sharp);
+    this.drawBoxes(context, wide / this.crop[2], high / this.crop[3], sharp);
+  }
+
+  drawBoxes(context, across, down, sharp) {
+    context.font = `600 ${Math.round(11 * sharp)}px system-ui, sans-serif`;
+    context.textBaseline = "top";
+    context.lineWidth = 2 * sharp;
+    for (const { box: [x0, y0, x1, y1], colour, text } of [...this.boxes].reverse()) {
+      context.strokeStyle = context.fillStyle = colour;
+      context.strokeRect(x0 * across, y0 * down, (x1 - x0) * across, (y1 - y0) * down);
+      const wide = context.measureText(text).width + 6 * sharp;
+      context.fillRect(x0 * across - sharp, y0 * down - sharp, wide, 15 * sharp);
+      context.fillStyle = "#fff";
+      context.fillText(text, x0 * across + 2 * sharp, y0 * down + sharp);
+    }
   }
 
   drawPanes(context, width, height, sharp) {
