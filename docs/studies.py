@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 PAGE = Path(__file__).with_name("studies.md")
 IMAGES = PAGE.parent / "images"
@@ -24,7 +25,7 @@ def main(folders: list[str]) -> None:
     PAGE.write_text(text, encoding="utf-8")
 
 
-def section(result: dict[str, object], folder: Path) -> str:
+def section(result: dict[str, Any], folder: Path) -> str:
     """The section of a study: question, command, figure, claims and notes."""
     name, data, images = result["study"], result["data"], result["images"]
     lines = [f"\n## {name}", f"*{result['question']}* ({result['paper']} of the paper)", ""]
@@ -34,10 +35,8 @@ def section(result: dict[str, object], folder: Path) -> str:
         shutil.copy(figure, IMAGES / f"study-{figure.name}")
         lines += [f"![{name} on {data}](images/study-{figure.name})", ""]
     lines += ["| the paper | measured | verdict |", "|---|---|---|"]
-    claims: list[dict[str, str]] = result["claims"]  # type: ignore[assignment]
-    lines += [f"| {claim['paper']} | {claim['ours']} | **{claim['verdict']}** |" for claim in claims]
-    notes: list[str] = result["notes"]  # type: ignore[assignment]
-    lines += ["", *notes, "", f"{result['runs']} runs."]
+    lines += [f"| {claim['paper']} | {claim['ours']} | **{claim['verdict']}** |" for claim in result["claims"]]
+    lines += ["", *result["notes"], "", f"{result['runs']} runs."]
     return "\n".join(lines) + "\n"
 
 

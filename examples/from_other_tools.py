@@ -28,7 +28,7 @@ def main() -> None:
     args = parser.parse_args()
 
     # Habits are answered before anything starts.
-    ask("timm.create_model(…)", lambda: vitrail.create_model("vit_tiny_patch16_224"))  # type: ignore[attr-defined]
+    ask("timm.create_model(…)", lambda: vitrail.create_model("vit_tiny_patch16_224"))  # type: ignore[attr-defined]  # a habit
     ask("num_classes=10", lambda: vitrail.create("vit_tiny_patch16_224", num_classes=10))
     ask("TrainingArguments(learning_rate=…)", lambda: vitrail.train("digits", learning_rate=1e-3))
     ask("fp16=True", lambda: vitrail.train("digits", fp16=True))
