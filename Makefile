@@ -4,13 +4,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test bench lint types chromium echarts clean
+.PHONY: demo test faults fuzz bench lint types chromium echarts clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitrail train digits --epochs 30 --name demo --overwrite
 
 test: lint types chromium
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# A kill at every change of the file system and a failing disk at every write; the tests try a few of them.
+faults: $(VENV)/.installed-dev
+	VITRAIL_FAULTS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/faults/test_faults.py
+
+# Damaged files of every format and random command lines, for ten minutes; the tests try some hundred.
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/faults/fuzz.py
 
 # At most 20 minutes, on an otherwise idle machine: docs/speed.md
 bench: $(VENV)/.installed-bench

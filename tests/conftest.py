@@ -49,6 +49,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), name="trained", **(TINY | {"epochs": 2})).path
 
 
+@pytest.fixture(scope="module")
+def plain_runs(trained: Path, pretrained: Path) -> Iterator[None]:  # noqa: ARG001  # they have figures
+    """Runs of a module draw no figures and write no report: half of the time of a tiny run, and tested elsewhere."""
+    from vitrail.verbs.run import Run
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("vitrail.train.journal", "vitrail.evaluate.measure"):
+            patch.setattr(f"{module}.save_charts", lambda *_: None)
+        patch.setattr("vitrail.verbs.train.reported", lambda run: _held(Run(run), run.holds))
+        yield
+
+
+def _held(run: Any, holds: Any) -> Any:
+    run.holds = holds
+    return run
+
+
 @pytest.fixture(scope="session")
 def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The proof of `trained`, exported to ONNX. Read-only."""
@@ -133,3 +150,21 @@ def vitrail_says(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any,
         return caught.value.code, out, err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def captions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of coloured shapes with captions. Read-only."""
+    from captioned import captioned
+
+    return captioned(tmp_path_factory.mktemp("captions"))
+
+
+@pytest.fixture(scope="session")
+def worded(captions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run trained on coloured shapes with captions, better than chance. Read-only."""
+    from captioned import SETTINGS
+
+    import vitrail
+
+    return vitrail.train(captions, out=tmp_path_factory.mktemp("runs"), name="worded", **SETTINGS).path

@@ -10,7 +10,7 @@ from peers import randomise
 from torch import Tensor
 
 from vitrail.data.preprocess import Preprocess
-from vitrail.models import Model, ModelConfig, build, family
+from vitrail.models import CONFIGS, Model, ModelConfig, build, family
 from vitrail.models.bit import BiTConfig
 from vitrail.models.coatnet import CoAtNetConfig
 from vitrail.models.hybrid import HybridConfig
@@ -18,14 +18,18 @@ from vitrail.models.mixer import MixerConfig
 from vitrail.models.pvt import PVTConfig
 from vitrail.models.pvt_v2 import PVTv2Config
 from vitrail.models.swin import SwinConfig
+from vitrail.models.swin_v2 import SwinV2Config
+from vitrail.models.vit import ViTConfig
 from vitrail.tasks import Multiclass
 from vitrail.weights import Card, save
 
+BACKBONES = tuple(dict.fromkeys(map(family, CONFIGS.values())))  # all families but those with dense heads or two towers
 SIZE: dict[str, Any] = {"img_size": (16, 8), "channels": 1, "classes": 3}
 TINY = {
     "bit": BiTConfig((32, 64), (1, 1), shrink=False, groups=8, **SIZE),
     "mixer": MixerConfig(16, 5, 12, 16, 4, **SIZE),
     "swin": SwinConfig((16, 32), (2, 1), (2, 4), window=2, patch=2, **SIZE),
+    "swin_v2": SwinV2Config((16, 32), (2, 1), (2, 4), window=2, patch=2, **SIZE),
     "pvt": PVTConfig((16, 32), (1, 2), (1, 2), (2, 2), (2, 1), patch=2, **SIZE),
     "pvt_v2": PVTv2Config((16, 32), (1, 2), (1, 2), (2, 2), (2, 1), patch=2, **SIZE),
     "coatnet": CoAtNetConfig((16, 32), (1, 2), 8, convs=1, shrink=False, **SIZE),
@@ -36,8 +40,11 @@ SMALL = {"channels": 1, "classes": 3}
 PYRAMID = ((8, 12), (2, 2), (2, 3), (2, 2))
 ATTENTIVE: dict[str, ModelConfig] = {
     "hybrid": HybridConfig(16, 2, 2, 32, (32,), (1,), first=8, groups=8, img_size=(16, 24), **SMALL),
+    "vit, windows": ViTConfig(16, 2, 2, 32, 2, img_size=(10, 14), attention="window:3,shift", **SMALL),
+    "vit, axial": ViTConfig(16, 2, 2, 32, 2, img_size=(10, 14), attention="axial", **SMALL),
     "swin": SwinConfig((8, 12), (2, 2), (2, 3), window=4, patch=2, img_size=(16, 24), **SMALL),
     "swin, padded": SwinConfig((8, 12), (2, 2), (2, 3), window=4, patch=2, img_size=(28, 22), **SMALL),
+    "swin_v2, padded": SwinV2Config((8, 12), (2, 2), (2, 3), window=4, patch=2, img_size=(28, 22), **SMALL),
     "pvt": PVTConfig(*PYRAMID, (2, 1), patch=2, img_size=(16, 24), **SMALL),
     "pvt_v2": PVTv2Config(*PYRAMID, (3, 1), patch=2, img_size=(15, 22), **SMALL),
     "pvt_v2, linear": PVTv2Config(*PYRAMID, (1, 1), linear=True, patch=2, img_size=(18, 20), **SMALL),

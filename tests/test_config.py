@@ -12,6 +12,7 @@ import pytest
 from vitrail.config import (
     ArchConfig,
     AugmentConfig,
+    CaptionConfig,
     DistillConfig,
     InputConfig,
     OptimConfig,
@@ -44,6 +45,7 @@ GROUPS = (
     OptimConfig,
     StopConfig,
     AugmentConfig,
+    CaptionConfig,
     RunConfig,
 )
 
@@ -150,7 +152,7 @@ def test_what_is_frozen_is_all_or_a_number(value, freeze):
 
 @pytest.mark.parametrize("value", ["ALL", "none", "", "2.0", 2.0, -1, "-1", True, [2], "²"], ids=repr)
 def test_what_cannot_be_frozen_is_refused(value):
-    with pytest.raises(UserError, match="'freeze' must be all, or a number of blocks from 0, but it is"):
+    with pytest.raises(UserError, match="'freeze' must be all, image, or a number of blocks from 0, but it is"):
         coerce(TrainConfig, "freeze", value)
 
 
@@ -212,7 +214,7 @@ def test_no_group_grows_too_large(group):
 
 @pytest.mark.parametrize("config", [config for config, _ in FAMILIES.values()])
 def test_no_model_configuration_grows_too_large(config):
-    contract = {"img_size", "channels", "classes", "drop", "drop_path", "eps", "resample"}
+    contract = {"img_size", "channels", "classes", "drop", "drop_path", "eps", "resample", "attention"}
     assert len({field.name for field in dataclasses.fields(config)} - contract) <= 12
 
 

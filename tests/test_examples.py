@@ -31,6 +31,13 @@ def test_regression(tmp_path):
     assert len(re.findall(r"\.png x [\d.-]+, y [\d.-]+, diameter [\d.-]+", said)) == 5
 
 
+def test_segment(tmp_path):
+    said = run("segment.py", tmp_path, "--images", 48, "--epochs", 4)
+    assert float(re.search(r"^mIoU ([\d.]+)%", said).group(1)) > 35  # all ground: about 27
+    assert len(re.findall(r"IoU [\d.]+%, Dice", said)) == 3
+    assert (tmp_path / "new_overlay.png").exists()
+
+
 def test_research(tmp_path):
     said = run("research.py", tmp_path, "--images", 400, "--epochs", 4)
     own, vit = (float(re.search(rf"^{name}: top-1 ([\d.]+)%", said, re.M).group(1)) for name in ("own", "vit"))
@@ -54,3 +61,17 @@ def test_from_other_tools(tmp_path):
         assert answer in said
     assert "ViT (224, 224)" in said
     assert float(re.search(r"after one more epoch: top-1 ([\d.]+)%", said).group(1)) > 50  # by chance 10
+
+
+def test_detect(tmp_path):
+    said = run("detect.py", tmp_path, "--images", 80, "--epochs", 10)
+    assert float(re.search(r"^AP50 ([\d.]+)%", said).group(1)) > 30
+    assert len(re.findall(r"^(?:disc|square) +AP50", said, re.M)) == 2
+    assert len(re.findall(r"\.png (?:\(no object\)|\d+ \w+)", said)) == 3
+
+
+def test_words(tmp_path):
+    said = run("words.py", tmp_path, "--images", 200, "--epochs", 2)
+    assert re.search(r"^captions found: [\d.]+% among the first 5", said)
+    assert len(re.findall(r"a red circle left of a blue square: \S+\.png -?[\d.]+", said)) == 3
+    assert re.search(r"\.png shows a (red circle|green bar|yellow triangle) \(\d+%\)", said)

@@ -35,6 +35,7 @@ ORDER = (
     "tasks",
     "charts",
     "models",
+    "tokenizers",
     "config",
 )
 BELOW = ("files", "device", "progress", "errors", "version")

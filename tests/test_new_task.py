@@ -136,5 +136,7 @@ def test_it_teaches(run, data, tmp_path):
 
 def test_without_its_file_a_run_says_so(run, monkeypatch):
     monkeypatch.delitem(tasks.TASKS, "ordinal")
-    with pytest.raises(UserError, match="must be one of multiclass, multilabel, regression, but it is 'ordinal'"):
+    with pytest.raises(
+        UserError, match="must be one of multiclass, multilabel, regression, masks, boxes, pairs, but it is 'ordinal'"
+    ):
         vitrail.load(run)

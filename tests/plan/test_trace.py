@@ -30,6 +30,8 @@ BATCH = 6  # not one of the sizes that are traced
 # Three sizes of each family: image side, and the smallest models that have every part.
 TINY = {
     "vit": ViTConfig(32, 1, 2, 64, 4),
+    "windows": ViTConfig(32, 2, 2, 64, 4, attention="window:3,shift"),
+    "neighbourhood": ViTConfig(32, 1, 2, 64, 4, attention="neighbourhood:3"),
     "swin": SwinConfig((16, 32), (2, 1), (2, 4), window=4, patch=2),
     "bit": BiTConfig((32, 64), (1, 1), shrink=False, groups=4),
     "mixer": MixerConfig(32, 1, 16, 64, 4),
@@ -51,7 +53,7 @@ def resolved(model: str, side: int = 32, **settings: object) -> tuple[TrainConfi
 def really_saved(config: TrainConfig, data: Data) -> tuple[int, int, int]:
     """Bytes of saved activations, of gradients and of optimiser state, of a real step."""
     torch.manual_seed(0)
-    model = build(model_config(config, data.task.outputs))
+    model = build(model_config(config, data.task))
     if config.transfer.lora_rank or config.transfer.freeze is not None:
         set_learning(model, config.transfer)
     objective = data.task.objective(model, config, data.splits["train"].targets)

@@ -93,6 +93,16 @@ def test_equal_compute_gives_a_cheaper_model_more_images(tmp_path):
     assert spent == pytest.approx([spent[0]] * 3, rel=0.01)
 
 
+def test_cheaper_attention_patterns_see_more_images(tmp_path):
+    lab = lab_of("attention-pattern", tmp_path)
+    jobs = [job for job in listed(find("attention-pattern"), lab) if job.labels["seed"] == 0]
+    costs = [lab.macs(job.settings["model"], attention=job.settings["attention"]) for job in jobs]
+    assert len({job.settings["attention"] for job in jobs}) == len(jobs) == 7
+    assert max(costs) == costs[0] > min(costs)
+    spent = [job.epochs * cost for job, cost in zip(jobs, costs, strict=True)]
+    assert spent == pytest.approx([spent[0]] * 7, rel=0.01)
+
+
 def test_the_result_is_json_figures_and_a_page(whole):
     result = json.loads((whole.folder / "study.json").read_text())
     assert (result["runs"], result["finished"], result["seeds"]) == (4, 4, 2)

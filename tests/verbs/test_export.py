@@ -47,8 +47,12 @@ def card(task: Task | None = None, **settings: Any) -> Card:
 
 
 @pytest.fixture(scope="module")
-def openvino(trained, tmp_path_factory) -> Path:
-    return vitrail.export(trained, format="openvino", out=tmp_path_factory.mktemp("openvino") / "digits.xml").file
+def openvino(trained, exported, tmp_path_factory) -> Path:
+    """The run as an OpenVINO file, made from the ONNX file of `exported`."""
+    out = tmp_path_factory.mktemp("openvino") / "digits.xml"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.export.onnx.write", lambda path, *_: shutil.copy(exported.file, path))
+        return vitrail.export(trained, format="openvino", out=out).file
 
 
 @pytest.fixture
@@ -186,6 +190,16 @@ def test_deep_images_are_rounded(tmp_path):
     assert {image.shape for image in sample.whole} == {(16, 18, 1)}
     difference = np.abs(sample.pixels - np.stack([about.preprocess.pixels(image) for image in pixels]))
     assert 0 < difference.max() <= 0.5
+
+
+def test_images_to_check_with_need_no_labels(trained, tmp_path):
+    for i, image in enumerate(np.random.default_rng(0).integers(0, 256, (5, 8, 8), np.uint8)):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    sample = to_check(trained, open_run(trained)[1], tmp_path, 1)
+    assert (len(sample), sample.targets) == (5, None)
+    assert sample.source.startswith("5 images of")
+    with pytest.raises(UserError, match="There is no data"):
+        to_check(trained, open_run(trained)[1], tmp_path / "nowhere", 1)
 
 
 def test_what_is_there_is_not_replaced(exported, trained):

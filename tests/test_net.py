@@ -1,0 +1,46 @@
+"""What no verb expects: errors of the system, faults of vitrail, and containers with few cores."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from vitrail import cli
+
+
+@pytest.mark.parametrize(("limit", "threads"), [("150000 100000", "1"), ("50000 100000", "1"), ("max 100000", None)])
+def test_a_container_limits_the_threads(monkeypatch, tmp_path, limit, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "x")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    (tmp_path / "cpu.max").write_text(limit)
+    cli._limit_threads(str(tmp_path / "cpu.max"))
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+
+
+def test_a_fault_is_one_sentence(monkeypatch, capsys):
+    def fail(_: object) -> int:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(cli, "run", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["models"])
+    assert end.value.code == 1
+    assert capsys.readouterr().err == (
+        "vitrail: A fault of vitrail: ZeroDivisionError: by zero. --debug shows it; please report it.\n"
+    )
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["models", "--debug"])
+
+
+@pytest.mark.parametrize("error", [MemoryError(), PermissionError(13, "Permission denied", "a.txt")])
+def test_errors_of_the_system_are_the_users(monkeypatch, capsys, error):
+    def fail(_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "run", fail)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["models"])
+    assert end.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,146 @@
+"""The verbs with words: predict by labels, search, zero-shot evaluation, explanations, export and the service."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vitrail
+from vitrail.errors import UserError
+from vitrail.runs.run import Run
+
+LABELS = ["a red circle", "a green square", "a blue bar"]
+
+
+def pictures(captions: Path, what: str) -> list[str]:
+    return sorted(map(str, captions.parent.glob(f"{what}-*.png")))
+
+
+def test_predict_by_labels(worded, captions, vitrail_says):
+    found = {
+        what: list(vitrail.predict(worded, pictures(captions, what), labels=LABELS))
+        for what in ("red-circle", "blue-bar")
+    }
+    assert np.mean([answer.labels[0] == "a red circle" for answer in found["red-circle"]]) > 0.7
+    assert np.mean([answer.labels[0] == "a blue bar" for answer in found["blue-bar"]]) > 0.7
+    assert all(abs(sum(answer.probabilities) - 1) < 1e-6 for answer in found["red-circle"])
+    code, out, _ = vitrail_says("predict", worded, pictures(captions, "red-circle")[0], "--labels", "red, blue,green")
+    assert code == 0
+    assert "red" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "has no classes of its own. Give words to choose from"),
+        ({"labels": ""}, "'labels' must be a name"),
+        ({"labels": "cat,,dog"}, "'labels' must be a name"),
+        ({"labels": "cat,cat"}, "Labels must differ, but 'cat' is given twice"),
+        ({"templates": ["a {}"]}, "--templates needs labels"),
+        ({"labels": "cat", "templates": ["a photo"]}, "A template must have {} where the label goes"),
+    ],
+    ids=str,
+)
+def test_bad_labels(worded, captions, options, message):
+    with pytest.raises(UserError, match=message):
+        list(vitrail.predict(worded, pictures(captions, "red-circle"), **options))
+
+
+def test_a_run_without_words_is_asked_for_words(trained, digits):
+    for ask in (
+        lambda: list(vitrail.predict(trained, digits, labels="cat,dog")),
+        lambda: vitrail.search(trained, digits, "a three"),
+        lambda: vitrail.evaluate(trained, digits, method="zeroshot"),
+    ):
+        with pytest.raises(UserError, match="was not trained with captions, so it cannot read words"):
+            ask()
+
+
+def test_search_by_a_sentence_and_by_a_picture(worded, captions, tmp_path, vitrail_says):
+    index = tmp_path / "index.npz"
+    hits = vitrail.search(worded, captions.parent, "a green square", top=5, index=index)
+    assert sum("green" in hit.file for hit in hits) >= 4
+    assert [hit.similarity for hit in hits] == sorted((hit.similarity for hit in hits), reverse=True)
+    picture = pictures(captions, "yellow-bar")[0]
+    best, *_ = vitrail.search(worded, captions.parent, picture, index=index)
+    assert best.file == picture
+    assert best.similarity == pytest.approx(1, abs=1e-4)
+    code, out, _ = vitrail_says("search", worded, captions.parent, "a red circle", "--top", 2, "--json")
+    assert code == 0
+    assert len(json.loads(out)) == 2
+
+
+def test_an_index_reads_only_what_is_new(worded, captions, tmp_path, monkeypatch):
+    from vitrail.runs.predictor import Predictor
+
+    folder = tmp_path / "some"
+    folder.mkdir()
+    for name in pictures(captions, "red-circle")[:3]:
+        (folder / Path(name).name).write_bytes(Path(name).read_bytes())
+    index, counts = tmp_path / "index.npz", []
+    outputs = Predictor.outputs
+    monkeypatch.setattr(Predictor, "outputs", lambda self, pixels: counts.append(len(pixels)) or outputs(self, pixels))
+    vitrail.search(worded, folder, "red", index=index)
+    (folder / "new.png").write_bytes(Path(pictures(captions, "blue-bar")[0]).read_bytes())
+    (folder / "broken.png").write_bytes(b"no image")
+    hits = vitrail.search(worded, folder, "red", index=index)
+    assert sum(counts) == 4
+    assert len(hits) == 4
+    with pytest.raises(UserError, match=r"--index must be an \.npz file"):
+        vitrail.search(worded, folder, "red", index=tmp_path / "index.txt")
+    index.write_bytes(b"")
+    with pytest.raises(UserError, match="is not an index"):
+        vitrail.search(worded, folder, "red", index=index)
+    with pytest.raises(UserError, match="The query is empty"):
+        vitrail.search(worded, folder, " ")
+
+
+def test_any_run_compares_pictures(trained, digits):
+    (best,) = vitrail.search(trained, digits, str(digits / "3" / "3.png"), top=1)
+    assert best.file == str(digits / "3" / "3.png")
+
+
+def test_zero_shot_classification_of_labelled_data(worded, captions, tmp_path):
+    table = captions.parent / "shapes.csv"
+    rows = [row.split(",") for row in captions.read_text().splitlines()[1:]]
+    table.write_text("\n".join(["image,label,split", *(f"{name},{text[2:]},{part}" for name, text, part in rows)]))
+    scores = vitrail.evaluate(worded, table, method="zeroshot", templates=["a {}"], out=tmp_path)
+    assert scores.row()["top1"] > 0.2  # of 12 classes
+    retrieved = vitrail.evaluate(worded).row()["text_r1"]
+    assert scores.row()["top1"] == pytest.approx(retrieved, abs=1e-6)  # the same captions, the same question
+    with pytest.raises(UserError, match="zeroshot needs labelled data"):
+        vitrail.evaluate(worded, method="zeroshot")
+
+
+def test_explain_shows_what_speaks_for_a_word(worded, captions, tmp_path):
+    picture = pictures(captions, "red-circle")[0]
+    explanation = vitrail.explain(worded, picture, labels="a red circle,a blue bar", target="a blue bar", out=tmp_path)
+    assert any("relevance" in file.name for file in explanation.files)
+    with pytest.raises(UserError, match="The model has no class 'cat'"):
+        vitrail.explain(worded, picture, labels="a red circle,a blue bar", target="cat", out=tmp_path)
+
+
+def test_the_report_shows_best_and_worst_matches(worded):
+    page = Run(worded).report_file.read_text()
+    assert "Images that find their caption" in page
+    assert "matches images of" in page
+
+
+def test_both_towers_are_exported_with_the_tokenizer(worded, captions, tmp_path):
+    proof = vitrail.export(worded, out=tmp_path / "m.onnx")
+    assert set(proof.parts) == {"m.onnx", "m.text.onnx"}
+    ours = vitrail.search(worded, captions.parent, "a green square", top=5)
+    theirs = vitrail.search(tmp_path / "m.onnx", captions.parent, "a green square", top=5)
+    assert [hit.file for hit in ours] == [hit.file for hit in theirs]
+    assert np.allclose([hit.similarity for hit in ours], [hit.similarity for hit in theirs], atol=1e-3)
+    assert (
+        vitrail.evaluate(tmp_path / "m.onnx", captions, split="val").row()["text_r1"]
+        == vitrail.evaluate(worded).row()["text_r1"]
+    )
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.text.onnx"))
+    assert json.loads(session.get_modelmeta().custom_metadata_map["tokenizer"])["kind"] == "bytes"
