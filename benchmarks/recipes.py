@@ -5,6 +5,8 @@
     python benchmarks/recipes.py timm-light 10m --lr 2e-3
     python benchmarks/recipes.py speed --data PHOTOS --img-size 128
     python benchmarks/recipes.py vitrail 30m --data PHOTOS --img-size 128
+    python benchmarks/recipes.py vitrail 3m --data EMOJI --seeds 0 1 2                  # the recipe was not tuned on it
+    python benchmarks/recipes.py vitrail 3m --data EMOJI --seeds 0 1 2 --lr 2e-3 --shift 5      # as the recipe was
     python benchmarks/recipes.py draw
 
 `speed` trains each contestant for a minute on two cores, three times in turn. A budget is then the number of images
@@ -18,6 +20,9 @@ cosine decay, label smoothing 0.1. `timm-heavy` adds what its documentation give
 in https://arxiv.org/abs/2112.13492. `timm-light` suits short runs: crops of at least 64 % of the area, flips, no mixup,
 and the best learning rate of a sweep. Their loaders run in parallel with training, their threads do not spin
 (GOMP_SPINCOUNT), as vitrail's, and their schedules end with the budget.
+
+EMOJI is a folder with `pairs.csv` (image, style, name, group, keywords). The nine groups are the classes; two styles of
+drawing are trained and the third is the validation split.
 
 Results are added to `benchmarks/results/recipes.json`; `draw` makes the figure and the table of docs/recipes.md.
 """
@@ -162,7 +167,7 @@ def measure_speed(data: str, settings: dict[str, str]) -> dict[str, float]:
     return {name: round(statistics.median(rates), 4) for name, rates in turns.items()}
 
 
-def measure(who: str, data: str, budget: str, epochs: float, seed: int, lr: float, settings: dict[str, str]) -> Record:
+def measure(who: str, data: str, budget: str, epochs: float, seed: int, settings: dict[str, str]) -> Record:
     """Trains one contestant for a number of epochs."""
     from vitrail.device import hardware
 
@@ -171,11 +176,10 @@ def measure(who: str, data: str, budget: str, epochs: float, seed: int, lr: floa
     if who == "vitrail":
         length = {"epochs": f"{epochs:.2f}", "seed": str(seed)}
         curve = [(done, top1) for done, _, top1 in train_vitrail(data, settings | length)]
-        return record | {"curve": curve}
-    curve = [
-        (seen / FASHION_IMAGES, top1) for seen, top1 in train_timm(TIMM[who], lr, seed, round(epochs * FASHION_IMAGES))
-    ]
-    return record | {"curve": curve, "lr": lr}
+        return record | {"settings": settings, "curve": curve}
+    lr, images = float(settings.get("lr", "1e-3")), round(epochs * FASHION_IMAGES)
+    curve = [(seen / FASHION_IMAGES, top1) for seen, top1 in train_timm(TIMM[who], lr, seed, images)]
+    return record | {"settings": {"lr": f"{lr:g}"}, "curve": curve}
 
 
 def draw() -> None:
@@ -187,18 +191,21 @@ def draw() -> None:
     from vitrail.charts.style import BLUE, GREY, ORANGE, STYLE, save
 
     results = json.loads(RESULTS.read_text())
-    groups: dict[tuple[str, str, str, float, str], list[Record]] = {}
+    groups: dict[tuple[str, ...], list[Record]] = {}
     for record in results["runs"]:
-        group = record["data"], record["who"], record["budget"], record.get("lr", 0.0), record["cpu"]
+        settings = " ".join(f"{name} {value}" for name, value in record.get("settings", {}).items())
+        group = record["data"], record["who"], record["budget"], settings, record["cpu"]
         groups.setdefault(group, []).append(record)
     print("| data | | CPU | time | epochs | seeds | top-1 | from | to |\n|---|---|---|---|---|---|---|---|---|")
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 4.4), layout="constrained")
         axes = figure.subplots()
         labelled = set()
-        for (data, who, budget, lr, cpu), records in sorted(groups.items(), key=lambda group: _minutes(group[0][2])):
+        for (data, who, budget, settings, cpu), records in sorted(
+            groups.items(), key=lambda group: _minutes(group[0][2])
+        ):
             ends = np.array([100 * record["curve"][-1][1] for record in records])
-            name = f"{who}, learning rate {lr:g}" if lr else who
+            name = f"{who}, {settings}" if settings else who
             print(
                 f"| {data} | {name} | {cpu} | {budget} | {records[0]['epochs']:.1f} | {len(ends)} "
                 f"| {ends.mean():.2f} % | {ends.min():.2f} | {ends.max():.2f} |"
@@ -239,9 +246,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--data", default=FASHION, help="for vitrail: any data set")
     parser.add_argument("--img-size", help="for vitrail")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of timm")
+    parser.add_argument("--lr", help="learning rate; without it, 1e-3 for timm and the recipe's for vitrail")
+    parser.add_argument("--shift", help="for vitrail: the largest shift in pixels instead of the recipe's")
     args = parser.parse_args()
-    settings = {"img-size": args.img_size} if args.img_size else {}
+    given = {"img-size": args.img_size, "lr": args.lr, "shift": args.shift}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if (Path(args.data) / "pairs.csv").exists():
+        from words import tables
+
+        args.data = str(tables(Path(args.data))[1])
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"speed": {}, "runs": []}
     name = Path(args.data).name
     if args.what == "draw":
@@ -252,7 +265,7 @@ def main() -> None:
     for budget in args.budgets if args.what not in ("draw", "speed") else []:
         for seed in args.seeds:
             epochs = known["speed"][name][args.what] * _minutes(budget)
-            record = measure(args.what, args.data, budget, epochs, seed, args.lr, settings)
+            record = measure(args.what, args.data, budget, epochs, seed, settings)
             known = json.loads(RESULTS.read_text())  # others may have written meanwhile
             known["runs"].append(record)
             write(known)
