@@ -252,6 +252,8 @@ class Client:
         self._writer: asyncio.StreamWriter | None = None
 
     async def ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._reader is not None and self._reader.at_eof():
+            self.close()  # the service has closed the idle connection, as it may
         if self._writer is None or self._reader is None:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"

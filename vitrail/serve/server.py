@@ -19,6 +19,7 @@ from vitrail.serve.metrics import Shared
 from vitrail.serve.settings import Settings
 
 _BACKLOG = 2048  # connections that wait to be accepted
+_KEEP_ALIVE = 75  # seconds; load balancers keep idle connections for 60 and expect the same of a service
 
 
 def run(settings: Settings) -> None:
@@ -54,6 +55,7 @@ def configure(settings: Settings, make_app: Callable[[], ASGIApp]) -> uvicorn.Co
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=int(settings.timeout) + 1,
         timeout_worker_healthcheck=60,  # a worker that loads a large model does not answer for a while
     )
