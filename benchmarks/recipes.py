@@ -10,9 +10,10 @@
     python benchmarks/recipes.py draw
 
 `speed` trains each contestant for a minute on two cores, three times in turn. A budget is then the number of images
-that a contestant sees in that time at the speed of its best turn: other programs only ever make a turn slower. So accuracy does not depend on the load of the machine, and
-several runs can share it, each on one thread. The result is the accuracy on the validation images at the end of the
-budget, not the best one on the way. For Fashion-MNIST these are the 10,000 test images.
+that a contestant sees in that time at the speed of its best turn: other programs only ever make a turn slower. So
+accuracy does not depend on the load of the machine, and several runs can share it, each on one thread. The result is
+the accuracy on the validation images at the end of the budget, not the best one on the way. For Fashion-MNIST these are
+the 10,000 test images.
 
 timm trains a ViT of the same width, depth, heads and tokens with its own components: AdamW, weight decay 0.05, warm-up,
 cosine decay, label smoothing 0.1. `timm-heavy` adds what its documentation gives for ViTs: RandAugment
