@@ -6,8 +6,8 @@ import os
 import pickle
 import shutil
 
-# One thread: workers share the cores, and sums have the same order in every process. It is set before torch is imported,
-# and child processes inherit it.
+# One thread: workers share the cores, and sums have the same order in every process. Set before torch is imported;
+# child processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator
