@@ -86,7 +86,7 @@ def test_it_waits_for_images_that_are_being_decoded(begin):
 
 
 def test_it_does_not_wait_for_images_that_failed(begin):
-    batcher, compute = begin(max_batch=2, max_wait=60), Computer()
+    batcher, compute = begin(max_batch=2, max_wait=300), Computer()
     compute.go.set()
     batcher.admit(2)
     future = batcher.submit(Job("key", 1, compute, time.monotonic() + 60))
