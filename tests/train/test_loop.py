@@ -9,7 +9,6 @@ import re
 import shutil
 from dataclasses import asdict
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -350,38 +349,7 @@ def test_there_must_be_something_to_train_on():
         vitrail.train()
 
 
-# From trained weights, and on files
-
-
-@pytest.fixture
-def colours(tmp_path):
-    """An .npz of red and green images, 16 pixels a side: another size, other channels, other classes."""
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 80, (120, 16, 16, 3), dtype=np.uint8)
-    labels = np.arange(120) % 2
-    images[np.arange(120), :, :, labels] += 150
-    np.savez(tmp_path / "colours.npz", images=images, labels=labels, classes=np.array(["red", "green"]))
-    return tmp_path / "colours.npz"
-
-
-def test_trained_weights_fit_other_images_and_classes(trained, colours, tmp_path, caplog):
-    run = vitrail.train(colours, weights=trained, img_size=16, epochs=3, lr=0.01, out=tmp_path, name="run")
-    text = (run / "train.log").read_text()
-    assert "position embeddings resampled from 2x2 to 4x4 patches" in text
-    assert "patch filters adapted from 1 to 3 channels" in text
-    assert "new head for 2 classes" in text
-    assert "position embeddings resampled" in caplog.text
-    config = load_yaml(TrainConfig, run / "config.yaml")
-    assert (config.recipe, config.model, config.weights) == ("finetune", "vit_nano4", str(trained))
-    card = json.loads((run / "model.json").read_text())
-    assert card["classes"] == ["red", "green"]
-    assert vitrail.evaluate(run).top1 == 1.0
-
-
-def test_the_same_weights_go_on_where_they_were(trained, tmp_path):
-    run = vitrail.train("digits", weights=trained, epochs=1, out=tmp_path)
-    before = json.loads((trained / "model.json").read_text())["metrics"]["top1"]
-    assert rows(run)[0]["val_top1"] > before - 0.05
+# On files
 
 
 def test_a_damaged_image_is_left_out_by_name(digits, tmp_path, tiny, caplog):
