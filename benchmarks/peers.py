@@ -38,9 +38,9 @@ from contestants import (
     Variant,
     default_precision,
     environment,
-    loss_curves,
     serve,
 )
+from parity import loss_curves
 from speed_page import draw
 
 from vitrail.files import write_text

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # One thread per worker. Set before torch is imported; child processes inherit it.
-    os.environ["OMP_NUM_THREADS"] = "1"
+# One thread: workers share the cores, and sums have the same order in every process. Set before torch is imported;
+# child processes inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 # The smallest model that trains: 4 tokens per image. With so few, most of a step would be Muon's.
 TINY: dict[str, Any] = {
@@ -41,12 +44,47 @@ def tiny() -> dict[str, Any]:
     return dict(TINY)
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:
+    """A worker's own copy of a folder that only one of the workers makes: `make(folder)`."""
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    folder = (tmp_path_factory.getbasetemp().parent if parallel else tmp_path_factory.getbasetemp()) / "once" / name
+    folder.parent.mkdir(exist_ok=True)
+    done = folder.with_name(f"{name}.done")
+    with FileLock(folder.with_name(f"{name}.lock")):
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            make(folder)
+            done.touch()
+    return Path(shutil.copytree(folder, tmp_path_factory.mktemp(name) / name))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _speed_measured_once() -> Iterator[None]:
+    """Exports measure the speed of a model in processes of their own: here once for each kind of file."""
+    from vitrail.runs.speed import measured
+
+    known: dict[str, Any] = {}
+
+    def remembered(source: str | Path) -> Any:
+        kind = Path(source).suffix
+        if known.get(kind) is None:
+            known[kind] = measured(source)
+        return known[kind]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vitrail.export.write.measured", remembered)
+        yield
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained on digits, better than chance. Read-only."""
     import vitrail
 
-    return vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), name="trained", **(TINY | {"epochs": 2})).path
+    def make(folder: Path) -> None:
+        vitrail.train("digits", out=folder.parent, name=folder.name, **(TINY | {"epochs": 2}))
+
+    return made_once(tmp_path_factory, "trained", make)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +109,12 @@ def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The proof of `trained`, exported to ONNX. Read-only."""
     import vitrail
 
-    return vitrail.export(trained, out=tmp_path_factory.mktemp("exported") / "digits.onnx")
+    def make(folder: Path) -> None:
+        proof = vitrail.export(trained, out=folder / "file" / "digits.onnx")
+        (folder / "proof").write_bytes(pickle.dumps(proof))
+
+    folder = made_once(tmp_path_factory, "exported", make)
+    return replace(pickle.loads((folder / "proof").read_bytes()), file=folder / "file" / "digits.onnx")
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +122,11 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run pre-trained on digits by MAE, without their labels, and probed with them. Read-only."""
     import vitrail
 
-    settings = TINY | {"epochs": 2, "method": "mae", "probe": "digits"}
-    return vitrail.pretrain("digits", out=tmp_path_factory.mktemp("runs"), name="pretrained", **settings).path
+    def make(folder: Path) -> None:
+        settings = TINY | {"epochs": 2, "method": "mae", "probe": "digits"}
+        vitrail.pretrain("digits", out=folder.parent, name=folder.name, **settings)
+
+    return made_once(tmp_path_factory, "pretrained", make)
 
 
 @pytest.fixture(scope="session")
@@ -167,4 +213,7 @@ def worded(captions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     import vitrail
 
-    return vitrail.train(captions, out=tmp_path_factory.mktemp("runs"), name="worded", **SETTINGS).path
+    def make(folder: Path) -> None:
+        vitrail.train(captions, out=folder.parent, name=folder.name, **SETTINGS)
+
+    return made_once(tmp_path_factory, "worded", make)

@@ -26,6 +26,8 @@ from vitrail.models.position import Grid
 from vitrail.models.validate import check_counts, check_heads, check_images, check_rates
 from vitrail.train.checkpoint import checkpoint_path
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 # The architecture ------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.stream import StreamSplit
 from vitrail.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 NAMED = datasets.ClassLabel(names=["cat", "dog"])
 
 

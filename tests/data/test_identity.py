@@ -13,6 +13,8 @@ from vitrail.data import open_data
 from vitrail.data.identity import differences, identity
 from vitrail.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 @pytest.fixture
 def images(digits, tmp_path):

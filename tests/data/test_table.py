@@ -16,6 +16,8 @@ from vitrail.data import Data, FileSplit, open_data
 from vitrail.errors import UserError
 from vitrail.tasks import Multiclass
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 ROWS = [("a.png", "cat"), ("b.png", "cat"), ("c.png", "dog"), ("d.png", "dog")]
 
 

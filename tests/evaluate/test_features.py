@@ -19,6 +19,8 @@ from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
 from vitrail.weights import open_run
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 VAL = 359  # validation images of digits
 
 

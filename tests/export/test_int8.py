@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +17,14 @@ from vitrail.export.int8 import measure_damage, measure_ranges
 from vitrail.export.onnx import QUANTISED
 from vitrail.export.sample import to_calibrate
 from vitrail.runs.predictor import Predictor
-from vitrail.runs.speed import measured
 from vitrail.weights import open_run
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _written_once(exported):
-    """The float32 ONNX file, from which all int8 files are made, is that of `exported`; PyTorch is measured once."""
+    """The float32 ONNX file, from which all int8 files are made, is that of `exported`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.export.onnx.write", lambda path, *_: shutil.copy(exported.file, path))
-        patch.setattr("vitrail.export.write.measured", cache(measured))
         yield
 
 

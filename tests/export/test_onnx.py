@@ -93,19 +93,21 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Card]] = {
             Multilabel(NAMES, (0.5, 0.3, 0.6)),
             bits=16,
         ),
-        "swin": card(SwinConfig((8, 16), (2, 1), (2, 4), window=3, patch=2, img_size=(15, 22), classes=3)),
-        "swin_v2": card(SwinV2Config((8, 16), (2, 1), (2, 4), window=3, patch=2, img_size=(15, 22), classes=3)),
         "pvt, floats": card(PVTConfig((8, 16), (1, 1), (1, 2), (4, 2), (2, 1), patch=4, **SIZE), bits=32),
-        "pvt_v2": card(PVTv2Config((8, 16), (1, 1), (1, 2), (4, 2), (2, 1), img_size=(17, 23), classes=3)),
-        "pvt_v2, linear": card(
-            PVTv2Config((8, 16), (1, 1), (1, 2), (4, 2), (2, 1), True, img_size=(17, 23), classes=3)
-        ),
         "coatnet": card(CoAtNetConfig((16, 32, 32), (1, 1, 1), 8, convs=1, img_size=(25, 32), classes=3)),
     }.items()
 }
-MANY = tuple(f"class {i}" for i in range(3 * len(vits())))
-CASES["vits"] = (lambda: Together(vits()), card(replace(VIT, classes=len(MANY)), Multiclass(MANY)))
-CASES["patterns"] = (lambda: Together(patterned()), card(replace(VIT, classes=12), Multiclass(MANY[:12])))
+SWINS = ((8, 16), (2, 1), (2, 4), 3)
+PYRAMID = ((8, 16), (1, 1), (1, 2), (4, 2), (2, 1))
+for name, configs in {
+    "vits": vits(),
+    "patterns": patterned(),
+    "swins": [kind(*SWINS, patch=2, img_size=(15, 22), classes=3) for kind in (SwinConfig, SwinV2Config)],
+    "pvt_v2": [PVTv2Config(*PYRAMID, linear, img_size=(17, 23), classes=3) for linear in (False, True)],
+}.items():
+    many = tuple(f"class {i}" for i in range(3 * len(configs)))
+    about = card(replace(configs[0], classes=len(many)), Multiclass(many))
+    CASES[name] = (lambda configs=configs: Together(configs), about)
 
 
 def noise(about: Card, batch: int) -> NDArray[Any]:

@@ -29,6 +29,8 @@ from vitrail.train.config_file import read_settings
 from vitrail.weights import open_run
 from vitrail.weights.card import read_card
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 DEEP = "[" * 100_000
 
 

@@ -48,25 +48,24 @@ RELATIVES: dict[str, ModelConfig] = {
 
 # One axis at a time: every pool, every position, all switches together with either of the pools that add most.
 TRACED = {
-    "vit_nano4": models.CONFIGS["vit_nano4"],
     **{f"pool={pool}": replace(SMALL, pool=pool) for pool in POOLS},
     **{f"pos={pos}": replace(SMALL, pos=pos) for pos in POSITIONS if pos != SMALL.pos},
     **{f"attention={attention}": replace(SMALL, img_size=(12, 20), attention=attention) for attention in PATTERNS},
     **{f"all switches, {pool}": replace(SMALL, pool=pool, pos="relative", **SWITCHES) for pool in ("map", "cls_dist")},
     **RELATIVES,
 }
-# What takes milliseconds is run with every switch alone too, and what takes no memory with every pair.
+# What takes milliseconds is run with every switch alone too, and shapes with every pool and position together.
 REAL = {
     **TRACED,
+    "vit_nano4": models.CONFIGS["vit_nano4"],
     **{f"{key}={value}": replace(SMALL, **{key: value}) for key, value in SWITCHES.items()},
     "CLIP": replace(SMALL, stem="clip", act="quick_gelu"),
     "act=gelu_tanh": replace(SMALL, act="gelu_tanh"),
 }
 PAIRS = {f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)}
-# The large relatives are built where they are counted: as slow as they are deep, even on the meta device.
-ALL = {**{name: config for name, config in models.CONFIGS.items() if models.family(config) == "vit"}, **PAIRS, **REAL}
+# Large models are built where they are counted: as slow as they are deep, even on the meta device.
+ALL = {**PAIRS, **REAL}
 
-every_model = pytest.mark.parametrize("config", ALL.values(), ids=ALL)
 every_small_model = pytest.mark.parametrize("config", REAL.values(), ids=REAL)
 every_traced_model = pytest.mark.parametrize("config", TRACED.values(), ids=TRACED)
 SIZED = {name: config for name, config in REAL.items() if not isinstance(config, MixerConfig)}  # for any image size
@@ -84,12 +83,12 @@ def sides(config: ModelConfig) -> int:
 
 
 def on_meta(config: ModelConfig) -> tuple[nn.Module, Tensor]:
-    """The model and a batch of two, as shapes only: ViT-G too takes no memory and no time."""
+    """The model and a batch of two, as shapes only."""
     with torch.device("meta"):
         return models.build(config), torch.empty(2, config.channels, *config.img_size)
 
 
-@every_model
+@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
 @torch.no_grad()
 def test_shapes(config):
     model, x = on_meta(config)
@@ -101,7 +100,7 @@ def test_shapes(config):
     assert model(x).shape == (2, config.classes)
 
 
-@every_model
+@every_small_model
 @torch.no_grad()
 def test_maps_for_dense_heads(config):
     model, x = on_meta(config)
@@ -114,7 +113,7 @@ def test_maps_for_dense_heads(config):
     assert [tuple(level.shape[2:]) for level in levels] == grids
 
 
-@every_model
+@every_small_model
 @torch.no_grad()
 def test_another_resolution_and_other_channels(config):
     h, w = 3 * sides(config), 5 * sides(config)
@@ -122,7 +121,7 @@ def test_another_resolution_and_other_channels(config):
     assert model(x).shape == (2, config.classes)
 
 
-@every_model
+@every_small_model
 def test_stages_hold_every_parameter_once_from_input_to_output(config):
     model, _ = on_meta(config)
     stages = model.stages()
@@ -280,21 +279,10 @@ def test_resizing_keeps_type_and_mode():
 
 @every_traced_model
 @torch.no_grad()
-def test_it_exports_with_any_batch_size(config):
-    model = randomise(models.build(config))
-    batch = torch.export.Dim("batch")
-    exported = torch.export.export(model, (images(config),), dynamic_shapes=({0: batch},)).module()
-    for size in (1, 5):
-        x = images(config, size)
-        assert distance(exported(x), model(x)) < 1e-5
-
-
-@every_traced_model
-@torch.no_grad()
 def test_it_compiles_without_a_graph_break(config):
     torch.compiler.reset()
     model = randomise(models.build(config))
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert distance(compiled(images(config)), model(images(config))) < 1e-5
 
 

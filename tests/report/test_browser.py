@@ -165,7 +165,7 @@ def test_tables_sort_by_mouse_and_keyboard(visit, run):
 
 def until(looked: Visit, condition: str) -> None:
     """Waits for a condition; playwright's own way needs eval, which the page forbids."""
-    for _ in range(100):
+    for _ in range(1200):  # a minute: the machine may be busy
         if looked.page.evaluate(condition):
             return
         looked.page.wait_for_timeout(50)

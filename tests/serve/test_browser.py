@@ -71,7 +71,7 @@ class Visit:
 
     def until(self, condition: str) -> None:
         """Waits for a condition; playwright's own way needs eval, which the page forbids."""
-        for _ in range(200):
+        for _ in range(1200):  # a minute: the machine may be busy
             if self.page.evaluate(condition):
                 return
             self.page.wait_for_timeout(50)
@@ -104,9 +104,14 @@ class Visit:
         self.until("!document.querySelector('.bars').classList.contains('waiting')")
 
     def drawn(self, number: int = 0) -> str:
-        """What the canvas shows, once nothing moves."""
-        self.page.wait_for_timeout(250)
-        return self.page.evaluate(f"document.querySelectorAll('canvas')[{number}].toDataURL()")
+        """What the canvas shows, once nothing moves: four times the same."""
+        seen: list[str] = []
+        while len(seen) < 4 or len({*seen[-4:]}) > 1:
+            self.page.wait_for_timeout(70)
+            after_a_frame = "new Promise((done) => requestAnimationFrame(() => done(canvas.toDataURL())))"
+            canvas = f"document.querySelectorAll('canvas')[{number}]"
+            seen.append(self.page.evaluate(f"() => {{ const canvas = {canvas}; return {after_a_frame}; }}"))
+        return seen[-1]
 
     def over(self, x: float, y: float) -> None:
         """Moves the mouse over a place of the picture, as fractions of its size."""
@@ -279,8 +284,7 @@ def test_it_fits_a_phone(visit, photo, scheme):
     looked.answered()
     for path in ("", "/docs"):
         looked.page.goto(looked.address + path)
-        looked.page.wait_for_timeout(200)
-        assert looked.page.evaluate("document.documentElement.scrollWidth") == 390
+        looked.until("document.readyState === 'complete' && document.documentElement.scrollWidth === 390")
     ground = looked.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(20, 21, 25)") == (scheme == "dark")
 

@@ -42,10 +42,10 @@ def test_what_was_accepted_is_answered_before_the_end(trained, files):
 def test_a_request_that_is_not_sent_in_time_is_given_up(trained, files):
     def never():
         yield files[0].read_bytes()[:50]
-        threading.Event().wait(1.5)
+        threading.Event().wait(4)
         yield b""
 
-    with in_thread(trained, timeout=0.5, reload=0) as served:
+    with in_thread(trained, timeout=2.5, reload=0) as served:
         answer = served.client.post("/predict", content=never())
         assert (answer.status_code, answer.json()["error"]["code"]) == (408, "slow_request")
         assert "vitrail_queue_images 0" in served.get("/metrics").text

@@ -22,6 +22,8 @@ from vitrail.tasks.mask_scores import boundary_scores
 from vitrail.tasks.placement import fitted, truths
 from vitrail.weights import open_run
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 class Given:
     """A mask in memory."""
@@ -122,7 +124,7 @@ def test_it_learns_shapes(run):
     )
     assert card["metrics"]["miou"] > 0.5
     assert vitrail.evaluate(run).miou == pytest.approx(card["metrics"]["miou"], abs=1e-5)
-    report = (run / "report.html").read_text()
+    report = vitrail.report(run).read_text()
     assert "mIoU" in report
     assert "the true annotation, beside the prediction" in report
 

@@ -19,6 +19,8 @@ from vitrail.tasks import Multiclass, Pairs
 from vitrail.tasks.captions import are_captions, joined, pack, unpack
 from vitrail.tasks.pair_scores import Match, Reader
 
+pytestmark = pytest.mark.usefixtures("worded", "plain_runs")
+
 
 def image(path, colour="red"):
     path.parent.mkdir(parents=True, exist_ok=True)

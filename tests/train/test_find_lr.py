@@ -15,6 +15,8 @@ from vitrail.train import loop
 from vitrail.train.find_lr import HIGHEST, LOWEST, STEPS, growing, rate, rising, smooth, suggest
 from vitrail.train.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 def range_test(loss_at):
     """The losses of a made-up training whose loss is a function of the learning rate."""

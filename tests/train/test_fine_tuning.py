@@ -299,3 +299,21 @@ def test_a_wrong_attention_pattern_is_refused_before_anything_starts(train, tmp_
     with pytest.raises(UserError, match="A swin has no option 'attention'"):
         vitrail.train("digits", model="swin_nano", attention="axial", out=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# Runs of vitrail
+
+
+def test_a_run_is_tuned_to_other_images_and_classes(trained, colours, tmp_path):
+    run = vitrail.train(colours, weights=trained, img_size=24, epochs=3, lr=0.01, out=tmp_path, name="run")
+    config = run.config
+    assert (config.recipe, config.model, config.weights) == ("finetune", "vit_nano4", str(trained))
+    assert json.loads((run / "model.json").read_text())["classes"] == ["red", "green"]
+    assert "position embeddings resampled from 2x2 to 6x6 patches" in (run / "train.log").read_text()
+    assert vitrail.evaluate(run).top1 == 1.0
+
+
+def test_the_same_weights_go_on_where_they_were(trained, tmp_path):
+    run = vitrail.train("digits", weights=trained, epochs=1, out=tmp_path)
+    before = json.loads((trained / "model.json").read_text())["metrics"]["top1"]
+    assert run.history[0]["val_top1"] > before - 0.05

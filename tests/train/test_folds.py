@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
+from stopping import stopped
 
 import vitrail
+from vitrail.cli import main
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
 from vitrail.data.sources import cut_folds
 from vitrail.errors import UserError
 from vitrail.tasks import Multiclass
-from vitrail.train.checkpoint import checkpoint_path
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
@@ -28,21 +24,16 @@ pytestmark = pytest.mark.usefixtures("plain_runs")
 def words(run, small):
     flags = [str(word) for name, value in small.items() for word in (f"--{name.replace('_', '-')}", value)]
     place = ["--out", str(run.parent), "--name", run.name, "--save-minutes", "0"]
-    return [sys.executable, "-m", "vitrail", "train", "digits", "--folds", "3", *flags, *place]
+    return ["train", "digits", "--folds", "3", *flags, *place]
 
 
 @pytest.fixture(scope="module")
-def environment():
-    """One thread: the order of a sum must be the same in every process."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory, environment, small):
+def straight(tmp_path_factory, small):
     """Three folds of digits that nothing interrupted. For reading only."""
     run = tmp_path_factory.mktemp("folds") / "cv"
-    said = subprocess.run(words(run, small), env=environment, check=True, capture_output=True, text=True).stderr
-    assert "mean" in said
+    with pytest.raises(SystemExit) as ended:
+        main(words(run, small))
+    assert ended.value.code == 0
     return run
 
 
@@ -119,20 +110,15 @@ def test_a_fold_is_evaluated_on_the_images_that_it_did_not_learn(straight, tmp_p
         )
 
 
-def test_folds_that_were_stopped_go_on_and_end_the_same(straight, tmp_path, environment, small):
+def test_folds_that_were_stopped_go_on_and_end_the_same(straight, tmp_path, small):
     run = tmp_path / "cv"
-    child = subprocess.Popen(words(run, small), env=environment, stderr=subprocess.PIPE, text=True)
-    while not checkpoint_path(run / "fold2").exists() and child.poll() is None:
-        time.sleep(0.005)
-    child.send_signal(signal.SIGINT)
-    said = child.communicate()[1]
-    assert child.returncode == 130
+    code, said = stopped("SIGINT", "fold2/last/state.pt", 1, words(run, small))
+    assert code == 130
     assert f"vitrail train --resume {run}\n" in said
     assert list(json.loads((run / "folds.json").read_text())["folds"]) == ["1"]
     first = (run / "fold1" / "model.safetensors").stat().st_mtime_ns
 
-    again = [sys.executable, "-m", "vitrail", "train", "--resume", str(run)]
-    subprocess.run(again, env=environment, check=True, capture_output=True)
+    vitrail.train(resume=run)
     assert (run / "folds.json").read_text() == (straight / "folds.json").read_text()
     for number in (1, 2, 3):
         ours, theirs = (folder / f"fold{number}" / "model.safetensors" for folder in (run, straight))

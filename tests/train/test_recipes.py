@@ -18,6 +18,8 @@ from vitrail.train.recipes import RECIPES
 from vitrail.train.resolve import resolve
 from vitrail.weights import Card, save
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 SUPERVISED = [name for name, recipe in RECIPES.items() if not recipe.methods]
 
 

@@ -9,14 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from stopping import stopped
 
 import vitrail
+from vitrail.cli import main
 from vitrail.config import TrainConfig, load_yaml, override, save_yaml
 from vitrail.errors import UserError
 from vitrail.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
@@ -48,7 +49,7 @@ STEPS = 15
 
 
 def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "vitrail", "train", *map(str, words)]
+    return ["train", *map(str, words)]
 
 
 def begin(run: Path) -> list[str]:
@@ -61,16 +62,12 @@ def begin(run: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def environment():
-    """One thread: the order of a sum must be the same in every process, and others use the machine too."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory, environment):
+def straight(tmp_path_factory):
     """The run that nothing interrupted."""
     run = tmp_path_factory.mktemp("straight") / "run"
-    subprocess.run(begin(run), env=environment, check=True, capture_output=True)
+    with pytest.raises(SystemExit) as ended:
+        main(begin(run))
+    assert ended.value.code == 0
     return run
 
 
@@ -78,24 +75,6 @@ def straight(tmp_path_factory, environment):
 def copied(straight, tmp_path):
     """A copy of that run, to be spoiled."""
     return shutil.copytree(straight, tmp_path / "run")
-
-
-def stop(words, environment, run, checkpoints, number):
-    """Starts training, sends it a signal after so many checkpoints, and returns its exit code and messages."""
-
-    def version():
-        path = checkpoint_path(run)
-        return path.stat().st_mtime_ns if path.exists() else None
-
-    seen, last = 0, version()
-    child = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
-    while seen < checkpoints and child.poll() is None:
-        time.sleep(0.002)
-        now = version()
-        seen, last = seen + (now != last), now
-    child.send_signal(number)
-    said = child.communicate()[1]
-    return child.returncode, said
 
 
 TIMES = ("seconds", "trained", "waited", "wait")
@@ -145,28 +124,25 @@ def test_the_run_to_compare_with_is_worth_it(straight):
     assert any(not torch.equal(state["model"][name], value) for name, value in state["kept"].items())
 
 
-def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, environment, tmp_path):
+def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path):
     run = tmp_path / "run"
 
     # Before there is a checkpoint, and in the middle of an epoch.
-    child = subprocess.Popen(begin(run), env=environment, stderr=subprocess.DEVNULL)
-    while not (run / "train.log").exists() and child.poll() is None:
-        time.sleep(0.002)
-    child.kill()
-    assert child.wait() == -signal.SIGKILL
-    code, said = stop(command("--resume", run), environment, run, 2, signal.SIGKILL)
-    assert code == -signal.SIGKILL
+    for checkpoint, words in ((1, begin(run)), (3, command("--resume", run))):
+        code, said = stopped("SIGKILL", "state.pt", checkpoint, words)
+        assert code == -signal.SIGKILL, said
+    assert load_checkpoint(run, "cpu")["progress"]["step"] == 2
 
     # Politely: it saves at the end of the step, and says how to go on.
-    code, said = stop(command("--resume", run), environment, run, 2, signal.SIGINT)
+    code, said = stopped("SIGINT", "state.pt", 2, command("--resume", run))
     assert code == 130
     assert f"vitrail train --resume {run}" in said
     assert "Traceback" not in said
     at = load_checkpoint(run, "cpu")["progress"]["step"]
     assert 4 <= at < STEPS
 
-    answer = subprocess.run(command("--resume", run), env=environment, check=True, capture_output=True, text=True)
-    assert f"Resuming after step {at}." in answer.stderr
+    vitrail.train(resume=run)
+    assert f"Resuming after step {at}." in (run / "train.log").read_text()
     assert_same_end(run, straight)
 
 
@@ -351,12 +327,12 @@ def test_a_checkpoint_replaces_the_one_before(tmp_path):
 FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
 
 
-def run_full(code, limit, environment):
+def run_full(code, limit):
     words = [sys.executable, "-c", FULL.format(limit=limit) + code]
-    return subprocess.run(words, env=environment, capture_output=True, text=True)
+    return subprocess.run(words, capture_output=True, text=True)
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, environment):
+def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
     pytest.importorskip("resource")
     save_checkpoint(tmp_path, {"good": torch.arange(5)})
     code = f"""
@@ -369,7 +345,7 @@ try:
 except UserError as error:
     print(error)
 """
-    answer = run_full(code, 100_000, environment)
+    answer = run_full(code, 100_000)
     assert answer.returncode == 0, answer.stderr
     assert f"Could not write {checkpoint_path(tmp_path)}: File too large." in answer.stdout
     assert torch.equal(load_checkpoint(tmp_path, "cpu")["good"], torch.arange(5))
@@ -383,12 +359,12 @@ except UserError as error:
         (1_000_000, "model.safetensors", "Could not write {run}/model.safetensors: File too large."),
     ],
 )
-def test_training_on_a_full_disk_ends_with_one_sentence(tmp_path, environment, limit, file, sentence):
+def test_training_on_a_full_disk_ends_with_one_sentence(tmp_path, limit, file, sentence):
     pytest.importorskip("resource")
     run = tmp_path / "run"
     words = ["train", "digits", "--out", str(tmp_path), "--name", "run", "--epochs", "1", "--batch-size", "256"]
     words += ["--model", "vit_nano4", "--img-size", "8"]
-    answer = run_full(f"from vitrail.cli import main; main({words!r})", limit, environment)
+    answer = run_full(f"from vitrail.cli import main; main({words!r})", limit)
     assert answer.returncode == 2, answer.stderr
     assert answer.stderr.splitlines()[-1].startswith(f"vitrail: {sentence.format(run=run)}")
     assert "Traceback" not in answer.stderr

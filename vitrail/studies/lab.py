@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ COMMON: dict[str, Any] = {
     "drop_path": 0.0,
     "smoothing": 0.1,
 }
+
+
+_macs = cache(macs)  # a study asks for the same few models again and again
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Lab:
         arch = {name: settings[name] for name in ("pool", "pos", "stem", "attention") if name in settings}
         size = settings.get("img_size", self.size)
         channels, classes = self.cut.data.channels, len(self.cut.data.classes)
-        return macs(configure(model, img_size=size, channels=channels, classes=classes, **arch))
+        return _macs(configure(model, img_size=size, channels=channels, classes=classes, **arch))
 
     def vit(self, width: int = 64, depth: int = 4, heads: int = 2, mlp: int = 128, patch: int | None = None) -> str:
         """The name of a ViT; by default the one to whose compute `unit` refers."""
