@@ -15,6 +15,7 @@ import torch
 from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.data.identity import differences
+from vitrail.data.npy import check_zip
 from vitrail.errors import UserError, first_line
 from vitrail.files import atomic_write, open_regular
 from vitrail.progress import log
@@ -61,6 +62,7 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
         return None
     try:
         with open_regular(path) as file:
+            check_zip(path, 1, 2**26, "checkpoints")  # torch does not compress them
             state: Any = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many types for damaged files
         raise UserError(
