@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import sys
@@ -59,6 +60,7 @@ def build(home: Path, whole: bool) -> None:
     np.save(home / "arrays/classes.npy", np.array(["a", "b", "c"]))
     _tables(images)
     _shards(home / "shards", pixels, labels)
+    _built_in(home, pixels[:, :8, :8, 0], labels)
     _annotated(home)
     _documents(home)
     _models(home, whole)
@@ -88,6 +90,24 @@ def _shards(folder: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
     (folder / "classes.json").write_text('["a", "b", "c"]')
+
+
+def _built_in(home: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+    """The files of MNIST and CIFAR-10, with few images."""
+    (home / "mnist").mkdir()
+    for part in ("train", "t10k"):
+        for name, array in (("images-idx3", pixels), ("labels-idx1", labels.astype(np.uint8))):
+            sides = b"".join(side.to_bytes(4, "big") for side in array.shape)
+            content = b"\0\0\x08" + bytes([array.ndim]) + sides + array.tobytes()
+            (home / "mnist" / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(content))
+    (home / "cifar10").mkdir()
+    records = np.concatenate([labels[:, None].astype(np.uint8), np.zeros((12, 3072), np.uint8)], axis=1).tobytes()
+    files = {f"data_batch_{i}.bin": records for i in range(1, 6)} | {"test_batch.bin": records}
+    with tarfile.open(home / "cifar10/cifar-10-binary.tar.gz", "w:gz") as tar:
+        for name, content in {**files, "batches.meta.txt": b"a\nb\nc\n"}.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
 
 
 def _annotated(home: Path) -> None:

@@ -53,6 +53,10 @@ def data(source: Path, task: str | None = None, **how: Any) -> None:
             split.targets[0].labels()
 
 
+def built_in(folder: Path) -> None:
+    open_data(folder.name, data_dir=str(folder.parent))
+
+
 def below(folder: Path, name: str, task: str | None = None) -> None:
     data(folder / name, task)
 
@@ -135,6 +139,8 @@ def formats(home: Path) -> dict[str, Reader]:
         "npy": Reader(home / "arrays", data, ("*.npy",)),
         **{end: Reader(images, partial(below, name=name), (name,)) for end, name in table.items()},
         "regression": Reader(images, partial(below, name="values.csv", task="regression"), ("values.csv",)),
+        "mnist": Reader(home / "mnist", built_in, ("*",)),
+        "cifar10": Reader(home / "cifar10", built_in, ("*",)),
         "shards": Reader(home / "shards", data, ("*",)),
         "masks": Reader(home / "masks", masks, ("*/train/*", "classes.txt")),
         "16-bit masks": Reader(home / "deep-masks", masks, ("masks/*",)),
