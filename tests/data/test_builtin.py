@@ -207,7 +207,7 @@ def test_a_broken_cifar_is_a_user_error(tmp_path):
             open_data("cifar10", data_dir=str(tmp_path))
     path.unlink()
     put_cifar(tmp_path, "cifar10", files | {"test_batch.bin": files["test_batch.bin"][:-1]}, packed=False)
-    with pytest.raises(UserError, match="cifar-10-batches-bin (is not complete cifar10|cannot be read)"):
+    with pytest.raises(UserError, match=r"cifar-10-batches-bin (is not complete cifar10|cannot be read)"):
         open_data("cifar10", data_dir=str(tmp_path))
 
 

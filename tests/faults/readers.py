@@ -53,8 +53,9 @@ def data(source: Path, task: str | None = None, **how: Any) -> None:
             split.targets[0].labels()
 
 
-def built_in(folder: Path) -> None:
-    open_data(folder.name, data_dir=str(folder.parent))
+def built_in(folder: Path, files: int) -> None:
+    if sum(path.exists() for path in folder.iterdir()) == files:  # a missing one would be downloaded
+        open_data(folder.name, data_dir=str(folder.parent))
 
 
 def below(folder: Path, name: str, task: str | None = None) -> None:
@@ -139,8 +140,8 @@ def formats(home: Path) -> dict[str, Reader]:
         "npy": Reader(home / "arrays", data, ("*.npy",)),
         **{end: Reader(images, partial(below, name=name), (name,)) for end, name in table.items()},
         "regression": Reader(images, partial(below, name="values.csv", task="regression"), ("values.csv",)),
-        "mnist": Reader(home / "mnist", built_in, ("*",)),
-        "cifar10": Reader(home / "cifar10", built_in, ("*",)),
+        "mnist": Reader(home / "mnist", partial(built_in, files=4), ("*",)),
+        "cifar10": Reader(home / "cifar10", partial(built_in, files=1), ("*",)),
         "shards": Reader(home / "shards", data, ("*",)),
         "masks": Reader(home / "masks", masks, ("*/train/*", "classes.txt")),
         "16-bit masks": Reader(home / "deep-masks", masks, ("masks/*",)),
