@@ -1,12 +1,15 @@
 """Training next to busy programs: what waiting threads cost, by OpenMP's settings and the number of threads.
 
-    python benchmarks/neighbour.py                     # some three minutes, on a machine in any state
-    python benchmarks/neighbour.py --neighbours 0      # without neighbours of its own
+    python benchmarks/neighbour.py --neighbours 0      # some three minutes, on a quiet machine
+    python benchmarks/neighbour.py                     # with eight busy neighbours
 
 Each setting is a process of its own, because OpenMP reads its settings once. The processes take turns of a second in
 random order while the others sleep, so that all see the same state of the machine, which need not be quiet. A speed is
 compared with that of the first setting in the same round; the table shows the median of the ratios and the middle half
 of them. Beside it are the steps per second of CPU time, which spinning threads waste.
+
+With neighbours it also shows how many times slower a setting is than without them, and how many times slower it would
+be with its fair share: T threads beside N neighbours on C cores get T C / (T + N) cores.
 """
 
 from __future__ import annotations
@@ -84,7 +87,13 @@ def measure(neighbours: int, seconds: float) -> dict[str, Any]:
     return {"neighbours": neighbours, "load": os.getloadavg()[0], "cores": os.cpu_count(), "turns": turns}
 
 
-def show(result: dict[str, Any]) -> None:
+def fair(name: str, neighbours: int, cores: int) -> float:
+    """How many times slower a setting would be with its fair share of the cores."""
+    threads = int(SETTINGS[name].get("OMP_NUM_THREADS", cores))
+    return max(1.0, min(threads, cores) * (threads + neighbours) / (cores * threads))
+
+
+def show(result: dict[str, Any], quiet: dict[str, Any] | None) -> None:
     turns = result["turns"]
     first = next(iter(turns))
     print(f"{result['neighbours']} neighbours of its own, load {result['load']:.1f} on {result['cores']} cores")
@@ -97,6 +106,13 @@ def show(result: dict[str, Any]) -> None:
             f"{name:<28} {statistics.median(speeds):7.1f} steps/s   ×{middle:.2f} ({low:.2f} to {high:.2f})   "
             f"{efficiency:7.1f} steps per CPU second   {len(rounds)} rounds"
         )
+    if result["neighbours"] and quiet is not None:
+        for name, rounds in turns.items():
+            alone, beside = (
+                statistics.median(turn[0] / turn[1] for turn in each) for each in (quiet["turns"][name], rounds)
+            )
+            share = fair(name, result["neighbours"], result["cores"])
+            print(f"{name:<28} {alone / beside:5.1f} times slower than alone; with a fair share {share:.1f}")
 
 
 def main() -> None:
@@ -106,8 +122,8 @@ def main() -> None:
     given = parser.parse_args()
     result = measure(given.neighbours, given.seconds)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps(results | {str(given.neighbours): result}, indent=1) + "\n")
-    show(result)
+    RESULTS.write_text(json.dumps(results | {str(given.neighbours): result}) + "\n")
+    show(result, results.get("0"))
 
 
 if __name__ == "__main__":

@@ -44,3 +44,31 @@ def test_errors_of_the_system_are_the_users(monkeypatch, capsys, error):
         cli.main(["models"])
     assert end.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+REFUSED = [
+    "report RUN --device nonsense --out new",
+    "evaluate RUN --device nonsense --out new",
+    "explain RUN --device nonsense --out new",
+    "embed RUN nowhere --out new/a.npz",
+    "embed RUN digits --device nonsense --out new/a.npz",
+    "predict RUN nowhere --out new/a.csv",
+    "export RUN --out new/a.nonsense",
+    "convert RUN new/a.safetensors --to nonsense",
+    "train digits --device nonsense --out new",
+    "train digits --img-size 1000000 --out new",
+    "train digits --folds 1 --out new",
+    "train digits --teacher nowhere.onnx --out new",
+    "pretrain digits --device nonsense --out new",
+    "study positions digits --budget 1s --out new",
+    "recipes deit --name=x",
+]
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_refused_command_is_one_sentence_and_leaves_nothing(words, trained, tmp_path, monkeypatch, vitrail_says):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = vitrail_says(*(trained if word == "RUN" else word for word in words.split()))
+    assert code == 2
+    assert error.splitlines()[-1].startswith("vitrail: ")
+    assert list(tmp_path.iterdir()) == []

@@ -130,6 +130,15 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
+def free_name(folder: Path, name: str) -> str:
+    """A name that is free in a folder, with a number appended if it is taken."""
+    free, number = name, 1
+    while (folder / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
 # Locking
 
 
@@ -188,13 +197,24 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def read_text(path: str | Path, most: int = _MOST) -> str:
-    """The content of a regular UTF-8 file of at most `most` bytes."""
+def read_bytes(path: str | Path, most: int = _MOST) -> bytes:
+    """The content of a regular file of at most `most` bytes."""
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise ValueError(f"it has more than {most:,} bytes")
-    return content.decode("utf-8")
+    return content
+
+
+def read_text(path: str | Path, most: int = _MOST) -> str:
+    """The content of a regular UTF-8 file of at most `most` bytes."""
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_lines(path: Path, what: str) -> list[str]:
+    """The lines of a UTF-8 file, stripped; raises UserError if it is none."""
+    with reading(path, what):
+        return [line.strip() for line in read_text(path).splitlines()]
 
 
 def read_json(path: Path, what: str = "a JSON file", most: int = _MOST) -> Any:

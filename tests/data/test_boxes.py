@@ -156,7 +156,7 @@ REFUSED = {
         "two categories named 'disc'",
     ),
     "unknown category": (annotation(category_id=1), "has category 1, which is not in 'categories': 7, 11"),
-    "unknown image": (annotation(image_id=1), "belongs to image 1, which is not in 'images'"),
+    "unknown image": (annotation(image_id=1), "is of image 1, which is not in 'images'"),
     "short box": (annotation(bbox=[1, 2, 3]), r"'bbox' must be \[x, y, width, height\], but it is \[1, 2, 3\]"),
     "null in a box": (annotation(bbox=[1, 2, 3, None]), "a value of 'bbox' must be a number, but it is None"),
     "an image twice": (doubled, "0.png is listed twice in"),

@@ -156,6 +156,9 @@ def test_a_damaged_cache_is_made_anew(tmp_path, place, crops):
         (file,) = place.glob(f"*/{name}")
         file.write_bytes(file.read_bytes()[:-10])
         assert same(before, epoch(once(split, SMALL, crops, 1), SMALL, crop_scale))
+    for table in ([], [1, 2]) if crops else ():
+        np.save(file, np.array(table))
+        assert same(before, epoch(once(split, SMALL, crops, 1), SMALL, crop_scale))
 
 
 # The budget, and the lack of room

@@ -10,30 +10,16 @@ from typing import Any, get_args, get_origin
 from vitrail.cli import Argument, arguments
 from vitrail.verbs import VERBS
 
-# `serve` and `study` run for long, and so does training: it is only planned.
-_LEFT_OUT = ("serve", "study", "pretrain")
+# `serve` and `pretrain` run for long, and so do training and studies: these are only planned.
+_LEFT_OUT = ("serve", "pretrain")
+_PLANNED = {"train": "--plan", "study": "--dry"}
 _TEXTS = ["", "x", "nowhere", "-", "--", "a/b", "../x", "x" * 300, "ü", "1", "-1", "9" * 30, "nan", "inf", "1e400", "0"]
 _NUMBERS = ["0", "1", "2", "8", "-1", "1000000000", "9" * 30, "0.5", "nan", "x", "", "1e-300", "inf"]
 _PATHS = [
-    "images",
-    "trained",
-    "plain.npz",
-    "arrays",
-    "shards",
-    "images/table.csv",
-    "picture.png",
-    "picture.jpg",
-    "onnx",
-]
-_PATHS += [
-    "onnx",
-    "trained/model.safetensors",
-    "weights-npz/model.npz",
-    "onnx/model.onnx",
-    "digits",
-    "nowhere",
-    "",
-    ".",
+    *("images", "trained", "plain.npz", "arrays", "shards", "images/table.csv", "picture.png", "picture.jpg", "onnx"),
+    *("trained/model.safetensors", "weights-npz/model.npz", "weights-hf", "onnx/model.onnx", "openvino/model.xml"),
+    *("masks", "coco-masks", "labelme", "coco", "voc", "yolo", "captions", "captions/captions.json", "run-masks"),
+    *("run-boxes", "run-pairs", "run-pretrained", "digits", "nowhere", "", "."),
 ]
 _OFFLINE = ("push", "log")  # would ask the network
 _SLOW = ("workers",)
@@ -62,8 +48,8 @@ def _words(verb: str, rng: random.Random) -> list[str]:
         words += _option(argument, rng)
     for argument in (argument for argument in options if argument.required and argument.flag not in words):
         words += [argument.flag, f"new-{rng.randrange(100)}{rng.choice(['.npz', '.parquet', '', '.onnx'])}"]
-    if verb == "train":
-        words.append("--plan")
+    if verb in _PLANNED:
+        words.append(_PLANNED[verb])
     if rng.random() < 0.05:
         words.insert(rng.randrange(len(words) + 1), rng.choice(["--nonsense", "-x", "--help", "==", "--=1", *_TEXTS]))
     return [word.replace("\x00", "") for word in words]

@@ -20,7 +20,10 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -31,6 +34,7 @@ from forks import Case, Forks
 
 BATCH = 40  # files that one process reads
 SECONDS, WAIT = 10, 60  # of computing, of waiting, per case
+APART = 10**6  # between the seeds of two processes
 HONEST = -1  # the seed of files that are not damaged
 MEMORY = 2**30  # bytes beyond the server's
 ROOM = 6 * 2**30  # bytes of address space
@@ -91,6 +95,7 @@ def _read(formats: dict[str, Reader], cases: list[tuple[int, str]], work: Path) 
 def _child(formats: dict[str, Reader], cases: list[tuple[int, str]], here: Path, notes: Path) -> None:
     from vitrail.data.pixels import UnreadableImage
     from vitrail.errors import UserError
+    from vitrail.serve.errors import ApiError
 
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, size + ROOM))
@@ -104,7 +109,7 @@ def _child(formats: dict[str, Reader], cases: list[tuple[int, str]], here: Path,
         os.environ["VITRAIL_CACHE"] = str(folder / "cache")
         try:
             formats[name].read(damaged(formats[name], folder, seed))
-        except (UserError, UnreadableImage) as error:
+        except (UserError, UnreadableImage, ApiError) as error:
             if seed == HONEST:
                 found.append((seed, name, str(error)))
             if len(str(error)) > 4000:
@@ -149,13 +154,30 @@ def fuzz_commands(seed: int, home: Path) -> Iterator[tuple[int, list[Failure]]]:
             yield 1, [Failure(number, "vitrail " + " ".join(words), why)] if why else []
 
 
-def build(home: Path, exports: bool = True) -> None:
+def build(home: Path, whole: bool = True) -> None:
     """Honest files, written by a process of its own: threads of its libraries would not survive a fork."""
     (home / "honest").mkdir()
     environment = {**os.environ, "VITRAIL_CACHE": str(home / "cache")}
-    program = Path(__file__).with_name("readers.py")
-    command = [sys.executable, program, home / "honest", "exports" if exports else "no exports"]
+    program = Path(__file__).with_name("honest.py")
+    command = [sys.executable, program, home / "honest", "whole" if whole else "some"]
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def fuzz(home: Path, seed: int, seconds: float, only: str) -> tuple[Counter[str], int]:
+    """Tries files and command lines for a time; prints failures; returns the numbers of cases and of failures."""
+    tried, failures = Counter[str](), 0
+    sources = {"files": fuzz_files(seed, home, only)}
+    if not only:
+        sources["commands"] = fuzz_commands(seed, home)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for kind, source in sources.items():
+            count, found = next(source)
+            tried[kind] += count
+            failures += len(found)
+            for failure in found:
+                print(f"\nFAILED seed {failure.seed}: {failure.what}\n{failure.why}", flush=True)
+    return tried, failures
 
 
 def main() -> None:
@@ -163,24 +185,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="formats whose name contains this, and no commands")
+    parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    tried, failures = Counter[str](), list[Failure]()
     with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        build(home)
-        sources = {"files": fuzz_files(given.seed, home, given.only)}
-        if not given.only:
-            sources["commands"] = fuzz_commands(given.seed, home)
+        first = Path(folder) / "0"
+        first.mkdir()
+        build(first)
         print("The honest files are built.", flush=True)
-        end = time.monotonic() + given.seconds
-        while time.monotonic() < end:
-            for kind, source in sources.items():
-                count, found = next(source)
-                tried[kind] += count
-                failures += found
-                for failure in found:
-                    print(f"\nFAILED seed {failure.seed}: {failure.what}\n{failure.why}", flush=True)
-    print(f"{tried['files']:,} files and {tried['commands']:,} command lines: {len(failures)} failures.")
+        homes = [first, *(shutil.copytree(first, first.with_name(str(k))) for k in range(1, given.processes))]
+        with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
+            seeds = [given.seed + k * APART for k in range(given.processes)]
+            results = pool.map(fuzz, homes, seeds, repeat(given.seconds), repeat(given.only))
+            tried, failures = Counter[str](), 0
+            for counts, failed in results:
+                tried += counts
+                failures += failed
+    print(f"{tried['files']:,} files and {tried['commands']:,} command lines: {failures} failures.")
     sys.exit(bool(failures))
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
-import sys
-import tarfile
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pyarrow
-import pyarrow.parquet
-import tifffile
-import torch
-from PIL import Image
+from faults.honest import EXPORTS, FORM, PICTURES, WEIGHTS
+from starlette.datastructures import Headers
 
 import vitrail
 from vitrail.data import open_data
@@ -27,22 +21,13 @@ from vitrail.errors import UserError
 from vitrail.evaluate.real import _right as read_real
 from vitrail.runs.exported import exported_card
 from vitrail.runs.run import Run
+from vitrail.serve.uploads import parse
+from vitrail.studies.execute import Folder
+from vitrail.train import folds
 from vitrail.train.checkpoint import load_checkpoint
 from vitrail.train.config_file import read_settings
 from vitrail.weights import open_run
-from vitrail.weights.card import write_card
-from vitrail.weights.writing import write_weights
-
-PICTURES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "ppm", "jp2", "avif")
-WEIGHTS = ("safetensors", "npz", "pth")
-EXPORTS = {"onnx": "onnx", "openvino": "xml"}
-TINY: dict[str, Any] = {
-    "model": "vit_nano4",
-    "img_size": 8,
-    "stem": "patch",
-    "opt": "adamw",
-    "batch_size": 16,
-}
+from vitrail.weights.added import find_added
 
 
 @dataclass(frozen=True)
@@ -59,28 +44,28 @@ def pictures(file: Path) -> None:
         read(file)
 
 
-def data(source: Path, task: str | None = None) -> None:
-    opened = open_data(str(source), task=task)
+def data(source: Path, task: str | None = None, **how: Any) -> None:
+    opened = open_data(str(source), task=task, **how)
     prepare = Preprocess((8, 8), opened.channels, bits=opened.bits)
     for split in opened.splits.values():
         prepare.pixels(split.image(0))
+        if opened.task.name == "masks":
+            split.targets[0].labels()
+
+
+def built_in(folder: Path, files: int) -> None:
+    if sum(path.exists() for path in folder.iterdir()) == files:  # a missing one would be downloaded
+        open_data(folder.name, data_dir=str(folder.parent))
 
 
 def below(folder: Path, name: str, task: str | None = None) -> None:
     data(folder / name, task)
 
 
-def run(folder: Path) -> None:
-    opened = Run.open(folder)
+def each(*reads: Callable[[], object]) -> None:
+    """Reads all, whatever is refused; then raises the first refusal."""
     errors = []
-    for read in (
-        lambda: opened.config,
-        lambda: opened.finished,
-        lambda: opened.card,
-        lambda: opened.evaluations,
-        lambda: open_run(folder, headless=True),
-        lambda: load_checkpoint(folder, "cpu"),
-    ):
+    for read in reads:
         try:
             read()
         except UserError as error:  # noqa: PERF203  # the other files are read all the same
@@ -89,12 +74,53 @@ def run(folder: Path) -> None:
         raise errors[0]
 
 
+def run(folder: Path) -> None:
+    opened = Run.open(folder)
+    each(
+        lambda: opened.config,
+        lambda: opened.finished,
+        lambda: opened.card,
+        lambda: opened.evaluations,
+        lambda: _words(folder),
+        lambda: find_added(folder),
+        lambda: load_checkpoint(folder, "cpu"),
+    )
+
+
+def _words(folder: Path) -> None:
+    """Opens the model; one that reads words also reads some."""
+    _, card = open_run(folder, headless=True)
+    if card.task.several:
+        card.task.tokenizer.encode(["a red circle, drawn twice"], 16)  # type: ignore[attr-defined]
+
+
 def weights(file: Path) -> None:
     open_run(next(path for path in file.iterdir() if path.suffix != ".json"), headless=True)
 
 
 def exported(folder: Path) -> None:
-    exported_card(next(path for path in folder.iterdir() if path.suffix in (".onnx", ".xml")))
+    exported_card(next(path for path in sorted(folder.iterdir()) if path.suffix in (".onnx", ".xml")))
+
+
+def index(folder: Path, home: Path) -> None:
+    picture = home / "picture.png"
+    vitrail.search(home / "trained", [home / "images"], picture, index=folder / "index.npz", engine="torch")
+
+
+def study(folder: Path) -> None:
+    job: Any = SimpleNamespace(name="job")
+    each(
+        lambda: Folder(folder).plan,
+        lambda: Folder(folder).scores(job),
+        lambda: Folder(folder.parent / "merged").merge([folder]),
+    )
+
+
+def body(file: Path, kind: str) -> None:
+    content = file.read_bytes() if file.is_file() else b""
+    uploads = asyncio.run(parse(Headers({"content-type": kind}), content, 8))
+    for upload in uploads:
+        read_image(upload.content)
 
 
 def formats(home: Path) -> dict[str, Reader]:
@@ -102,6 +128,7 @@ def formats(home: Path) -> dict[str, Reader]:
     images, own = home / "images", home / "trained"
     files = ("config.yaml", "model.json", "model.safetensors", "metrics.csv", "last/state.pt", "evaluation/*/*.json")
     table = {end: f"table.{end}" for end in ("csv", "tsv", "parquet")}
+    masks, boxes = partial(data, task="masks"), partial(data, task="boxes")
     known = {
         **{end: Reader(home / f"picture.{end}", pictures) for end in PICTURES},
         "16-bit png": Reader(home / "deep.png", pictures),
@@ -113,86 +140,38 @@ def formats(home: Path) -> dict[str, Reader]:
         "npy": Reader(home / "arrays", data, ("*.npy",)),
         **{end: Reader(images, partial(below, name=name), (name,)) for end, name in table.items()},
         "regression": Reader(images, partial(below, name="values.csv", task="regression"), ("values.csv",)),
+        "mnist": Reader(home / "mnist", partial(built_in, files=4), ("*",)),
+        "cifar10": Reader(home / "cifar10", partial(built_in, files=1), ("*",)),
         "shards": Reader(home / "shards", data, ("*",)),
+        "masks": Reader(home / "masks", masks, ("*/train/*", "classes.txt")),
+        "16-bit masks": Reader(home / "deep-masks", masks, ("masks/*",)),
+        "masks in npy": Reader(home / "mask-arrays", masks, ("masks/*",)),
+        "instances": Reader(home / "deep-masks", boxes, ("masks/*",)),
+        "cvat": Reader(home / "cvat", masks, ("SegmentationClass/*", "labelmap.txt", "ImageSets/*/*")),
+        "labelme": Reader(home / "labelme", masks, ("*.json",)),
+        "coco masks": Reader(home / "coco-masks", masks, ("*.json",)),
+        "voc": Reader(home / "voc", boxes, ("Annotations/*",)),
+        "coco": Reader(home / "coco", boxes, ("annotations/*",)),
+        "yolo": Reader(home / "yolo", boxes, ("data.yaml", "labels/*/*")),
+        "table of boxes": Reader(home / "box-table", partial(below, name="boxes.csv", task="boxes"), ("boxes.csv",)),
+        "captions": Reader(home / "captions", partial(data, task="pairs", tokenizer="bpe"), ("*.txt",)),
+        "coco captions": Reader(home / "captions", partial(below, name="captions.json"), ("captions.json",)),
         "run": Reader(own, run, files),
         "config.yaml": Reader(own / "config.yaml", read_settings),
         "model.json": Reader(own, run, ("model.json",)),
+        **{
+            f"run of {name}": Reader(home / f"run-{name}", run, ("model.json", "*.safetensors", "last/state.pt"))
+            for name in ("pretrained", "masks", "boxes", "pairs")
+        },
         **{f"weights {end}": Reader(home / f"weights-{end}", weights, ("model*",)) for end in WEIGHTS},
+        "weights hf": Reader(home / "weights-hf", weights, ("*",)),
         **{name: Reader(home / name, exported, ("model.*",)) for name in EXPORTS},
+        "onnx with words": Reader(home / "onnx-pairs", exported, ("model.*",)),
+        "index": Reader(home / "search", partial(index, home=home), ("index.npz",)),
         "real.json": Reader(home / "real.json", read_real),
+        "study": Reader(home / "study", study, ("*.json", "records/*.json")),
+        "folds": Reader(home / "folds", folds._read, ("folds.json",)),
+        "request of json": Reader(home / "body.json", partial(body, kind="application/json")),
+        "request of files": Reader(home / "body.form", partial(body, kind=FORM)),
     }
     return {name: reader for name, reader in known.items() if reader.source.exists()}
-
-
-def build(home: Path, exports: bool) -> None:
-    """Writes honest files of every format, so small that thousands of copies are read in a minute.
-
-    `exports` adds exported models, which take a minute.
-    """
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (24, 9, 10, 3), np.uint8)
-    labels = np.arange(24) % 3
-    images = home / "images"
-    for i, image in enumerate(pixels):
-        (images / "abc"[i % 3]).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(images / "abc"[i % 3] / f"{i}.png")
-    for end in PICTURES:
-        Image.fromarray(pixels[0]).resize((32, 24)).save(home / f"picture.{end}")
-    Image.fromarray(pixels[0, :, :, 0].astype(np.uint16) * 257).save(home / "deep.png")
-    np.save(home / "bands.npy", rng.integers(0, 256, (8, 8, 5), np.uint8))
-    tifffile.imwrite(home / "bands.tif", rng.integers(0, 60000, (8, 8, 5), np.uint16), photometric="minisblack")
-    np.savez(home / "plain.npz", x_train=pixels, y_train=labels, classes=np.array(["a", "b", "c"]))
-    np.savez_compressed(home / "packed.npz", images=pixels, labels=labels)
-    (home / "arrays").mkdir()
-    np.save(home / "arrays/x_train.npy", pixels)
-    np.save(home / "arrays/y_train.npy", labels)
-    np.save(home / "arrays/classes.npy", np.array(["a", "b", "c"]))
-    _tables(images)
-    _shards(home / "shards", pixels, labels)
-    _models(home, exports)
-    (home / "real.json").write_text(json.dumps([[1, 2], [], [999]]))
-
-
-def _models(home: Path, exports: bool) -> None:
-    """A run, its weights in other formats, and its exported files."""
-    trained = vitrail.train(str(home / "images"), out=home, name="trained", epochs=1, **TINY)
-    vitrail.evaluate(trained)
-    model, card = open_run(trained.path)
-    for end in WEIGHTS:
-        (home / f"weights-{end}").mkdir()
-    write_weights(home / "weights-safetensors" / "model.safetensors", model, card, "timm")
-    write_weights(home / "weights-npz" / "model.npz", model, card, "npz")
-    torch.save(model.state_dict(), home / "weights-pth" / "model.pth")
-    write_card(home / "weights-pth" / "model.json", card)  # the tensors do not show the number of heads
-    for name, end in EXPORTS.items() if exports else ():
-        vitrail.export(trained.path, out=home / name / f"model.{end}", format=name)  # type: ignore[arg-type]
-
-
-def _tables(folder: Path) -> None:
-    files = [f"{'abc'[i % 3]}/{i}.png" for i in range(24)]
-    for end, mark in (("csv", ","), ("tsv", "\t")):
-        lines = [mark.join(cells) for cells in [("image", "label", "split"), *((a, a[0], "train") for a in files)]]
-        (folder / f"table.{end}").write_text("\n".join(lines) + "\n")
-    values = [f"{file},{i / 7:.3f}" for i, file in enumerate(files)]
-    (folder / "values.csv").write_text("\n".join(["image,value", *values]))
-    table = pyarrow.table({"image": files, "label": [file[0] for file in files]})
-    pyarrow.parquet.write_table(table, folder / "table.parquet")
-
-
-def _shards(folder: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
-    folder.mkdir()
-    for kind in ("cls", "json"):
-        with tarfile.open(folder / f"{kind}-train.tar", "w") as tar:
-            for i, image in enumerate(pixels):
-                stream = io.BytesIO()
-                Image.fromarray(image).save(stream, "png")
-                label = str(labels[i]) if kind == "cls" else json.dumps({"label": int(labels[i])})
-                for name, content in ((f"{i}.png", stream.getvalue()), (f"{i}.{kind}", label.encode())):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-    (folder / "classes.json").write_text('["a", "b", "c"]')
-
-
-if __name__ == "__main__":
-    build(Path(sys.argv[1]), exports=sys.argv[2] == "exports")

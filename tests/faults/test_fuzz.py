@@ -12,7 +12,7 @@ from faults.fuzz import build, fuzz_commands, fuzz_files
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fuzz")
-    build(folder, exports=False)
+    build(folder, whole=False)
     return folder
 
 

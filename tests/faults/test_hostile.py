@@ -99,6 +99,17 @@ def test_arrays_that_claim_more_than_they_hold(tmp_path, shape):
         open_data(str(tmp_path / "x.npy"))
 
 
+def test_a_mapped_file_that_becomes_shorter(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((600, 32, 32), np.uint8))
+    np.save(tmp_path / "y.npy", np.arange(600) % 2)
+    split = open_data(str(tmp_path / "x.npy")).splits["train"]
+    os.truncate(tmp_path / "x.npy", 4096)
+    for read in (lambda: split.image(400), lambda: split.take(np.arange(300, 400))):
+        with pytest.raises(UserError, match=r"x\.npy has become shorter while it was in use"):
+            read()
+    (tmp_path / "x.npy").unlink()
+
+
 def test_pictures_that_claim_more_than_fits(tmp_path):
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -277,6 +288,9 @@ def test_a_card_that_is_nested_too_deeply(tmp_path):
         lambda state: state["progress"].update(step=-1),
         lambda state: state["progress"].update(step="3"),
         lambda state: state["progress"].update(x=1),
+        lambda state: state["optimizer 0"]["state"][0].update(exp_avg=torch.zeros(3)),
+        lambda state: state["optimizer 0"]["state"][0].pop("exp_avg"),
+        lambda state: state["optimizer 0"].update(state=[1]),
     ],
 )
 def test_checkpoints_without_their_parts(trained, tmp_path, damage):

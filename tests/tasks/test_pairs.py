@@ -90,7 +90,7 @@ def test_cocos_captions(tmp_path):
     with pytest.raises(UserError, match=r"None of the images of .* exist"):
         open_data(path)
     path.write_text('{"images": [], "annotations": [{"caption": "red"}]}')
-    with pytest.raises(UserError, match="must be a COCO captions file"):
+    with pytest.raises(UserError, match="is not a COCO captions file"):
         open_data(path)
 
 

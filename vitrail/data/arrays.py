@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.dataset import Array, ArraySplit, Found, GlobalRows, MappedSplit, Numbers, Targets, reads_labels
 from vitrail.data.folder import SPLITS
-from vitrail.data.npy import check_stored, check_zip, declared
+from vitrail.data.npy import check_stored, check_zip, declared, read_member
 from vitrail.data.pixels import Pixels, bits_of
 from vitrail.errors import UserError
 from vitrail.files import open_regular, reading
@@ -64,7 +64,7 @@ def _read_npz(path: Path, images_only: bool) -> tuple[list[str], dict[str, Array
             stream.seek(0)
             file = np.load(stream, allow_pickle=False)
             names = [name for name in file.files if not images_only or name.lower() in _IN_ARCHIVE]
-            return [name.lower() for name in file.files], {name.lower(): _read_member(file, name) for name in names}
+            return [name.lower() for name in file.files], {name.lower(): read_member(file, name) for name in names}
     except UserError as error:
         if "allow_pickle" in str(error):
             raise UserError(
@@ -72,15 +72,6 @@ def _read_npz(path: Path, images_only: bool) -> tuple[list[str], dict[str, Array
                 "Save images as one uint8 array and class names as text (dtype str)."
             ) from error
         raise
-
-
-def _read_member(file: np.lib.npyio.NpzFile, name: str) -> Array:
-    """An array of an archive, once its header has shown that the archive holds what it claims."""
-    archive: zipfile.ZipFile = file.zip
-    stored = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
-    with archive.open(stored) as stream:
-        check_stored(stored, declared(stream), archive.getinfo(stored).file_size)
-    return np.asarray(file[name])
 
 
 # A word in the file name of images, and its replacement in the file name of their labels.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import tarfile
-import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,9 @@ from vitrail.data.dataset import Found
 from vitrail.data.download import cache_folder, download
 from vitrail.data.images import Pixels
 from vitrail.errors import UserError
+from vitrail.files import open_regular, read_bytes, reading
+
+_LARGEST = 2**28  # bytes of a file; CIFAR-100's largest has 154 million
 
 
 def _digits(_data_dir: str | None) -> Found:
@@ -143,15 +145,13 @@ def _from_idx(name: str, classes: tuple[str, ...], places: Sequence[Path], hint:
 
 def _read_idx(path: Path) -> Pixels:
     """The uint8 array of a file in MNIST's idx format: magic number, type, dimensions, lengths, values."""
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    with reading(path, "a complete idx file", "Download it again."), open_regular(path) as file:
+        raw = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(_LARGEST)
         if raw[:3] != b"\0\0\x08":
             raise ValueError("wrong magic number")
         dimensions = raw[3]
         shape = np.frombuffer(raw, ">u4", dimensions, offset=4)
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy()  # writable
-    except (gzip.BadGzipFile, zlib.error, EOFError, IndexError, ValueError) as error:
-        raise UserError(f"{path} is not a complete idx file: {error}. Download it again.") from error
 
 
 # CIFAR: the binary version of the authors' archives
@@ -202,25 +202,25 @@ def _cifar(kind: _Cifar, data_dir: str | None) -> Found:
             )
         found = _fetch(kind.name, f"{archive} or the folder {folder}", places, f" {_CIFAR_PAGE} has the archive.")
     path = found[0]
-    try:
+    with reading(path, f"complete {kind.name}", "Download it again."):
         content = _read_folder(path, {kind.names, *kind.train, kind.test})
         parts = {
             "train": _read_records(b"".join(content[name] for name in kind.train), kind.labels),
             "test": _read_records(content[kind.test], kind.labels),
         }
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError) as error:
-        raise UserError(f"{path} is incomplete: {error}. Download it again.") from error
     return from_arrays(kind.name, parts, tuple(content[kind.names].decode("ascii", "replace").split()), str(path))
 
 
 def _read_folder(path: Path, names: set[str]) -> dict[str, bytes]:
     """The content of the named files in a folder or a tar archive."""
     if path.is_dir():
-        return {name: (path / name).read_bytes() for name in names}
+        return {name: read_bytes(path / name, _LARGEST) for name in names}
     content = {}
-    with tarfile.open(path) as archive:
+    with open_regular(path) as stream, tarfile.open(fileobj=stream) as archive:
         for member in archive:  # in order: seeking back would decompress the archive again
             name = Path(member.name).name
+            if not 0 <= member.size <= _LARGEST or member.issparse():
+                raise ValueError(f"{name} claims {member.size} bytes")
             if name in names and (file := archive.extractfile(member)):
                 content[name] = file.read()
     if absent := sorted(names - set(content)):

@@ -12,11 +12,11 @@ import numpy as np
 from vitrail.data.dataset import Array, Found, Targets
 from vitrail.data.folder import from_paths, images_below, split_folders, stop
 from vitrail.errors import UserError, shortlist
-from vitrail.files import ANNOTATIONS, open_regular, read_json, reading
+from vitrail.files import ANNOTATIONS, open_regular, read_json, read_lines, reading
 from vitrail.tasks import task_type
 from vitrail.tasks.captions import joined
 
-_NUMBERS = re.compile(r"[\d\s.+\-eE]*")  # boxes of a detector, not words
+_NUMBERS = re.compile(r"[\d\s.+\-eE]*")  # a line of boxes of a detector, not words
 
 
 def has_captions(folder: Path) -> bool:
@@ -24,7 +24,7 @@ def has_captions(folder: Path) -> bool:
     first = next(images_below(folder, lambda _: None), None)
     if first is None or not first.with_suffix(".txt").is_file():
         return False
-    return not _NUMBERS.fullmatch(first.with_suffix(".txt").read_text(encoding="utf-8", errors="replace"))
+    return not all(map(_NUMBERS.fullmatch, read_lines(first.with_suffix(".txt"), "a text file")))
 
 
 def open_captioned(root: Path) -> Found:
@@ -48,16 +48,12 @@ def is_coco_captions(path: Path) -> bool:
 def open_coco(path: Path, image_dir: str | None = None) -> Found:
     """The images and captions of a COCO file; images are in `image_dir`, by default the folder of the file."""
     document = read_json(path, most=ANNOTATIONS)
-    try:
+    rule = "a COCO captions file, with 'images' (id, file_name) and 'annotations' (image_id, caption)"
+    with reading(path, rule):
         names = {image["id"]: str(image["file_name"]) for image in document["images"]}
         captions: dict[Any, list[str]] = {number: [] for number in names}
         for each in document["annotations"]:
             captions[each["image_id"]].append(str(each["caption"]))
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} must be a COCO captions file, with 'images' (id, file_name) and 'annotations' (image_id, "
-            f"caption), but it is not: {error!r}."
-        ) from error
     folder = path.parent if image_dir is None else Path(image_dir).expanduser()
     files = [folder / name for name in names.values()]
     if files and not any(file.exists() for file in files):
@@ -70,10 +66,7 @@ def open_coco(path: Path, image_dir: str | None = None) -> Found:
 
 def _caption(image: Path) -> str:
     file = image.with_suffix(".txt")
-    try:
-        return joined(file.read_text(encoding="utf-8").splitlines()) if file.is_file() else ""
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} must be UTF-8 text: {error.reason} at byte {error.start}.") from error
+    return joined(read_lines(file, "UTF-8 text")) if file.is_file() else ""
 
 
 def _found(name: str, listed: dict[str, tuple[list[Path], list[str]]], where: str, remedy: str) -> Found:

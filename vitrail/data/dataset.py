@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitrail.data.images import Pixels, read_image
+from vitrail.data.npy import check_mapped
 from vitrail.data.pixels import BIT_DEPTHS
 from vitrail.errors import UserError
 from vitrail.tasks import Task
@@ -206,11 +207,11 @@ class MappedSplit(Split):
         return len(self.rows)
 
     def image(self, i: int) -> Pixels:
-        return np.asarray(self.pixels[self.rows[i]])
+        return np.asarray(check_mapped(self.pixels)[self.rows[i]])
 
     def take(self, numbers: Numbers) -> Pixels:
         """Several images at once, (N, H, W, C)."""
-        return np.asarray(self.pixels[self.rows[numbers]])
+        return np.asarray(check_mapped(self.pixels)[self.rows[numbers]])
 
     def version(self) -> str:
         return _pixels_version(self)

@@ -25,6 +25,7 @@ from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
+from vitrail.files import open_regular
 from vitrail.progress import log, track
 from vitrail.tasks import Task
 from vitrail.tasks.captions import COLUMNS as CAPTIONS
@@ -228,7 +229,8 @@ def _content(cell: Mapping[str, Any] | None) -> bytes:
     if cell["bytes"] is not None:
         content: bytes = cell["bytes"]
         return content
-    return Path(cell["path"]).read_bytes()
+    with open_regular(cell["path"]) as file:
+        return file.read()
 
 
 # Random access

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitrail.errors import UserError
 
@@ -38,3 +41,21 @@ def check_zip(path: Path, ratio: int, always: int, what: str) -> None:
     size = path.stat().st_size
     if unpacked > max(ratio * size, always):
         raise UserError(f"{path} has {size:,} bytes but would expand to {unpacked:,}, which no {what} do. Not opened.")
+
+
+def read_member(file: np.lib.npyio.NpzFile, name: str) -> NDArray[Any]:
+    """An array of an archive, once its header has shown that the archive holds what it claims."""
+    archive: zipfile.ZipFile = file.zip
+    stored = f"{name}.npy" if f"{name}.npy" in archive.namelist() else name
+    with archive.open(stored) as stream:
+        check_stored(stored, declared(stream), archive.getinfo(stored).file_size)
+    return np.asarray(file[name])
+
+
+def check_mapped(array: NDArray[Any]) -> NDArray[Any]:
+    """The array; raises UserError if its file has become shorter, because the system kills who reads beyond the end."""
+    if isinstance(array, np.memmap) and array.filename is not None:
+        with suppress(FileNotFoundError):  # a deleted file can still be read
+            if os.stat(array.filename).st_size < array.offset + array.nbytes:  # noqa: PTH116  # a str or a Path
+                raise UserError(f"{array.filename} has become shorter while it was in use. Restore it.")
+    return array

@@ -26,11 +26,12 @@ def fetched(source: str | Path | bytes) -> str | Path | bytes:
     """The content of a web address or of standard input; any other source as it is."""
     if not isinstance(source, str) or not is_remote(source):
         return source
-    if source == STDIN:
-        return sys.stdin.buffer.read()
     try:
-        with urlopen(Request(source, headers={"User-Agent": f"vitrail/{VERSION}"}), timeout=_SECONDS) as answer:
-            content: bytes = answer.read(_MOST + 1)
+        if source == STDIN:
+            content = sys.stdin.buffer.read(_MOST + 1)
+        else:
+            with urlopen(Request(source, headers={"User-Agent": f"vitrail/{VERSION}"}), timeout=_SECONDS) as answer:
+                content = answer.read(_MOST + 1)
     except HTTPError as error:
         error.close()
         raise UnreadableImage(f"the server answered {error.code} {error.reason}") from error

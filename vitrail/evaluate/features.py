@@ -20,6 +20,7 @@ from vitrail.data.dataset import Split, annotated
 from vitrail.data.loader import images as images_of
 from vitrail.data.preprocess import Preprocess
 from vitrail.evaluate.stream import Keep, run_split, stream, stream_exported
+from vitrail.files import open_regular
 from vitrail.progress import log
 from vitrail.runs import EngineName
 from vitrail.runs.predictor import Predictor
@@ -139,7 +140,7 @@ def _key(model: Model, split: Split, preprocess: Preprocess) -> str | None:
 def _kept(file: Path, key: str, name: str, engine: EngineName) -> tuple[Vectors, str] | None:
     """The values in a file and the engine that computed them, if it is intact and they are what is wanted."""
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        with open_regular(file) as stream, np.load(stream, allow_pickle=False) as arrays:
             used = arrays["engine"].item() if "engine" in arrays else "torch"  # as in files of earlier versions
             if arrays["key"].item() == key and engine in ("auto", used):
                 return arrays[name], used

@@ -18,6 +18,7 @@ from vitrail.data import Data
 from vitrail.device import choose_device
 from vitrail.errors import UserError
 from vitrail.evaluate.features import measured_targets, split_scores
+from vitrail.files import reading
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Row, Run
@@ -118,8 +119,10 @@ def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device:
         )
         samples = card.task.sample(scores, outputs, targets)
         return replace(facts, outputs=outputs, targets=targets, scores=scores, samples=samples)
-    if (kept := opened.own_scores()) is not None:
-        scores = card.task.restore(kept)
+    with reading(opened.path / "evaluation", "a folder of scores"):
+        kept = opened.own_scores()
+        scores = None if kept is None else card.task.restore(kept)
+    if scores is not None:
         note = "The scores were measured when the data was available."
         return replace(facts, notes=(*notes, note), scores=scores, samples=card.task.sample(scores, None, None))
     return facts

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import Any
 
 from vitrail.charts.measure import Measure, count, number, percent
 from vitrail.config import Duration, TrainConfig, Verb, flat, options
+from vitrail.files import reading
 from vitrail.models import family, parameters
 from vitrail.report.facts import RunFacts
 from vitrail.tasks import Multiclass
@@ -232,14 +235,13 @@ def verb(facts: RunFacts) -> Verb:
 
 def elsewhere(facts: RunFacts) -> list[tuple[str, str, str]]:
     """Other results of `vitrail evaluate`, on other data or by other methods: data and split, method, results."""
-    found = []
     own = f"{facts.data.name}-val" if facts.data is not None else None
-    for name, document in facts.run.evaluations.items():
-        if name == own:
-            continue
-        known = {measure.name: measure for measure in (*facts.task.measures, *Multiclass.measures)}  # of probes, too
-        results = [f"{each.title} {each.text(document[key])}" for key, each in known.items() if key in document]
-        results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]
-        where = f"{document['data']}, {document['split']}"
-        found.append((where, document.get("method", "head"), ", ".join(results)))
-    return found
+    with reading(facts.run.path / "evaluation", "a folder of scores"):
+        return [_other(facts, document) for name, document in facts.run.evaluations.items() if name != own]
+
+
+def _other(facts: RunFacts, document: Mapping[str, Any]) -> tuple[str, str, str]:
+    known = {measure.name: measure for measure in (*facts.task.measures, *Multiclass.measures)}  # of probes, too
+    results = [f"{each.title} {each.text(document[key])}" for key, each in known.items() if key in document]
+    results += [f"{s['shots']}-shot {percent(sum(s['top1']) / len(s['top1']))}" for s in document.get("shots", ())]
+    return f"{document['data']}, {document['split']}", document.get("method", "head"), ", ".join(results)

@@ -32,6 +32,7 @@ from vitrail.weights.card import Architecture, Card
 if TYPE_CHECKING:
     from torch import Tensor
 
+_LONGEST_TEXT = 10_000  # tokens
 # By the file's extension.
 RUNTIMES: dict[str, Callable[[Path, str], Session]] = {".onnx": OnnxSession, ".xml": OpenvinoSession}
 
@@ -54,9 +55,9 @@ def open_session(path: str | Path, device: str = "cpu") -> Session:
 
 def parts(path: Path) -> list[Path]:
     """The files that belong to an exported one, the first: its external weights, if it has any."""
-    words = [text_file(path)] if text_file(path).exists() else []
+    words = [text_file(path)] if text_file(path).is_file() else []
     beside = path.with_suffix(".bin") if path.suffix.lower() == ".xml" else path.with_name(f"{path.name}.data")
-    return [file for file in (path, beside) if file.exists()] + words
+    return [file for file in (path, beside) if file.is_file()] + words
 
 
 def exported_card(path: str | Path) -> Card:
@@ -77,12 +78,14 @@ class ExportedReader(Reader):
     def __init__(self, path: Path):
         super().__init__()
         self._session = OnnxSession(path)
-        try:
+        with reading(path, "a text tower of `vitrail export`"):
             about = self._session.metadata
             self._tokenizer = Tokenizer.from_json(json.loads(about["tokenizer"]))
             self._context, self._scale = int(json.loads(about["context"])), float(json.loads(about["scale"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is not a text tower of `vitrail export`: {error!r}.") from error
+            if not 3 <= self._context <= _LONGEST_TEXT:
+                raise ValueError(f"it claims to read {self._context} tokens")
+            if not np.isfinite(self.read([""])).all():
+                raise ValueError("its outputs are NaN or infinite")
 
     @property
     def scale(self) -> float:

@@ -288,8 +288,11 @@ class Run:
         if not self.metrics_file.exists():
             return []
         with reading(self.metrics_file, "a table of epochs"):
-            rows = csv.DictReader(io.StringIO(read_text(self.metrics_file), newline=""))
-            return [{name: float(value) for name, value in row.items()} for row in rows]
+            reader = csv.DictReader(io.StringIO(read_text(self.metrics_file), newline=""))
+            rows = [{name: float(value) for name, value in row.items()} for row in reader]
+            if not all({"epoch", "step", "lr", "seconds"} <= row.keys() for row in rows):
+                raise ValueError("a column is missing")
+            return rows
 
     @property
     def verb(self) -> Literal["train", "pretrain"]:
@@ -344,14 +347,18 @@ class Run:
         """The scores on the run's own validation images, such as "top1" and "loss"; their means over folds."""
         if not self.has_folds:
             return dict(self.card.metrics)
-        means = read_json(self.folds_file)["mean"]
-        return {name.removeprefix("val_"): value for name, value in means.items()}
+        with reading(self.folds_file, "the scores of folds"):
+            means = read_json(self.folds_file)["mean"].items()
+            return {name.removeprefix("val_"): float(value) for name, value in means}
 
     @property
     def evaluations(self) -> dict[str, dict[str, Any]]:
         """The content of every `metrics.json` that `evaluate` wrote, by folder name."""
-        files = sorted(self.path.glob("evaluation/*/metrics.json"))
-        return {file.parent.name: read_json(file) for file in files}
+        found = {}
+        for file in sorted(self.path.glob("evaluation/*/metrics.json")):
+            with reading(file, "a file of scores", "Delete it."):
+                found[file.parent.name] = {**read_json(file)}
+        return found
 
     def own_scores(self) -> dict[str, Any] | None:
         """The metrics of `evaluate` on the run's own validation images, or None."""
@@ -389,12 +396,3 @@ def _python_call(config: TrainConfig, path: str) -> str:
 def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, by flat name, that determine which images are in which split."""
     return {name: settings[name] for name in _SPLIT if settings.get(name) is not None}
-
-
-def free_name(folder: Path, name: str) -> str:
-    """A name for a run in a folder, with a number appended if it is taken."""
-    free, number = name, 1
-    while (folder / free).exists():
-        number += 1
-        free = f"{name}-{number}"
-    return free

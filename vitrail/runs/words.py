@@ -8,7 +8,6 @@ Legend: N images, D dimensions of a vector.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +18,16 @@ from numpy.typing import NDArray
 from vitrail.config import coerce_names
 from vitrail.data.image_like import GivenImage, ImageLike, given
 from vitrail.data.images import UnreadableImage
+from vitrail.data.npy import check_zip, read_member
 from vitrail.errors import UserError
-from vitrail.files import atomic_write
+from vitrail.files import atomic_write, open_regular, reading
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor
 
 Vectors = NDArray[np.float32]
+
+_ARRAYS = ("model", "files", "stamps", "vectors")  # of an index
+_MAX_RATIO, _ALWAYS_ALLOWED = 4, 2**26  # how much an index may expand, and bytes that it always may have
 
 
 def label_names(labels: str | Sequence[str]) -> tuple[str, ...]:
@@ -64,6 +67,11 @@ class Index:
 
     def nearest(self, query: NDArray[np.floating], top: int) -> list[Hit]:
         """The images most like a query, (D,), best first."""
+        if len(query) != self.vectors.shape[1]:
+            raise UserError(
+                f"The index has vectors of {self.vectors.shape[1]} values, and the query {len(query)}. Give another "
+                "--index, or delete the file."
+            )
         alike = self.vectors @ query.astype(np.float32)
         order = np.argsort(-alike, kind="stable")[:top]
         return [Hit(self.files[i], float(alike[i])) for i in order.tolist()]
@@ -113,6 +121,8 @@ class Finder:
             kept.append(stamps[i])
         if not files:
             raise UserError(f"No image could be read: {unreadable[0][0]} ({unreadable[0][1]}).")
+        if len({vector.shape for vector in vectors}) > 1:
+            raise UserError(f"{file} does not fit the model. Give another --index, or delete the file.")
         index = Index(tuple(files), np.stack(vectors).astype(np.float32), tuple(unreadable))
         if file is not None and new:
             self._write(file, index, kept)
@@ -127,14 +137,15 @@ class Finder:
         return found
 
     def _read(self, file: Path) -> dict[tuple[str, str], NDArray[np.floating]]:
-        try:
-            with np.load(file, allow_pickle=False) as arrays:
-                if str(arrays["model"]) != self.predictor.fingerprint:
-                    raise UserError(f"{file} is the index of another model. Give another --index, or delete the file.")
-                names, stamps = arrays["files"].tolist(), arrays["stamps"].tolist()
-                return dict(zip(zip(names, stamps, strict=True), arrays["vectors"], strict=True))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError(f"{file} is not an index of `vitrail search`: {error}. Give another --index.") from error
+        with reading(file, "an index of `vitrail search`", "Give another --index."), open_regular(file) as stream:
+            check_zip(file, _MAX_RATIO, _ALWAYS_ALLOWED, "vectors")
+            arrays = np.load(stream, allow_pickle=False)
+            model, names, stamps, vectors = (read_member(arrays, name) for name in _ARRAYS)
+            if str(model) != self.predictor.fingerprint:
+                raise UserError(f"{file} is the index of another model. Give another --index, or delete the file.")
+            if vectors.ndim != 2 or vectors.dtype != np.float32 or not np.isfinite(vectors).all():
+                raise ValueError("its vectors are damaged")
+            return dict(zip(zip(names.tolist(), stamps.tolist(), strict=True), vectors, strict=True))
 
     def _write(self, file: Path, index: Index, stamps: Sequence[str]) -> None:
         with atomic_write(file) as temporary, temporary.open("wb") as stream:

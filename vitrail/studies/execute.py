@@ -21,10 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitrail.config import Duration
 from vitrail.device import choose_device
 from vitrail.errors import UserError
-from vitrail.files import read_json, write_text
+from vitrail.files import read_json, read_text, reading, write_text
 from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.studies.cost import Clock, check_jobs, fitting, least_images
@@ -34,7 +36,8 @@ from vitrail.studies.sets import check_size, cut
 from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, listed
 from vitrail.train.start import start, start_pretraining
 
-_PLAN = ("study", "data", "targets", "images", "batch", "unit", "fair")
+# What a plan has, by type.
+_PLAN = {"study": str, "data": str, "targets": list, "images": int, "batch": int, "unit": float, "fair": str}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ class Folder:
     def plan(self) -> dict[str, Any] | None:
         file = self.path / "plan.json"
         plan = read_json(file) if file.exists() else None
-        if plan is not None and not (isinstance(plan, dict) and {*_PLAN} <= plan.keys()):
+        if plan is not None and not (
+            isinstance(plan, dict) and all(isinstance(plan.get(name), kind) for name, kind in _PLAN.items())
+        ):
             raise UserError(f"{file} is not the plan of a study. Choose another --out.")
         return plan
 
@@ -72,10 +77,11 @@ class Folder:
         file = self.path / "records" / f"{job.name}.json"
         if not file.exists():
             return None
-        try:
-            return dict(read_json(file)["scores"])
-        except (UserError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{file} is damaged. Delete it: the run is measured again, not trained again.") from error
+        with reading(file, "a record of scores", "Delete it: the run is measured again, not trained again."):
+            scores: Scores = read_json(file)["scores"]
+            for value in scores.values():
+                np.asarray(value, float)  # raises an error for what is not numbers
+            return scores
 
     def record(self, job: Job, scores: Scores) -> None:
         folder = self.path / "records"
@@ -105,7 +111,8 @@ class Folder:
             target.mkdir(parents=True, exist_ok=True)
             for file in sorted((other / "records").glob("*.json")):
                 if not (target / file.name).exists():
-                    write_text(target / file.name, file.read_text(encoding="utf-8"))
+                    with reading(file, "a record of scores"):
+                        write_text(target / file.name, read_text(file))
 
 
 def prepare(

@@ -52,7 +52,7 @@ def unpack(target: Targets) -> tuple[str, ...]:
 
 
 def _cut(caption: str) -> bytes:
-    content = caption.replace("\0", " ").encode()[:LONGEST]
+    content = caption.replace("\0", " ").encode(errors="replace")[:LONGEST]  # JSON may have half a character
     return content.decode(errors="ignore").encode()  # no half of a character at the end
 
 

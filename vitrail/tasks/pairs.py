@@ -18,7 +18,7 @@ from vitrail.charts import build
 from vitrail.charts.kinds import Chart
 from vitrail.charts.measure import Measure
 from vitrail.config import TokenizerName, TrainConfig, override
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.progress import log
 from vitrail.tasks.bootstrap import Samples, collect, draws
 from vitrail.tasks.captions import caption_problems, joined, pack, unpack
@@ -80,7 +80,10 @@ class Pairs(Task):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Task:
-        return cls((), Tokenizer.from_json(document["tokenizer"]), int(document["context"]), int(document["dims"]))
+        tokenizer, ids = Tokenizer.from_json(document["tokenizer"]), document["config"]["text"]["vocab"]
+        if tokenizer.kind != "unknown" and tokenizer.vocab != ids:
+            raise UserError(f"The tokenizer has {tokenizer.vocab} tokens, but the model reads {shown(ids)}.")
+        return cls((), tokenizer, int(document["context"]), int(document["dims"]))
 
     # Targets ----------------------------------------------------------------------------------------------
 

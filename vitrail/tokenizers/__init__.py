@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.config import TokenizerName
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.tokenizers import bpe
 
 VOCABULARY = 2048  # ids of a learnt vocabulary, at most
+_LONGEST = 2000  # characters of a text that are read: more than any text tower has tokens
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Tokenizer:
     @property
     def vocab(self) -> int:
         """The number of token ids."""
-        return 259 if self.kind == "bytes" else len(self._ids) + 2
+        return 259 if self.kind == "bytes" else len(self._names) + 2
 
     @property
     def start(self) -> int:
@@ -51,7 +52,7 @@ class Tokenizer:
         """The token ids of a text, without start and end."""
         if self.kind == "unknown":
             raise UserError("The vocabulary of these weights is not known, so they cannot read words.")
-        text = bpe.clean(text)
+        text = bpe.clean(text)[:_LONGEST]
         if self.kind == "bytes":
             return [byte + 1 for byte in text.encode()]  # 0 is padding
         return [i for word in bpe.words(text) for i in self._word(word)]
@@ -75,7 +76,7 @@ class Tokenizer:
     def from_json(cls, document: object) -> Tokenizer:
         """The inverse of `to_json`; raises UserError for anything else."""
         if not isinstance(document, dict) or document.get("kind") not in ("bytes", "bpe", "clip", "unknown"):
-            raise UserError(f"'tokenizer' must have a kind, bytes, bpe or clip, but it is {str(document)[:80]}.")
+            raise UserError(f"'tokenizer' must have a kind, bytes, bpe or clip, but it is {shown(document)}.")
         merges = document.get("merges", [])
         if not isinstance(merges, list) or not all(isinstance(m, str) and m.count(" ") == 1 for m in merges):
             raise UserError("'merges' of the tokenizer must be a list of pairs, such as \"th e</w>\".")
@@ -90,10 +91,14 @@ class Tokenizer:
         return bpe.clip_merges() if self.kind == "clip" else self.merges
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def _names(self) -> list[str]:
+        """The text of each id; two merges may have the same."""
         single = bpe.byte_order()
-        names = [*single, *(name + bpe.END for name in single), *(m.replace(" ", "") for m in self._merges)]
-        return {name: i for i, name in enumerate(names)}
+        return [*single, *(name + bpe.END for name in single), *(m.replace(" ", "") for m in self._merges)]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self._names)}
 
     @cached_property
     def _ranks(self) -> dict[tuple[str, str], int]:

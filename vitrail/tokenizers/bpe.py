@@ -25,7 +25,7 @@ def clean(text: str) -> str:
 
     CLIP also repairs text that was decoded wrongly, with ftfy; that is left out.
     """
-    text = html.unescape(html.unescape(text))
+    text = html.unescape(html.unescape(text.encode(errors="replace").decode()))  # half characters become "?"
     return " ".join(unicodedata.normalize("NFC", text).translate(_QUOTES).lower().split())
 
 

@@ -12,12 +12,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch.optim import SGD, AdamW, Optimizer
 
 from vitrail.data.identity import differences
+from vitrail.data.npy import check_zip
 from vitrail.errors import UserError, first_line
-from vitrail.files import atomic_write
+from vitrail.files import atomic_write, open_regular
 from vitrail.progress import log
 from vitrail.runs.run import Run
+from vitrail.train.lamb import Lamb
+from vitrail.train.muon import Muon
+
+# The tensors that each optimiser keeps for a parameter.
+_STATES: dict[type[Optimizer], tuple[str, ...]] = {
+    SGD: ("momentum_buffer",),
+    AdamW: ("exp_avg", "exp_avg_sq"),
+    Lamb: ("mean", "square"),
+    Muon: ("momentum_buffer",),
+}
 
 
 class Stateful(Protocol):
@@ -49,7 +61,9 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state: Any = torch.load(path, map_location=device, weights_only=True)
+        with open_regular(path) as file:
+            check_zip(path, 1, 2**26, "checkpoints")  # torch does not compress them
+            state: Any = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # torch raises many types for damaged files
         raise UserError(
             f"The checkpoint {path} is corrupt: {first_line(error)}. Delete it to restart the run, or start a new run "
@@ -72,6 +86,8 @@ def restore_checkpoint(
         if not changed or data_changed:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
+                if isinstance(part, Optimizer):
+                    _check_fits(part)
     except UserError:
         raise
     except Exception as error:  # a damaged file may contain anything
@@ -83,6 +99,17 @@ def restore_checkpoint(
         )
     if changed:
         log.warning(f"The data has changed since the run began: {', '.join(changed)}.")
+
+
+def _check_fits(optimizer: Optimizer) -> None:
+    """Raises ValueError if the state of an optimiser does not fit its parameters, which torch does not check.
+
+    An optimiser of the caller's own may have a state of any shape.
+    """
+    for p, state in optimizer.state.items():
+        for name in _STATES.get(type(optimizer), ()):
+            if state[name] is not None and state[name].shape != p.shape:
+                raise ValueError(f"{name} has the shape {tuple(state[name].shape)}")
 
 
 def checkpoint_path(run: Path) -> Path:

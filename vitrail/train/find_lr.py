@@ -18,10 +18,9 @@ from vitrail.charts.draw import save_charts
 from vitrail.config import TrainConfig, override
 from vitrail.data import Data
 from vitrail.errors import UserError
-from vitrail.files import write_text
+from vitrail.files import free_name, write_text
 from vitrail.models import Model
 from vitrail.progress import log, track
-from vitrail.runs.run import free_name
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.divergence import Diverged
 from vitrail.train.loop import set_up, steps

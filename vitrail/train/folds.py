@@ -122,8 +122,9 @@ def _read(run: Path) -> dict[str, Scores]:
     if not file.exists():
         return {}
     try:
-        return {str(number): {**scores} for number, scores in read_json(file)["folds"].items()}
-    except (UserError, LookupError, TypeError, AttributeError) as error:
+        done = read_json(file)["folds"].items()
+        return {str(number): {name: float(value) for name, value in scores.items()} for number, scores in done}
+    except (UserError, LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{file} is damaged. Delete it: finished folds are evaluated again, not trained again."
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
@@ -56,7 +57,7 @@ def search(
     files, run = listed(images), run if isinstance(run, str) else Path(run)
     finder = Finder(_opened(run, device, engine), batch_size, workers)
     # The query first: a mistake in it is reported before all images are read.
-    words = isinstance(query, str) and not Path(query).is_file()
+    words = isinstance(query, str) and not os.path.isfile(query)  # noqa: PTH113  # Path raises for long sentences
     wanted = finder.sentence(str(query)) if words else finder.picture(query)
     return finder.index(files, file).nearest(wanted, top)
 

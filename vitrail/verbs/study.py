@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,16 +65,17 @@ def study(
     share = _part(part)
     sources = [str(source) for source in ([data] if isinstance(data, str | Path) else data)] or ["fashion-mnist"]
     folder = Folder(Path(out) if out is not None else Path("studies") / f"{name}-{Path(sources[0]).stem}")
-    folder.merge(merge)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) if dry else folder.path.resolve()
-        lab, plan, clock = prepare(
-            found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device
-        )
-        jobs = listed(found, lab)
-        mine = set(of_part(jobs, share))
-        if not any(job.name in mine and not job.tuning for job in jobs):
-            raise UserError(f"Part {part} is empty: the study '{name}' has fewer runs. Use fewer parts.")
+        with _removed_if_refused(folder.path):
+            folder.merge(merge)
+            lab, plan, clock = prepare(
+                found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device
+            )
+            jobs = listed(found, lab)
+            mine = set(of_part(jobs, share))
+            if not any(job.name in mine and not job.tuning for job in jobs):
+                raise UserError(f"Part {part} is empty: the study '{name}' has fewer runs. Use fewer parts.")
         if dry:
             timed = [(job, time) for job, time in zip(jobs, clock.seconds(jobs), strict=True) if job.name in mine]
             chosen, times = [job for job, _ in timed], [time for _, time in timed]
@@ -80,6 +83,18 @@ def study(
         outcome = carry_out(found, lab, plan, folder, share, device)
         write_result(outcome)
         return outcome
+
+
+@contextmanager
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Removes a new folder, and those above it that are new, if what is enclosed raises UserError."""
+    new = next((path for path in (*reversed(folder.parents), folder) if not path.exists()), None)
+    try:
+        yield
+    except UserError:
+        if new is not None:
+            shutil.rmtree(new, ignore_errors=True)
+        raise
 
 
 def show(outcome: Outcome) -> int:

@@ -43,11 +43,13 @@ def is_coco(file: Path) -> bool:
 
 def read_coco(files: Mapping[str, Path]) -> Iterator[Marked]:
     for split, file in files.items():
-        yield from _read(file, split)
+        document = read_json(file, "valid JSON", ANNOTATIONS)
+        with reading(file, "a COCO file"):
+            found = list(_read(document, file, split))
+        yield from found
 
 
-def _read(file: Path, split: str) -> Iterator[Marked]:
-    document = read_json(file, "valid JSON", ANNOTATIONS)
+def _read(document: Any, file: Path, split: str) -> Iterator[Marked]:
     for key in _KEYS:
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
             raise UserError(f"{file} must have a list '{key}', as COCO's files have.")
@@ -61,19 +63,21 @@ def _read(file: Path, split: str) -> Iterator[Marked]:
     for each in document["annotations"]:
         image, kind, box = (_field(each, key, file) for key in ("image_id", "category_id", "bbox"))
         if image not in by_image:
-            raise UserError(f"{file}: an annotation belongs to image {image}, which is not in 'images'. Remove it.")
+            raise UserError(f"{file}: an annotation is of image {shown(image)}, which is not in 'images'. Remove it.")
         if kind not in names:
             raise UserError(
-                f"{file}: an annotation has category {kind}, which is not in 'categories': "
+                f"{file}: an annotation has category {shown(kind)}, which is not in 'categories': "
                 f"{shortlist([*map(str, names)], 5)}."
             )
         if not isinstance(box, list) or len(box) != 4:
-            raise UserError(f"{file}: 'bbox' must be [x, y, width, height], but it is {box!r}.")
+            raise UserError(f"{file}: 'bbox' must be [x, y, width, height], but it is {shown(box)}.")
         x, y, w, h = (number(value, "a value of 'bbox'", str(file)) for value in box)
         by_image[image].append(Object(names[kind], (x, y, x + w, y + h), bool(each.get("iscrowd"))))
     for each in document["images"]:
         name = str(_field(each, "file_name", file))
-        size = (int(each["height"]), int(each["width"])) if each.get("height") and each.get("width") else None
+        size = None
+        if each.get("height") and each.get("width"):
+            size = int(number(each["height"], "'height'", str(file))), int(number(each["width"], "'width'", str(file)))
         yield Marked(_image(file, name, split), split, by_image[each["id"]], f"{file}, image {each['id']}", size)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vitrail.data.boxes.marked import Marked, Object
+from vitrail.data.masks import verified
 from vitrail.data.masks.layouts import Pairs, find_masks
 from vitrail.data.masks.raw import COLOUR
 from vitrail.data.pixels import UnreadableImage
@@ -24,7 +25,7 @@ def _read(parts: Mapping[str, Pairs]) -> Iterator[Marked]:
     from scipy.ndimage import find_objects
 
     for split, pairs in parts.items():
-        for image, mask in pairs:
+        for image, mask in verified(pairs)[0]:
             try:
                 values = mask.values()
             except UnreadableImage as error:

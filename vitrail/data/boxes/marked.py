@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from vitrail.data.dataset import Problem
 from vitrail.data.images import ImageFacts
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 
 Boxes = NDArray[np.float32]  # n 6: class, x0, y0, x1, y1, ignored
 
+_FURTHEST = 1e9  # pixels
 _OUTSIDE = 1.0  # pixels by which a box may exceed the image without mention: rounding of tools
 _MOST_BAD = 0.2  # share of boxes that may be left out
 
@@ -48,13 +49,13 @@ class Marked:
 
 
 def number(value: Any, what: str, where: str) -> float:
-    """A finite number of an annotation."""
+    """A number of an annotation: a coordinate, a size or a class."""
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if not math.isfinite(found):
-        raise UserError(f"{where}: {what} must be a number, but it is {value!r}.")
+    if not abs(found) <= _FURTHEST:  # so that NaN fails too
+        raise UserError(f"{where}: {what} must be a number up to {_FURTHEST:g}, but it is {shown(value)}.")
     return found
 
 

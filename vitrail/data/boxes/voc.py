@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from vitrail.data.boxes.marked import Marked, Object, number
 from vitrail.data.folder import SPLITS, is_image, split_folders
 from vitrail.errors import UserError
-from vitrail.files import open_regular, read_text, reading
+from vitrail.files import read_bytes, read_lines, reading
 
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -48,8 +48,10 @@ def read_voc(root: Path) -> Iterator[Marked]:
 def _lists(root: Path) -> dict[str, list[str]]:
     """The names of the images of each split; without lists, all are for training."""
     folder = root / "ImageSets" / "Main"
-    with reading(folder, "a folder of lists"):
-        found = {file.stem.lower(): read_text(file).split() for file in folder.glob("*.txt")}
+    found = {
+        file.stem.lower(): [name for line in read_lines(file, "a list of images") for name in line.split()]
+        for file in folder.glob("*.txt")
+    }
     lists = {SPLITS[name]: names for name, names in found.items() if name in SPLITS and names}
     if "train" not in lists and "trainval" in found:
         lists["train"] = found["trainval"]
@@ -59,10 +61,13 @@ def _lists(root: Path) -> dict[str, list[str]]:
 
 
 def _read(file: Path, folder: Path, stem: str, split: str) -> Marked:
-    with reading(file, "valid XML"), open_regular(file) as opened:
-        tree = ElementTree.parse(opened).getroot()
+    with reading(file, "valid XML"):
+        content = read_bytes(file)
+        if b"<!ENTITY" in content.replace(b"\0", b""):  # which may expand without end; also in UTF-16
+            raise ValueError("it defines entities, which annotations do not need")
+        tree = ElementTree.fromstring(content)
     if tree.tag != "annotation":
-        raise UserError(f"{file} must be an <annotation>, as in Pascal VOC, but it is a <{tree.tag}>.")
+        raise UserError(f"{file} must be an <annotation>, as in Pascal VOC, but it is a <{tree.tag[:80]}>.")
     first = 1.0 if "VOC" in (tree.findtext("source/database") or "") else 0.0
     objects = []
     for item in tree.iter("object"):

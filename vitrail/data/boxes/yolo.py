@@ -14,10 +14,11 @@ from vitrail.config import read_yaml
 from vitrail.data.boxes.marked import Marked, Object, number
 from vitrail.data.folder import SPLITS, images_below, stop
 from vitrail.errors import UserError, shown
-from vitrail.files import read_text, reading
+from vitrail.files import open_regular, read_lines, reading
 
 _EDGE = 1e-3  # by which a share may exceed 1: rounding of tools
 _YAML = (".yaml", ".yml")
+_LONGEST = 2**20  # bytes of such a file
 
 
 def yolo_file(path: Path) -> Path | None:
@@ -25,7 +26,12 @@ def yolo_file(path: Path) -> Path | None:
     if path.is_file():
         return path if path.suffix.lower() in _YAML else None
     named = [file for file in sorted(path.glob("*.y*ml")) if file.suffix.lower() in _YAML and file.is_file()]
-    return next((file for file in named if b"names:" in file.read_bytes()), None)
+    return next((file for file in named if _has_names(file)), None)
+
+
+def _has_names(file: Path) -> bool:
+    with reading(file, "a YAML file"), open_regular(file) as opened:
+        return b"names:" in opened.read(_LONGEST)
 
 
 def read_yolo(file: Path) -> Iterator[Marked]:
@@ -34,13 +40,15 @@ def read_yolo(file: Path) -> Iterator[Marked]:
         raise UserError(f"{file} must have 'names', the classes, and 'train' and 'val', the folders of the images.")
     names = _names(document["names"], file)
     if "nc" in document and document["nc"] != len(names):
-        raise UserError(f"{file}: 'nc' is {document['nc']}, but there are {len(names)} 'names'.")
+        raise UserError(f"{file}: 'nc' is {shown(document['nc'])}, but there are {len(names)} 'names'.")
     splits = {SPLITS[key]: value for key, value in document.items() if key in SPLITS and value}
     if not splits:
         raise UserError(f"{file} must name the folder of the images of a split, such as 'train: images/train'.")
     for split, given in splits.items():
         for folder in given if isinstance(given, list) else [given]:
-            for image in _images(file, document.get("path"), str(folder), split):
+            with reading(file, "a data.yaml of YOLO"):
+                images = _images(file, document.get("path"), str(folder), split)
+            for image in images:
                 label = label_of(image)
                 yield Marked(image, split, list(_objects(label, names)), str(label), shares=True)
 
@@ -61,9 +69,7 @@ def _images(file: Path, root: Any, folder: str, split: str) -> list[Path]:
     if place is None:
         raise UserError(f"{file}: the folder of {split}, {folder}, does not exist. Correct 'path' or '{split}'.")
     if place.is_file():
-        with reading(place, "a list of images"):
-            lines = [line.strip() for line in read_text(place).splitlines() if line.strip()]
-        return [place.parent / line for line in lines]
+        return [place.parent / line for line in read_lines(place, "a list of images") if line]
     return list(images_below(place, stop))
 
 
@@ -80,9 +86,7 @@ def label_of(image: Path) -> Path:
 def _objects(file: Path, names: Mapping[int, str]) -> Iterator[Object]:
     if not file.is_file():
         return
-    with reading(file, "a list of boxes"):
-        lines = read_text(file).splitlines()
-    for row, line in enumerate(lines, 1):
+    for row, line in enumerate(read_lines(file, "a list of boxes"), 1):
         words, where = line.split(), f"{file}, line {row}"
         if not words:
             continue

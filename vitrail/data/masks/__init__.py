@@ -14,16 +14,16 @@ from vitrail.data.folder import SPLITS, from_paths, leave_out
 from vitrail.data.images import ImageFacts
 from vitrail.data.masks.layouts import Pairs, Pictures, find_masks
 from vitrail.data.masks.polygons import coco
-from vitrail.data.masks.raw import TURNS, MaskCell, MaskFile, RawMask, orientation
+from vitrail.data.masks.raw import TURNS, DrawnMask, MaskCell, MaskFile, RawMask, orientation
 from vitrail.data.masks.values import Classes, Layout, Mask, Seen, decide, survey
 from vitrail.data.packed import PackedPart, from_stores
 from vitrail.data.verify import verify, verify_files
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.progress import log
 from vitrail.tasks import Masks
 from vitrail.tasks.placement import object_array
 
-__all__ = ["named_masks", "open_masks", "unnamed_masks"]
+__all__ = ["named_masks", "open_masks", "unnamed_masks", "verified"]
 
 
 def open_masks(root: Path, values: Sequence[str] | None = None, asked: bool = False) -> Found | None:
@@ -107,39 +107,54 @@ def _kept(classes: Classes, names: tuple[str, ...]) -> Classes:
 
 def _readable(pairs: Pairs) -> list[tuple[Path, RawMask, Seen]]:
     """The images and masks that can be read, with the values of each mask; raises UserError for sizes that differ."""
-    facts = verify_files([path for path, _ in pairs])
+    pairs, facts = verified(pairs)
     masks = [mask for _, mask in pairs]
     seen = survey(masks)
     turned = 0
     for i, ((path, mask), fact) in enumerate(zip(pairs, facts, strict=True)):
         look = seen[i]
-        if not isinstance(fact, ImageFacts) or not isinstance(look, Seen) or look.size == (fact.h, fact.w):
-            continue
-        lies = look.size == (fact.w, fact.h)
+        lies = isinstance(look, Seen) and look.size != (fact.h, fact.w) and look.size == (fact.w, fact.h)
         if lies and isinstance(mask, MaskFile) and (turn := orientation(path)) in TURNS:
             masks[i] = replace(mask, turn=turn)
             seen[i] = replace(look, size=(fact.h, fact.w))
             turned += 1
     if turned:
         log.info("%d images are rotated by their EXIF data, and their masks with them.", turned)
-    unreadable = [(m.name, why) for m, why in zip(masks, seen, strict=True) if isinstance(why, str)]
+    leave_out([(m.name, why) for m, why in zip(masks, seen, strict=True) if isinstance(why, str)], len(pairs))
+    _check_sizes(masks, [look.size if isinstance(look, Seen) else None for look in seen], facts)
+    found = zip(pairs, masks, seen, strict=True)
+    return [(path, mask, look) for (path, _), mask, look in found if isinstance(look, Seen)]
+
+
+def verified(pairs: Pairs) -> tuple[Pairs, list[ImageFacts]]:
+    """The pairs whose image can be read, with its facts.
+
+    Raises UserError if polygons lie on an image of another size, before memory is taken for the size that they state.
+    """
+    facts = verify_files([path for path, _ in pairs])
+    unreadable = [(str(path), why) for (path, _), why in zip(pairs, facts, strict=True) if isinstance(why, str)]
     leave_out(unreadable, len(pairs))
+    pairs = [pair for pair, fact in zip(pairs, facts, strict=True) if isinstance(fact, ImageFacts)]
+    known = [fact for fact in facts if isinstance(fact, ImageFacts)]
+    masks = [mask for _, mask in pairs]
+    _check_sizes(masks, [mask.size if isinstance(mask, DrawnMask) else None for mask in masks], known)
+    return pairs, known
+
+
+def _check_sizes(
+    masks: Sequence[RawMask], sizes: Sequence[tuple[int, int] | None], facts: Sequence[ImageFacts]
+) -> None:
     odd = [
-        (path, mask, fact, look)
-        for (path, _), mask, fact, look in zip(pairs, masks, facts, seen, strict=True)
-        if isinstance(fact, ImageFacts) and isinstance(look, Seen) and look.size != (fact.h, fact.w)
+        (mask, fact, size)
+        for mask, fact, size in zip(masks, facts, sizes, strict=True)
+        if size is not None and size != (fact.h, fact.w)
     ]
     if odd:
-        _, mask, fact, look = odd[0]
+        mask, fact, (h, w) = odd[0]
         raise UserError(
-            f"Masks must have the size of their images, but {mask.name} is {look.size[0]}x{look.size[1]} and its image "
-            f"{fact.h}x{fact.w} ({len(odd)} of {len(pairs)} differ). Resize the masks without interpolation (nearest)."
+            f"Masks must have the size of their images, but {mask.name} is {shown(h)}x{shown(w)} and its image "
+            f"{fact.h}x{fact.w} ({len(odd)} of {len(masks)} differ). Resize the masks without interpolation (nearest)."
         )
-    return [
-        (path, mask, look)
-        for (path, _), mask, fact, look in zip(pairs, masks, facts, seen, strict=True)
-        if isinstance(look, Seen) and isinstance(fact, ImageFacts)
-    ]
 
 
 def _coco(root: Path) -> Pictures | None:

@@ -24,7 +24,8 @@ from vitrail.data.masks.names import CAMVID, CITYSCAPES, CITYSCAPES_IDS, VOC
 from vitrail.data.masks.polygons import labelme, labelme_folder
 from vitrail.data.masks.raw import COLOUR, MaskFile, RawMask
 from vitrail.data.masks.values import Layout
-from vitrail.errors import UserError, shortlist
+from vitrail.errors import UserError, shortlist, shown
+from vitrail.files import read_lines, reading
 from vitrail.progress import log
 
 Pairs = list[tuple[Path, RawMask]]
@@ -74,7 +75,7 @@ def _named(root: Path, layout: Layout) -> Layout:
     file = root / NAMES_FILE
     if layout.names or not file.is_file():
         return layout
-    names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    names = [line for line in read_lines(file, "a list of classes") if line]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"{file} names '{twice}' twice. Every class needs its own name.")
@@ -180,7 +181,7 @@ def _voc(root: Path) -> Pictures | None:
         split = "train" if file.stem == "default" else SPLITS.get(file.stem)
         if split is None:
             continue
-        names = file.read_text(encoding="utf-8").split()
+        names = [name for line in read_lines(file, "a list of images") for name in line.split()]
         lost = [name for name in names if Path(name).name not in pairs]
         if lost:
             raise UserError(f"{file} lists '{lost[0]}', which has no image or mask ({len(lost)} of {len(names)}).")
@@ -200,14 +201,16 @@ def _voc(root: Path) -> Pictures | None:
 def _labelmap(file: Path) -> Layout:
     """CVAT's `labelmap.txt`: lines of `name:R,G,B:parts:actions`."""
     names: dict[int, str] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip() or line.startswith("#"):
+    for number, line in enumerate(read_lines(file, "a map of labels"), start=1):
+        if not line or line.startswith("#"):
             continue
         name, _, rest = line.partition(":")
         try:
             r, g, b = (int(part) for part in rest.split(":")[0].split(","))
+            if not 0 <= min(r, g, b) <= max(r, g, b) <= 255:
+                raise ValueError
         except ValueError as error:
-            raise UserError(f"Line {number} of {file} must be name:R,G,B::, but it is {line!r}.") from error
+            raise UserError(f"Line {number} of {file} must be name:R,G,B::, but it is {shown(line)}.") from error
         value = COLOUR + (r << 16) + (g << 8) + b
         if value in names:
             raise UserError(f"{file} gives '{names[value]}' and '{name}' the same colour, {r},{g},{b}.")
@@ -227,8 +230,9 @@ def _ade20k(root: Path) -> Pictures | None:
     info = root / "objectInfo150.txt"
     names = {value: f"class {value}" for value in range(1, 151)}
     if info.is_file():
-        rows = [line.split("\t") for line in info.read_text(encoding="utf-8").splitlines()[1:] if line.strip()]
-        names = {int(row[0]): row[-1].split(",")[0].strip() for row in rows}
+        rows = [line.split("\t") for line in read_lines(info, "ADE20K's list of classes")[1:] if line]
+        with reading(info, "ADE20K's list of classes"):
+            names = {int(row[0]): row[-1].split(",")[0].strip() for row in rows}
     return Pictures(parts, Layout(names, (0, 255), "ADE20K"))
 
 

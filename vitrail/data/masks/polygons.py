@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitrail import files
 from vitrail.data.folder import is_image
-from vitrail.data.masks.raw import DrawnMask, RawMask, Shape
+from vitrail.data.masks.raw import DrawnMask, RawMask, Ring, Shape
 from vitrail.data.masks.values import Layout
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 
 Pairs = list[tuple[Path, RawMask]]
 
 GROUND = "background"  # what is in no polygon
+_FURTHEST = 1e6  # pixels from the corner of an image
+_LABELME = "a file of LabelMe"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -44,14 +46,18 @@ def labelme(folders: Mapping[str, Path]) -> tuple[dict[str, Pairs], Layout]:
     documents = {
         split: [(file, read_json(file)) for file in sorted(folder.glob("*.json"))] for split, folder in folders.items()
     }
-    labels = {
-        str(shape.get("label")) for part in documents.values() for _, doc in part for shape in doc.get("shapes", ())
-    }
+    labels = set()
+    for file, document in (each for part in documents.values() for each in part):
+        with files.reading(file, _LABELME):
+            labels |= {str(shape.get("label")) for shape in document.get("shapes", ())}
     names = (GROUND, *sorted(labels - {GROUND, "_background_", "__ignore__"}))
     values = {name: value for value, name in enumerate(names)} | {"_background_": 0, "__ignore__": 255}
     parts: dict[str, Pairs] = {}
     for split, part in documents.items():
-        parts[split] = [_labelme_pair(file, document, values) for file, document in part]
+        parts[split] = []
+        for file, document in part:
+            with files.reading(file, _LABELME):
+                parts[split].append(_labelme_pair(file, document, values))
     return parts, Layout(dict(enumerate(names)), (255,), "LabelMe")
 
 
@@ -72,7 +78,7 @@ def _labelme_pair(file: Path, document: Any, values: Mapping[str, int]) -> tuple
                 f"{file}: '{shape.get('label')}' is a {shape.get('shape_type', 'shape')} of {len(points)} points, not "
                 "a polygon or rectangle. Draw it as a polygon."
             )
-        ring = tuple(float(number) for point in points for number in point)
+        ring = _ring([number for point in points for number in point])
         shapes.append(Shape(values[str(shape.get("label"))], (ring,)))
     h, w = document.get("imageHeight"), document.get("imageWidth")
     if not isinstance(h, int) or not isinstance(w, int):
@@ -86,6 +92,11 @@ def _labelme_pair(file: Path, document: Any, values: Mapping[str, int]) -> tuple
 def coco(file: Path, images: Path) -> tuple[Pairs, Layout]:
     """The images of a COCO JSON file with their polygons and run lengths; category ids may have holes."""
     document = read_json(file)
+    with files.reading(file, "a COCO file"):
+        return _coco(file, document, images)
+
+
+def _coco(file: Path, document: dict[str, Any], images: Path) -> tuple[Pairs, Layout]:
     missing = [key for key in ("images", "annotations", "categories") if key not in document]
     if missing:
         raise UserError(f"{file} is not a COCO file: it has no '{missing[0]}'.")
@@ -96,8 +107,8 @@ def coco(file: Path, images: Path) -> tuple[Pairs, Layout]:
     for each in document["annotations"]:
         if each.get("category_id") not in categories:
             raise UserError(
-                f"{file}: annotation {each.get('id')} has the category {each.get('category_id')}, which 'categories' "
-                "does not list."
+                f"{file}: annotation {shown(each.get('id'))} has the category {shown(each.get('category_id'))}, which "
+                "'categories' does not list."
             )
         value = 1 + order.index(int(each["category_id"]))
         shapes.setdefault(int(each["image_id"]), []).append(_coco_shape(file, each, value))
@@ -117,5 +128,14 @@ def _coco_shape(file: Path, annotation: Any, value: int) -> Shape:
         runs = region.get("counts", ())
         return Shape(value, runs=runs.encode() if isinstance(runs, str) else tuple(int(run) for run in runs))
     if not region:
-        raise UserError(f"{file}: annotation {annotation.get('id')} has no segmentation, only a box. Use --task boxes.")
-    return Shape(value, tuple(tuple(float(number) for number in ring) for ring in region if len(ring) >= 6))
+        number = shown(annotation.get("id"))
+        raise UserError(f"{file}: annotation {number} has no segmentation, only a box. Use --task boxes.")
+    return Shape(value, tuple(_ring(ring) for ring in region if len(ring) >= 6))
+
+
+def _ring(numbers: Sequence[Any]) -> Ring:
+    """A polygon of x, y, x, y, …; raises ValueError for numbers that are no places in an image."""
+    ring = tuple(map(float, numbers))
+    if len(ring) % 2 or not all(abs(number) <= _FURTHEST for number in ring):  # so that NaN fails too
+        raise ValueError("a polygon must be pairs of coordinates in pixels")
+    return ring

@@ -17,10 +17,12 @@ from vitrail.data.dataset import Store
 from vitrail.data.images import FORMATS, failures
 from vitrail.data.npy import check_stored, declared
 from vitrail.data.pixels import UnreadableImage
+from vitrail.errors import shown
 from vitrail.files import open_regular
 
 Values = NDArray[np.integer[Any]]
 
+_LONGEST_RUN = 60  # bits
 _FINE = 4  # how much polygons are enlarged to draw them
 COLOUR = 1 << 24  # added to 0xRRGGBB, so that colours differ from other values
 _ORIENTATION = 274  # EXIF tag
@@ -154,13 +156,14 @@ class DrawnMask:
     shapes: tuple[Shape, ...]
 
     def values(self) -> Values:
-        mask = np.zeros(self.size, np.int32)
-        for shape in self.shapes:
-            if shape.runs:
-                mask[decode_runs(shape.runs, self.size)] = shape.value
-            if shape.rings:
-                mask[drawn(shape.rings, self.size)] = shape.value
-        return mask
+        with failures():
+            mask = np.zeros(self.size, np.int32)
+            for shape in self.shapes:
+                if shape.runs:
+                    mask[decode_runs(shape.runs, self.size)] = shape.value
+                if shape.rings:
+                    mask[drawn(shape.rings, self.size)] = shape.value
+            return mask
 
     def __repr__(self) -> str:
         return f"{Path(self.name).name} {self.size} {self.shapes}"
@@ -188,8 +191,8 @@ def drawn(rings: Sequence[Ring], size: tuple[int, int]) -> NDArray[np.bool_]:
 def decode_runs(runs: Sequence[int] | bytes, size: tuple[int, int]) -> NDArray[np.bool_]:
     """COCO's run-length encoding: lengths of 0 and 1 in turn, down the columns; as bytes, compressed."""
     counts = list(_uncompressed(runs)) if isinstance(runs, bytes) else list(runs)
-    if sum(counts) != size[0] * size[1]:
-        raise UnreadableImage(f"run lengths of {sum(counts)} pixels, but the image has {size[0] * size[1]}")
+    if min(counts, default=0) < 0 or sum(counts) != size[0] * size[1]:
+        raise UnreadableImage(f"run lengths of {shown(sum(counts))} pixels, but the image has {size[0] * size[1]}")
     flat = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
     return np.ascontiguousarray(flat.reshape(size[::-1]).T)
 
@@ -202,7 +205,7 @@ def _uncompressed(text: bytes) -> list[int]:
         number = shift = 0
         more = True
         while more:
-            if at >= len(text):
+            if at >= len(text) or shift > _LONGEST_RUN:
                 raise UnreadableImage("damaged run lengths")
             bits = text[at] - 48
             number |= (bits & 0x1F) << shift
