@@ -26,7 +26,7 @@ from vitrail.tasks.box_answer import BoxesAnswer
 from vitrail.tasks.box_charts import box_charts
 from vitrail.tasks.box_picture import compared
 from vitrail.tasks.box_scores import BoxesScores, BoxMeter, above, image_f1, paired, restored
-from vitrail.tasks.detect import detect
+from vitrail.tasks.detect import detect, detections
 from vitrail.tasks.placement import object_array
 from vitrail.tasks.scores import LOSS, Array, Floats, Meter, Numbers, Targets
 from vitrail.tasks.task import Answer, Confused, Line, Task
@@ -192,10 +192,7 @@ class Boxes(Annotated):
         return torch.cat([torch.stack([x0, y0, x1, y1], dim=-1), found[..., 4:]], dim=-1)
 
     def means(self, outputs: NDArray[np.floating]) -> Floats:
-        import torch
-
-        with torch.no_grad():
-            return self.meaning(torch.from_numpy(np.ascontiguousarray(outputs, np.float32))).double().numpy()
+        return detections(outputs, len(self.classes))
 
     def steady(self, meant: Array) -> Array:
         """The scores: boxes with almost equal ones may change places."""
