@@ -28,7 +28,7 @@ from vitrail.tasks.box_picture import compared
 from vitrail.tasks.box_scores import BoxesScores, BoxMeter, above, image_f1, paired, restored
 from vitrail.tasks.detect import detect, detections
 from vitrail.tasks.placement import object_array
-from vitrail.tasks.scores import LOSS, Array, Floats, Meter, Numbers, Targets
+from vitrail.tasks.scores import Array, Floats, Meter, Numbers, Targets
 from vitrail.tasks.task import Answer, Confused, Line, Task
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class Boxes(Annotated):
     many: ClassVar[str] = "classes"
     measures: ClassVar[tuple[Measure, ...]] = (
         *_SHARES,
-        replace(LOSS, title="1 - F1", meaning="share of boxes missed or invented at the thresholds, mean over images"),
+        Measure(
+            "error", "1 - F1", "boxes missed or invented at the thresholds, mean over images", lower_is_better=True
+        ),
     )
     columns: ClassVar[tuple[Measure, ...]] = (
         Measure("ap50", "AP50", percent=True),
@@ -75,7 +77,7 @@ class Boxes(Annotated):
         Measure("f1", "F1", percent=True),
         Measure("threshold", "threshold"),
     )
-    choices: ClassVar[Mapping[str, str]] = {"map": "ap", "loss": "loss"}
+    choices: ClassVar[Mapping[str, str]] = {"map": "ap"}
     ranked: ClassVar[str] = "ap50"
     answer: ClassVar[type[Answer]] = BoxesAnswer
     meant: ClassVar[str] = "detections"
