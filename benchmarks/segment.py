@@ -51,7 +51,7 @@ def train(data: str, head: str, minutes: float, model: str, out: str, method: st
     settings = SETTINGS | {"time_budget": budget, "out": out, "overwrite": True}
     start: dict[str, Any] = {"model": model}
     if method is not None:
-        own = {key: value for key, value in settings.items() if key not in ("loss", "crop_scale")}
+        own = {key: value for key, value in settings.items() if key not in ("loss", "crop_scale", "batch_size")}
         start = {
             "weights": vitrail.pretrain(f"{data}/images/train", method=method, model=model, name=name + "-0", **own)
         }
