@@ -1,15 +1,17 @@
 """Segmentation of cell nuclei from scratch: the heads at equal time, and the figure of docs/segment.md.
 
-    python benchmarks/segment.py train NUCLEI --heads linear mask setr-naive setr-pup setr-mla --minutes 2
-    python benchmarks/segment.py train NUCLEI --heads linear --minutes 2 --pretrain mae
+    python benchmarks/segment.py train NUCLEI --heads linear --images 2100
+    python benchmarks/segment.py train NUCLEI --heads linear mask setr-naive setr-mla setr-pup --minutes 1 --size 128
+    python benchmarks/segment.py train NUCLEI --heads linear --minutes 1 --size 128 --pretrain mae
     python benchmarks/segment.py table
     python benchmarks/segment.py draw NUCLEI --run RUN
 
 NUCLEI is a folder of `images/{train,val}` and `masks/{train,val}` of the 2018 Data Science Bowl (stage 1, CC0), whose
 masks number the nuclei from 1. Minutes are those of two cores: a run has one thread and twice that CPU time for
-training and validation, so that the load of the machine does not matter, and runs can share it. With `--pretrain` the
-backbone first learns from the training images without their masks, for the same time again. Scores are those of the
-kept epoch at the size of the original images: Dice of all nucleus pixels, and its mean over the images.
+training and validation, so that the load of the machine does not matter, and runs can share it; `--images` is a budget
+of training images instead. With `--pretrain` the backbone first learns from the training images without their masks,
+with the same budget again. Scores are those of the kept epoch at the size of the original images: Dice of all nucleus
+pixels, and its mean over the images.
 
 Results are added to `benchmarks/results/segment.json`; `table` prints them as Markdown.
 """
@@ -38,17 +40,17 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "segment.json"
 FIGURE = HERE.parent / "docs" / "images" / "segment.jpg"
 VALUES = ("0=ground", "*=nucleus")
-SETTINGS: dict[str, Any] = {"img_size": 192, "batch_size": 8, "loss": "dice", "crop_scale": 0.5, "workers": 1}
+SETTINGS: dict[str, Any] = {"batch_size": 8, "loss": "dice", "crop_scale": 0.5, "workers": 1}
 CORES = 2
 
 # The clock of time budgets is the CPU time of this process.
 pace.time = progress.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[attr-defined]
 
 
-def train(data: str, head: str, minutes: float, model: str, out: str, method: str | None) -> dict[str, Any]:
-    """Trains for this time; the scores, and how many images were seen."""
-    budget, name = f"{60 * CORES * minutes:g}s", f"{model}-{head}-{method or 'scratch'}"
-    settings = SETTINGS | {"time_budget": budget, "out": out, "overwrite": True}
+def train(data: str, head: str, budget: dict[str, Any], model: str, size: int, out: str, method: str | None) -> Any:
+    """Trains with a budget of epochs or time; the scores, the CPU minutes of training, and the images seen."""
+    name = f"{model}-{head}-{method or 'scratch'}"
+    settings = SETTINGS | budget | {"img_size": size, "out": out, "overwrite": True}
     start: dict[str, Any] = {"model": model}
     if method is not None:
         own = {key: value for key, value in settings.items() if key not in ("loss", "crop_scale", "batch_size")}
@@ -61,8 +63,9 @@ def train(data: str, head: str, minutes: float, model: str, out: str, method: st
     return {
         "model": model,
         "head": head,
+        "size": size,
         "pretrained": method,
-        "minutes": minutes,
+        "minutes": round(run.history[-1]["seconds"] / 60 / CORES, 2),
         "images": int(run.history[-1]["step"]) * SETTINGS["batch_size"],
         "dice": round(nucleus.dice, 4),
         "image_dice": round(mean_dice(run, data), 4),
@@ -86,12 +89,13 @@ def mean_dice(run: Any, data: str) -> float:
 
 def table() -> None:
     """Prints the results as Markdown."""
-    print("| head | start | minutes | images seen | Dice | mean Dice of images | IoU | boundary F |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| head | start | pixels | minutes | images seen | Dice | mean Dice of images | IoU | boundary F |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for found in json.loads(RESULTS.read_text()):
-        start = f"{found['pretrained']}, {found['minutes']:g} minutes" if found["pretrained"] else "scratch"
+        start = f"{found['pretrained']}, as long again" if found["pretrained"] else "scratch"
         shares = " | ".join(f"{found[name]:.1%}" for name in ("dice", "image_dice", "iou", "boundary"))
-        print(f"| `{found['head']}` | {start} | {found['minutes']:g} | {found['images']:,} | {shares} |")
+        spent = f"{found['size']} | {found['minutes']:.1f} | {found['images']:,}"
+        print(f"| `{found['head']}` | {start} | {spent} | {shares} |")
 
 
 def draw(data: str, run: str, path: Path, count: int = 4) -> None:
@@ -122,7 +126,10 @@ def main() -> None:
     parser.add_argument("job", choices=["train", "table", "draw"])
     parser.add_argument("data", metavar="NUCLEI", nargs="?")
     parser.add_argument("--heads", nargs="+", default=["linear"])
-    parser.add_argument("--minutes", type=float, default=15)
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, default=15)
+    budget.add_argument("--images", type=int)
+    parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--model", default="vit_nano8")
     parser.add_argument("--pretrain", help="the self-supervised method to start from")
     parser.add_argument("--run", help="the run to draw")
@@ -133,7 +140,9 @@ def main() -> None:
     if args.job == "table":
         table()
     for head in args.heads if args.job == "train" else []:
-        found = train(args.data, head, args.minutes, args.model, args.out, args.pretrain)
+        images = len(list(Path(args.data, "images", "train").iterdir()))
+        epochs = {"epochs": args.images / images} if args.images else {"time_budget": f"{60 * CORES * args.minutes:g}s"}
+        found = train(args.data, head, epochs, args.model, args.size, args.out, args.pretrain)
         print(json.dumps(found))
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
         kept = {key: value for key, value in found.items() if key != "run"}
