@@ -1,62 +1,77 @@
-"""Segmentation of cell nuclei from scratch: the heads at an equal number of images, and the figure of docs/segment.md.
+"""Segmentation of cell nuclei from scratch: the heads at equal time, and the figure of docs/segment.md.
 
     python benchmarks/segment.py train NUCLEI --heads linear --images 2100
-    python benchmarks/segment.py train NUCLEI --heads linear mask setr-naive setr-pup mlp --images 1200
+    python benchmarks/segment.py train NUCLEI --heads linear mask setr-naive setr-mla setr-pup --minutes 1 --size 128
+    python benchmarks/segment.py train NUCLEI --heads linear --minutes 1 --size 128 --pretrain mae
+    python benchmarks/segment.py table
     python benchmarks/segment.py draw NUCLEI --run RUN
 
 NUCLEI is a folder of `images/{train,val}` and `masks/{train,val}` of the 2018 Data Science Bowl (stage 1, CC0), whose
-masks number the nuclei from 1. A budget is a number of images, not a time: so the result does not depend on the load of
-the machine, and runs can share it. `train` notes the CPU seconds of a run, of all its threads, beside its scores: half
-of them is the time on two idle cores. Scores are those of the last epoch's model at the size of the original images:
-Dice of all nucleus pixels, and its mean over the images.
+masks number the nuclei from 1. Minutes are those of two cores: a run has one thread and twice that CPU time for
+training and validation, so that the load of the machine does not matter, and runs can share it; `--images` is a budget
+of training images instead. With `--pretrain` the backbone first learns from the training images without their masks,
+with the same budget again. Scores are those of the kept epoch at the size of the original images: Dice of all nucleus
+pixels, and its mean over the images.
 
-Results are added to `benchmarks/results/segment.json`.
+Results are added to `benchmarks/results/segment.json`; `table` prints them as Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import os
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # CPU time, not the clock, is measured
 
 import numpy as np
 
 import vitrail
 from vitrail.runs.predictor import Predictor
 from vitrail.tasks.mask_scores import confusion
+from vitrail.train import pace, progress
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "segment.json"
 FIGURE = HERE.parent / "docs" / "images" / "segment.jpg"
 VALUES = ("0=ground", "*=nucleus")
-SETTINGS: dict[str, Any] = {"img_size": 192, "batch_size": 8, "loss": "dice", "crop_scale": 0.5, "workers": 1}
+SETTINGS: dict[str, Any] = {"batch_size": 8, "loss": "dice", "crop_scale": 0.5, "workers": 1}
+CORES = 2
+
+# The clock of time budgets is the CPU time of this process.
+pace.time = progress.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[attr-defined]
 
 
-def train(data: str, head: str, images: int, model: str, out: str, weights: str | None) -> dict[str, Any]:
-    """Trains on this number of images; its scores, and the CPU seconds it took."""
-    count = len(list(Path(data, "images", "train").iterdir()))
-    settings = SETTINGS | ({"model": model} if weights is None else {"weights": weights})
-    before = _cpu_seconds()
-    run = vitrail.train(
-        data, mask_values=VALUES, head=head, epochs=images / count, out=out, name=f"{model}-{head}", **settings
-    )
-    seconds = _cpu_seconds() - before
+def train(data: str, head: str, budget: dict[str, Any], model: str, size: int, out: str, method: str | None) -> Any:
+    """Trains with a budget of epochs or time; the scores, the CPU minutes of training, and the images seen."""
+    name = f"{model}-{head}-{method or 'scratch'}"
+    settings = SETTINGS | budget | {"img_size": size, "out": out, "overwrite": True}
+    start: dict[str, Any] = {"model": model}
+    if method is not None:
+        own = {key: value for key, value in settings.items() if key not in ("loss", "crop_scale", "batch_size")}
+        start = {
+            "weights": vitrail.pretrain(f"{data}/images/train", method=method, model=model, name=name + "-0", **own)
+        }
+    run = vitrail.train(data, mask_values=VALUES, head=head, name=name, **settings, **start)
     scores = vitrail.evaluate(run)
     nucleus = scores.per_class[1]
     return {
         "model": model,
         "head": head,
-        "weights": weights is not None,
-        "images": images,
+        "size": size,
+        "pretrained": method,
+        "minutes": round(run.history[-1]["seconds"] / 60 / CORES, 2),
+        "images": int(run.history[-1]["step"]) * SETTINGS["batch_size"],
         "dice": round(nucleus.dice, 4),
         "image_dice": round(mean_dice(run, data), 4),
         "iou": round(nucleus.iou, 4),
         "miou": round(scores.miou, 4),
         "boundary": round(nucleus.boundary, 4),
-        "cpu_seconds": round(seconds),
         "run": str(run),
     }
 
@@ -72,9 +87,15 @@ def mean_dice(run: Any, data: str) -> float:
     return float(np.mean(dice))
 
 
-def _cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def table() -> None:
+    """Prints the results as Markdown."""
+    print("| head | start | pixels | minutes | images seen | Dice | mean Dice of images | IoU | boundary F |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for found in json.loads(RESULTS.read_text()):
+        start = f"{found['pretrained']}, as long again" if found["pretrained"] else "scratch"
+        shares = " | ".join(f"{found[name]:.1%}" for name in ("dice", "image_dice", "iou", "boundary"))
+        spent = f"{found['size']} | {found['minutes']:.1f} | {found['images']:,}"
+        print(f"| `{found['head']}` | {start} | {spent} | {shares} |")
 
 
 def draw(data: str, run: str, path: Path, count: int = 4) -> None:
@@ -102,20 +123,26 @@ def draw(data: str, run: str, path: Path, count: int = 4) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=["train", "draw"])
-    parser.add_argument("data", metavar="NUCLEI")
+    parser.add_argument("job", choices=["train", "table", "draw"])
+    parser.add_argument("data", metavar="NUCLEI", nargs="?")
     parser.add_argument("--heads", nargs="+", default=["linear"])
-    parser.add_argument("--images", type=int, default=3600)
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, default=15)
+    budget.add_argument("--images", type=int)
+    parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--model", default="vit_nano8")
-    parser.add_argument("--weights", help="a pre-training run to start from")
+    parser.add_argument("--pretrain", help="the self-supervised method to start from")
     parser.add_argument("--run", help="the run to draw")
     parser.add_argument("--out", default=tempfile.gettempdir())
     args = parser.parse_args()
     if args.job == "draw":
         draw(args.data, args.run, FIGURE)
-        return
-    for head in args.heads:
-        found = train(args.data, head, args.images, args.model, args.out, args.weights)
+    if args.job == "table":
+        table()
+    for head in args.heads if args.job == "train" else []:
+        images = len(list(Path(args.data, "images", "train").iterdir()))
+        epochs = {"epochs": args.images / images} if args.images else {"time_budget": f"{60 * CORES * args.minutes:g}s"}
+        found = train(args.data, head, epochs, args.model, args.size, args.out, args.pretrain)
         print(json.dumps(found))
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
         kept = {key: value for key, value in found.items() if key != "run"}

@@ -14,6 +14,7 @@ import pytest
 import torch
 from boxes_made import image, table
 from PIL import Image
+from torchless import predict_evaluate_and_serve
 
 import vitrail
 from vitrail.data import open_data
@@ -43,6 +44,12 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def detector(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained on `shapes` for four epochs. Read-only."""
     return vitrail.train(shapes, out=tmp_path_factory.mktemp("runs"), name="shapes", **TINY).path
+
+
+@pytest.fixture(scope="session")
+def exported_detector(detector: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The proof of the run as an ONNX file. Read-only."""
+    return vitrail.export(detector, out=tmp_path_factory.mktemp("exported") / "model.onnx")
 
 
 def test_a_run_and_its_evaluation(detector, shapes):
@@ -106,10 +113,10 @@ def test_predictions_in_every_form(detector, shapes, tmp_path, capsys):
     assert all(p.answer.layer().size == (64, 64) for p in answers)
 
 
-def test_an_exported_file_has_suppression_inside(detector, shapes, tmp_path):
+def test_an_exported_file_has_suppression_inside(detector, exported_detector, shapes, tmp_path):
     import onnxruntime
 
-    proof = vitrail.export(detector, out=tmp_path / "model.onnx")
+    proof = exported_detector
     assert proof.same == proof.images == 8
     session = onnxruntime.InferenceSession(proof.file)
     file = shapes / "images" / "val" / "0.png"
@@ -123,6 +130,14 @@ def test_an_exported_file_has_suppression_inside(detector, shapes, tmp_path):
     np.testing.assert_allclose(found[0, :5], np.column_stack([expected[:5], found[0, :5, 5]]), atol=0.2)
     (other,) = vitrail.predict(proof.file, [tmp_path / "wide.png"], threshold=0.02)
     assert len(other.answer.boxes) == pytest.approx(len(expected), abs=5)
+
+
+def test_an_exported_file_needs_no_torch(exported_detector, detector, shapes, tmp_path):
+    file = shapes / "images" / "val" / "0.png"
+    predict_evaluate_and_serve(exported_detector.file, shapes / "data.yaml", file, tmp_path)
+    scores = json.loads((tmp_path / "metrics.json").read_text())
+    assert scores["ap50"] == pytest.approx(vitrail.evaluate(detector).ap50, abs=0.01)
+    assert (tmp_path / "pictures" / "0_overlay.jpg").exists()
 
 
 def test_relevance_is_for_the_strongest_box_of_a_class(detector, shapes, tmp_path):
@@ -183,6 +198,9 @@ def test_yolos_goes_to_transformers_and_back(shapes, tmp_path):
     pixels = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert distance(ours(pixels)[..., 4:], theirs(pixels).logits) < TOLERANCE
+    file = shapes / "images" / "val" / "0.png"
+    explained = vitrail.explain(run.path, [file], out=tmp_path / "figures")
+    assert explained.arrays["relevance"]["relevance"].max() > 0
     (folder / "model.json").unlink()
     back = vitrail.load(folder)
     assert back.card.task.name == "boxes"

@@ -43,6 +43,13 @@ def test_the_best_epoch_may_be_the_lowest():
     assert len(chart.lines) == 1
 
 
+def test_the_loss_is_drawn_where_it_is_measured():
+    both = build.losses(rows(val_top1=[0.5]))
+    assert (both.title, both.note, len(both.lines)) == ("Loss", "final validation loss 1.500", 2)
+    alone = build.losses([{name: v for name, v in row.items() if name != "val_loss"} for row in rows(val_ap50=[0.5])])
+    assert (alone.title, alone.note, len(alone.lines)) == ("Training loss", "final training loss 2.000", 1)
+
+
 def test_runs_are_put_together_by_epoch_and_by_time():
     by_epoch, by_time, loss = build.together({"a": rows(val_top1=[0.1, 0.2]), "b": [], "c": rows(val_top1=[0.3])}, TOP1)
     assert [(line.name, line.tone) for line in by_epoch.lines] == [("a", 0), ("c", 2)]

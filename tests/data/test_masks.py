@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from boxes_made import SIZE, voc
 from PIL import Image
 from segmented import coco, folder, labelme, pairs, picture, save
 
@@ -214,6 +215,21 @@ def test_a_model_with_other_classes_first_renumbers(tmp_path):
     before, after = (d.splits["val"].targets[0] for d in (data, other))
     assert np.array_equal(np.array([2, 3, 1])[before.labels()], after.labels())
     assert after.counts.tolist() == [0, *before.counts[[2, 0, 1]].tolist()]
+
+
+def test_a_folder_with_masks_and_boxes_has_the_masks_and_says_how_to_get_the_boxes(tmp_path, caplog):
+    voc(tmp_path)
+    for i in range(6):
+        mask = np.zeros(SIZE, np.uint8)
+        mask[6:22, 4:20], mask[10:40, 30:60] = 1, 2
+        save(tmp_path / "SegmentationClass" / f"{i}.png", mask)
+    with caplog.at_level("INFO", logger="vitrail"):
+        assert open_data(tmp_path).task.name == "masks"
+        assert caplog.text.count("has masks and boxes: using the masks. Use --task boxes for the boxes.") == 1
+        caplog.clear()
+        assert open_data(tmp_path, task="boxes").classes == ("disc", "square")
+        assert open_data(tmp_path, task="masks").task.name == "masks"
+        assert "masks and boxes" not in caplog.text
 
 
 def test_check_says_what_the_masks_are(tmp_path):

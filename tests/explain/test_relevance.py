@@ -16,7 +16,8 @@ from watcher import watcher
 from vitrail.errors import UserError
 from vitrail.explain.attention import rollout
 from vitrail.explain.relevance import relevance
-from vitrail.models import build, resize
+from vitrail.models import Model, build, resize
+from vitrail.models.dense import DenseConfig
 from vitrail.models.layers import Attention, AttentionPool
 from vitrail.models.vit import ViT, ViTConfig
 
@@ -46,8 +47,8 @@ def pictures(model: ViT, count: int = 3) -> Tensor:
     return torch.randn(count, 1, *model.config.img_size, generator=torch.Generator().manual_seed(1))
 
 
-def slow(model: ViT, images: Tensor, classes: list[int], instead: list[int] | None = None) -> Tensor:
-    """The same by the book: every map is part of the graph, and R is a whole matrix, made from the first block on."""
+def traced(model: Model) -> tuple[Model, list[Tensor]]:
+    """A copy of a model that notes every attention map, as part of the graph."""
     model = copy.deepcopy(model)
     maps: list[Tensor] = []
 
@@ -71,6 +72,20 @@ def slow(model: ViT, images: Tensor, classes: list[int], instead: list[int] | No
             part.forward = attention.__get__(part)
         elif isinstance(part, AttentionPool):
             part.forward = pool.__get__(part)
+    return model, maps
+
+
+def propagated(maps: list[Tensor], image: int) -> Tensor:
+    """R of an image as a whole matrix, made from the first block on."""
+    r = torch.eye(maps[0].shape[-1])
+    for weights in maps:
+        r = r + (weights.grad[image] * weights[image]).clamp(min=0).mean(dim=0) @ r
+    return r
+
+
+def slow(model: ViT, images: Tensor, classes: list[int], instead: list[int] | None = None) -> Tensor:
+    """The same by the book."""
+    model, maps = traced(model)
     logits = model(images)
     score = sum(row[k] for row, k in zip(logits, classes, strict=True))
     if instead is not None:
@@ -79,9 +94,7 @@ def slow(model: ViT, images: Tensor, classes: list[int], instead: list[int] | No
 
     prefix, answers = model.config.prefix, []
     for i in range(len(images)):
-        r = torch.eye(model.config.length)
-        for weights in maps[: model.config.depth]:
-            r = r + (weights.grad[i] * weights[i]).clamp(min=0).mean(dim=0) @ r
+        r = propagated(maps[: model.config.depth], i)
         if model.config.pool == "cls":
             answers.append(r[0, prefix:])
         elif model.config.pool == "cls_dist":
@@ -103,6 +116,20 @@ def test_is_what_the_slow_direct_computation_gives(kind):
     assert maps.shape == (3, *model.config.grid)
     assert maps.dtype == np.float32
     assert distance(torch.from_numpy(maps), slow(model, images, classes)) < 1e-5
+
+
+@pytest.mark.parametrize("head", ["yolos", "yolos-mid"])
+def test_the_token_of_the_strongest_box_is_followed_back(head):
+    body = ViTConfig(16, 2, 2, 24, 4, channels=1, classes=0, img_size=(12, 16))
+    model = randomise(build(DenseConfig.of(body, (head,), 3)))
+    images, classes = pictures(model), [0, 2, 1]
+    book, maps = traced(model)
+    chances = book(images)[..., 4:].log_softmax(dim=-1)[torch.arange(3), :, classes]
+    best, tokens = chances.max(dim=1)
+    best.sum().backward()
+    rows = [propagated(maps, i)[body.length + tokens[i], 1 : body.length] for i in range(3)]
+    expected = torch.stack(rows).detach().reshape(3, 3, 4)
+    assert distance(torch.from_numpy(relevance(model, images, classes)), expected) < 1e-5
 
 
 def test_explains_one_class_rather_than_another():

@@ -1,4 +1,4 @@
-"""Box heads: parameters, places of their predictions, YOLOS and DETR against transformers."""
+"""Box heads: parameters, places of their predictions, YOLOS against transformers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from peers import TOLERANCE, distance, randomise, transformers
 
 from vitrail import models
 from vitrail.models.dense import DenseConfig
-from vitrail.models.heads import HEADS
 from vitrail.models.heads.boxes import SimplePyramid, Towers
 from vitrail.models.vit import ViTConfig
 from vitrail.weights.formats import yolos
@@ -82,33 +81,6 @@ def test_yolos_is_that_of_transformers_in_both_directions(middle):
     written = yolos.write(ours.state_dict(), ours.config)
     back = yolos.read({name.removeprefix("vit."): value for name, value in written.items()})
     assert all(torch.equal(back[name], value) for name, value in ours.state_dict().items())
-
-
-def test_detr_is_the_transformer_of_transformers():
-    hf = transformers()
-    head = randomise(HEADS["detr"](replace(TINY, width=256, heads=8), 3))
-    shape = {"d_model": 256, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}
-    config = hf.DetrConfig(**shape, num_queries=100, num_labels=3, use_timm_backbone=False, dropout=0.0)
-    assert config.encoder_attention_heads == 8
-    module = __import__("transformers.models.detr.modeling_detr", fromlist=["x"])
-    encoder, decoder = module.DetrEncoder(config).eval(), module.DetrDecoder(config).eval()
-    for mine, other in ((head.encoder, encoder), (head.decoder, decoder)):
-        names = {name.replace("mlp.", "").replace("o_proj", "out_proj"): name for name in other.state_dict()}
-        other.load_state_dict({names[name]: value for name, value in mine.state_dict().items()})
-    read = torch.randn(2, 256, 4, 6, generator=torch.Generator().manual_seed(1))
-    place = module.DetrSinePositionEmbedding(128, normalize=True)
-    where = place(torch.Size((2, 256, 4, 6)), "cpu", torch.float32).flatten(2).transpose(1, 2)[:1].expand(2, -1, -1)
-    with torch.no_grad():
-        tokens = head.input_projection(read).flatten(2).transpose(1, 2)
-        memory = encoder(inputs_embeds=tokens, spatial_position_embeddings=where).last_hidden_state
-        queries = head.query_position_embeddings.weight.expand(2, -1, -1)
-        out = decoder(
-            inputs_embeds=torch.zeros_like(queries),
-            encoder_hidden_states=memory,
-            spatial_position_embeddings=where,
-            object_queries_position_embeddings=queries,
-        ).last_hidden_state
-        assert distance(head._decode(read)[-1], out) < TOLERANCE
 
 
 def test_a_head_that_does_not_fit_says_why():

@@ -15,6 +15,7 @@ from vitrail.models.heads import HEADS
 from vitrail.models.vit import ViTConfig
 from vitrail.tasks import Boxes
 from vitrail.tasks.box_loss import BoxLoss
+from vitrail.tasks.detect import detect, detections
 from vitrail.tasks.objective import Batch
 from vitrail.tasks.placement import Placement, Truth, drawn, fitted, truths
 
@@ -63,6 +64,16 @@ def test_detections_are_suppressed_within_a_class_but_not_in_a_set():
     assert dense[:2, 5].tolist() == [0, 1]
     assert TASK.meaning(outputs(*twice, softmax=True)).shape == (1, 6, 6)
     assert (TASK.meaning(outputs(*twice, softmax=True))[0, :3, 4] > 0.7).sum() == 3
+
+
+@pytest.mark.parametrize("classes", [2, 1])
+def test_arrays_and_tensors_give_the_same_detections(classes):
+    """Dense predictions that overlap a lot; with one class the second logit is "no object"."""
+    generator = torch.Generator().manual_seed(0)
+    corner = torch.rand(2, 400, 2, generator=generator) * 60
+    size, logits = (torch.rand(2, 400, 2, generator=generator) for _ in range(2))
+    found = torch.cat([corner, corner + 20 + 20 * size, 9 * logits - 6], dim=-1)
+    np.testing.assert_allclose(detections(found.numpy(), classes), detect(found, classes).numpy(), atol=1e-4)
 
 
 def test_an_answer_is_in_pixels_of_the_image():

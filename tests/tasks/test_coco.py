@@ -87,10 +87,10 @@ def test_without_objects_or_detections():
     none = np.zeros((0, 6))
     scores = measure(CLASSES, (), [(none, none)])
     assert scores.ap is None
-    assert scores.loss == 0
+    assert scores.error == 0
     one = np.array([[0, 10, 10, 50, 50, 0.0]])
     scores = measure(CLASSES, (), [(none, one)])
-    assert (scores.ap, scores.ap_medium, scores.ap_small, scores.loss) == (0.0, 0.0, None, 1.0)
+    assert (scores.ap, scores.ap_medium, scores.ap_small, scores.error) == (0.0, 0.0, None, 1.0)
     assert scores.confusion[0].tolist() == [0, 0, 0, 1]
 
 

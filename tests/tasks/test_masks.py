@@ -204,8 +204,9 @@ def test_settings_that_do_not_apply_are_refused(data, settings, message, tmp_pat
 # Files, the service and explanations ------------------------------------------------------------------------
 
 
-def test_the_exported_graph_has_the_padding_and_the_upsampling(run, data, tmp_path):
+def test_the_exported_graph_has_the_padding_and_the_upsampling_and_needs_no_torch(run, data, tmp_path):
     import onnxruntime
+    from torchless import predict_evaluate_and_serve
 
     proof = vitrail.export(run, out=tmp_path / "masks.onnx")
     assert proof.same == proof.images
@@ -220,6 +221,9 @@ def test_the_exported_graph_has_the_padding_and_the_upsampling(run, data, tmp_pa
     (theirs,) = vitrail.predict(tmp_path / "masks.onnx", [data / "images" / "val" / "0.png"])
     assert (chances[0].argmax(axis=0) == ours.answer.mask).mean() > 0.99
     assert (theirs.answer.mask == ours.answer.mask).mean() > 0.99
+    predict_evaluate_and_serve(tmp_path / "masks.onnx", data, data / "images" / "val" / "0.png", tmp_path)
+    scores = json.loads((tmp_path / "metrics.json").read_text())
+    assert scores["miou"] == pytest.approx(vitrail.evaluate(run).miou, abs=0.01)
 
 
 def test_the_service_sends_the_mask(run, data):

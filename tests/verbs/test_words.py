@@ -19,6 +19,10 @@ def pictures(captions: Path, what: str) -> list[str]:
     return sorted(map(str, captions.parent.glob(f"{what}-*.png")))
 
 
+def test_a_run_is_for_searching(worded):
+    assert f"Next: vitrail search {worded} IMAGES 'a sentence'" in (Path(worded) / "train.log").read_text()
+
+
 def test_predict_by_labels(worded, captions, vitrail_says):
     found = {
         what: list(vitrail.predict(worded, pictures(captions, what), labels=LABELS))

@@ -66,13 +66,15 @@ def curves(rows: Rows, main: Measure, kept: int | None = None) -> list[Lines]:
 
 
 def losses(rows: Rows) -> Lines:
-    """The training and the validation loss over the epochs of a run."""
+    """The training loss over the epochs of a run, and the validation loss where it is measured."""
+    parts = {part: _PARTS[part] for part in _PARTS if f"{part}_loss" in rows[0]}
+    last = "val" if "val" in parts else "train"
     return Lines(
         name="curves",
-        title="Loss",
-        note=f"final validation loss {rows[-1]['val_loss']:.3f}",
+        title="Loss" if last == "val" else "Training loss",
+        note=f"final {_PARTS[last][0]} loss {rows[-1][f'{last}_loss']:.3f}",
         x="epoch",
-        lines=tuple(_line(rows, f"{part}_loss", name, tone) for part, (name, tone) in _PARTS.items()),
+        lines=tuple(_line(rows, f"{part}_loss", name, tone) for part, (name, tone) in parts.items()),
         low=0,
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitrail.config import TokenizerName
 from vitrail.data.arrays import npy_images, open_npy, open_npy_folder, open_npz
-from vitrail.data.boxes import open_boxes
+from vitrail.data.boxes import marked_images, open_boxes
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.captions import has_captions, is_coco_captions, open_captioned, open_coco
 from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets, reads_labels
@@ -295,7 +295,10 @@ def open_annotated(source: Source, task: type[Task] | None, mask_values: Sequenc
         return None
     if is_coco_captions(path) or (path.is_dir() and folder_kind(path) != "classes"):
         return None
-    return next((found for read in readers if (found := read(path, mask_values, task is not None)) is not None), None)
+    found = next((found for read in readers if (found := read(path, mask_values, task is not None)) is not None), None)
+    if found is not None and task is None and isinstance(found.task, Masks) and marked_images(path) is not None:
+        log.info("%s has masks and boxes: using the masks. Use --task boxes for the boxes.", path)
+    return found
 
 
 def _open_source(

@@ -5,10 +5,11 @@ respect to the class's logit (https://arxiv.org/abs/2103.15679): in every block,
 
     Ā = mean over heads of max(∂logit/∂A ⊙ A, 0)        R = R + Ā·R, from the first block to the last
 
-The result is the row of R that the head reads: the class token's, the mean over patches, or the mixture of attention
-pooling. Since only one row is needed, the product is evaluated from the left, row = row + row·Ā from the last block to
-the first. This is the order of the backward pass, so only one block's maps are in memory at a time. The gradient of the
-map follows from that of a fused kernel's output O = A·V: ∂logit/∂A = ∂logit/∂O·Vᵀ.
+The result is the row of R that the head reads: the class token's, the mean over patches, the mixture of attention
+pooling, or that of the detection token with a class's strongest box. Since only one row is needed, the product is
+evaluated from the left, row = row + row·Ā from the last block to the first. This is the order of the backward pass, so
+only one block's maps are in memory at a time. The gradient of the map follows from that of a fused kernel's output
+O = A·V: ∂logit/∂A = ∂logit/∂O·Vᵀ.
 
 Legend: B batch, N tokens, D width, H heads.
 """
@@ -94,20 +95,22 @@ def _pool(vit: Model) -> AttentionPool | None:
 def _explain(
     vit: Model, images: Tensor, classes: NDArray[np.int64], instead: NDArray[np.int64] | None
 ) -> NDArray[np.float32]:
-    inputs, output, logits, pooled = _forward(vit, images)
+    inputs, output, outputs, pooled = _forward(vit, images)
+    logits = vit.evidence(outputs)
     score = class_score(logits, classes)
     if instead is not None:
         score = score - class_score(logits, instead)
 
-    row = torch.zeros(len(images), vit.config.length, device=images.device)
-    patches = row[:, -vit.config.grid[0] * vit.config.grid[1] :]
+    row = torch.zeros(len(images), inputs[0].shape[1], device=images.device)
+    h, w = vit.config.grid
+    patches = row[:, vit.config.length - h * w : vit.config.length]
     pool = _pool(vit)
     if pool is not None:
         gradient, slope = torch.autograd.grad(score.sum(), (output, pooled[pool.proj]))
         patches += _weighted(pool, pooled[pool], slope)[:, 0]
     else:
         (gradient,) = torch.autograd.grad(score.sum(), output)
-        row += vit.shares().to(row)
+        row += vit.shares_for(outputs.detach(), torch.from_numpy(classes.copy()).to(outputs.device)).to(row)
 
     for block in reversed(vit.encoder()):
         x = inputs.pop().requires_grad_()
@@ -119,7 +122,7 @@ def _explain(
 
 
 def _forward(vit: Model, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, dict[nn.Module, Tensor]]:
-    """The input of every block, the output of the last, the logits, and the inputs of attention pooling.
+    """The input of every block, the output of the last, the model's outputs, and the inputs of attention pooling.
 
     The graph starts at the output of the last block; a graph of the whole model could be large.
     """
@@ -145,11 +148,11 @@ def _forward(vit: Model, images: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
     pool = _pool(vit)
     try:
         with torch.no_grad(), _inputs(*([] if pool is None else [pool, pool.proj])) as seen:
-            logits = vit.forward(images)  # `vit(images)` may run compiled code, without the hooks
+            outputs = vit.forward(images)  # `vit(images)` may run compiled code, without the hooks
     finally:
         for hook in hooks:
             hook.remove()
-    return inputs, last[0], logits, seen
+    return inputs, last[0], outputs, seen
 
 
 @contextmanager

@@ -186,6 +186,12 @@ class Dense(Model):
         counts[-patches:] = 1 / patches
         return counts
 
+    def shares_for(self, outputs: Tensor, classes: Tensor) -> Tensor:
+        if not self.head.adds_tokens:
+            return super().shares_for(outputs, classes)
+        added = self.head.answering(outputs, classes)  # B Q
+        return torch.cat([added.new_zeros(len(added), self.config.length), added], dim=1)
+
     def evidence(self, outputs: Tensor) -> Tensor:
         return self.head.evidence(outputs)
 
@@ -194,8 +200,6 @@ class Dense(Model):
 
     def last_map(self) -> tuple[nn.Module, int]:
         """The map that the head reads; of a plain encoder, the tokens after its final norm."""
-        if self.head.adds_tokens:
-            raise UserError(f"Relevance is not available: the head {self.config.head} reads no feature map.")
         return (self.backbone.stages()[-1], 2) if self.backbone.encoder() else self.backbone.last_map()
 
     def position_embeddings(self) -> list[tuple[Tensor, Grid]]:

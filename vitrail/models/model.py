@@ -236,6 +236,10 @@ class Model(nn.Module):
         counts[: prefix or None] = 1 / (prefix or patches)
         return counts / counts.sum()
 
+    def shares_for(self, outputs: Tensor, classes: Tensor) -> Tensor:  # noqa: ARG002  # of models with several answers
+        """The weight of each token of the last stage in the logits of these classes, (B,): (B, N)."""
+        return self.shares().expand(len(classes), -1)
+
     def encoder(self) -> list[Block]:
         """The blocks of a plain transformer encoder, for attention-based relevance; empty for other models."""
         return []

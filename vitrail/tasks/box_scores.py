@@ -38,8 +38,12 @@ class BoxScore:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BoxesScores(Scores):
-    """COCO's measures, None where no object is of that size; means over classes skip those without objects."""
+    """COCO's measures, None where no object is of that size; means over classes skip those without objects.
 
+    They have no loss: detections and objects do not show which points or tokens of the model answer for which object.
+    """
+
+    error: float  # 1 - F1 at the thresholds and an IoU of 0.5, mean over images
     ap: float | None
     ap50: float | None
     ap75: float | None
@@ -66,13 +70,11 @@ class BoxesScores(Scores):
         return self.per_class
 
     def row(self) -> dict[str, float]:
-        return {"loss": self.loss} | {
-            name: float(getattr(self, name) or 0.0) for name in ("ap50", "ap", "ap75", "ar100")
-        }
+        return {name: float(getattr(self, name) or 0.0) for name in ("ap50", "ap", "ap75", "ar100", "error")}
 
     def to_json(self) -> dict[str, Any]:
         return (
-            {"images": self.images, "loss": round(self.loss, 6)}
+            {"images": self.images, "error": round(self.error, 6)}
             | rounded({name: getattr(self, name) for name in MEASURES})
             | {
                 "per_class": [rounded(asdict(score)) for score in self.per_class],
@@ -165,8 +167,7 @@ def measure(classes: Sequence[str], thresholds: Sequence[float], images: Sequenc
     errors = [1 - image_f1(found, objects, chosen) for found, objects in images]
     return BoxesScores(
         images=len(images),
-        loss=float(np.mean(errors)),
-        loss_error=float(np.std(errors) / len(errors) ** 0.5),
+        error=float(np.mean(errors)),
         ap=known(precision.ap()),
         ap50=known(precision.ap(0.5)),
         ap75=known(precision.ap(0.75)),
@@ -255,7 +256,7 @@ def restored(document: Mapping[str, Any]) -> BoxesScores:
     """The inverse of `BoxesScores.to_json`."""
     curves = np.array(document["precision_at_recall"], np.float64).reshape(-1, len(RECALLS)).T
     return BoxesScores(
-        **{name: document[name] for name in ("images", "loss", *MEASURES)},
+        **{name: document[name] for name in ("images", "error", *MEASURES)},
         per_class=[BoxScore(**score) for score in document["per_class"]],
         confusion=np.array(document["confusion"], np.int64),
         curves=curves,

@@ -26,9 +26,9 @@ from vitrail.tasks.box_answer import BoxesAnswer
 from vitrail.tasks.box_charts import box_charts
 from vitrail.tasks.box_picture import compared
 from vitrail.tasks.box_scores import BoxesScores, BoxMeter, above, image_f1, paired, restored
-from vitrail.tasks.detect import detect
+from vitrail.tasks.detect import detect, detections
 from vitrail.tasks.placement import object_array
-from vitrail.tasks.scores import LOSS, Array, Floats, Meter, Numbers, Targets
+from vitrail.tasks.scores import Array, Floats, Meter, Numbers, Targets
 from vitrail.tasks.task import Answer, Confused, Line, Task
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class Boxes(Annotated):
     many: ClassVar[str] = "classes"
     measures: ClassVar[tuple[Measure, ...]] = (
         *_SHARES,
-        replace(LOSS, title="1 - F1", meaning="share of boxes missed or invented at the thresholds, mean over images"),
+        Measure(
+            "error", "1 - F1", "boxes missed or invented at the thresholds, mean over images", lower_is_better=True
+        ),
     )
     columns: ClassVar[tuple[Measure, ...]] = (
         Measure("ap50", "AP50", percent=True),
@@ -75,7 +77,7 @@ class Boxes(Annotated):
         Measure("f1", "F1", percent=True),
         Measure("threshold", "threshold"),
     )
-    choices: ClassVar[Mapping[str, str]] = {"map": "ap", "loss": "loss"}
+    choices: ClassVar[Mapping[str, str]] = {"map": "ap"}
     ranked: ClassVar[str] = "ap50"
     answer: ClassVar[type[Answer]] = BoxesAnswer
     meant: ClassVar[str] = "detections"
@@ -192,10 +194,7 @@ class Boxes(Annotated):
         return torch.cat([torch.stack([x0, y0, x1, y1], dim=-1), found[..., 4:]], dim=-1)
 
     def means(self, outputs: NDArray[np.floating]) -> Floats:
-        import torch
-
-        with torch.no_grad():
-            return self.meaning(torch.from_numpy(np.ascontiguousarray(outputs, np.float32))).double().numpy()
+        return detections(outputs, len(self.classes))
 
     def steady(self, meant: Array) -> Array:
         """The scores: boxes with almost equal ones may change places."""

@@ -7,7 +7,7 @@ nowhere, and `counts`, the pixels of each class, (K,): see `data/masks`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -67,7 +67,7 @@ class Masks(Annotated):
         Measure("accuracy", "pixel accuracy", "pixels with the right class", percent=True, detail=True),
         Measure("mean_accuracy", "mean accuracy", "mean of the classes' pixel accuracy", percent=True, detail=True),
         Measure("boundary", "boundary F", "mean of the classes' boundary F-score", percent=True, detail=True),
-        LOSS,
+        replace(LOSS, meaning="cross-entropy of the labelled pixels, mean over images"),
     )
     columns: ClassVar[tuple[Measure, ...]] = (
         Measure("iou", "IoU", percent=True),

@@ -61,6 +61,7 @@ class Pairs(Task):
     several: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...]] = ("sigmoid", "softmax")
     interchange: ClassVar[bool] = True
+    usage: ClassVar[str] = "vitrail search RUN IMAGES 'a sentence'"
     meant: ClassVar[str] = "embeddings"
     worst_title: ClassVar[str] = "Images whose own caption is not the first, worst match first."
     best_title: ClassVar[str] = "Images that find their caption, best match first."

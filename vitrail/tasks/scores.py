@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Scores(ABC):
     """The scores of a model on some images. Shares are from 0 to 1."""
 
     images: int
-    loss: float
+    loss: float = math.nan  # NaN if the task does not measure it
     loss_error: float = 0.0  # standard error of the loss; 0 if it is not measured
     folder: Path | None = None  # where `evaluate` wrote them
 

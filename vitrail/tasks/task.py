@@ -68,6 +68,7 @@ class Task(Words, ABC):
     interchange: ClassVar[bool] = False  # whether other libraries' formats can express it
     answer: ClassVar[type[Answer]] = Answer  # what `answers` returns; without arguments, no answer
     objectives: ClassVar[tuple[str, ...]] = ("ce", "bce")  # values of --loss
+    usage: ClassVar[str] = "vitrail predict RUN IMAGES"  # what a trained model is for, as a command
     meant: ClassVar[str] = "probabilities"  # what `meaning` returns; the output's name in an exported file
 
     def __str__(self) -> str:

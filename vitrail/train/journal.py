@@ -113,7 +113,7 @@ class Journal:
             log.warning(f"TensorBoard's events cannot be written to {folder}: {error.strerror or error}.")
         self._trackers.epoch(int(row["epoch"]), values)
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
-        loss = scores.pop("loss")
+        loss = f"val loss {scores.pop('loss'):.3f}  " if "loss" in scores else ""
         titles = {measure.name: measure.title for measure in task.measures}
         chosen = task.chosen(schedule.stop.best).name
         details = {measure.name for measure in task.measures if measure.detail and measure.name != chosen}
@@ -130,6 +130,6 @@ class Journal:
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(
             f"epoch {row['epoch']:>{len(epochs)}}/{epochs}  train loss {row['train_loss']:.3f}{logged}{agree}  "
-            f"val loss {loss:.3f}  {shown}  "
+            f"{loss}{shown}  "
             f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}{teacher}"
         )

@@ -194,5 +194,5 @@ def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:
     if data.unreadable:
         names = [f"{file} ({reason})" for file, reason in data.unreadable]
         log.warning(f"{len(names)} images could not be read and were left out: {shortlist(names, 10)}.")
-    log.info(f"The run is in {run}. Next: vitrail predict {run} IMAGES")
+    log.info(f"The run is in {run}. Next: {data.task.usage.replace('RUN', str(run))}")
     return scores

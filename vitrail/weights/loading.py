@@ -239,7 +239,7 @@ def _open(source: Source, expected: str | ModelConfig | None = None, like: Model
     if isinstance(config, ViTConfig):
         notes += vit.conversion_notes(shapes, config)
     eps = weights.spec.eps
-    if sidecar.eps not in (None, eps) and "eps" not in {field.name for field in dataclasses.fields(config)}:
+    if sidecar.eps not in (None, eps) and "eps" not in {f.name for f in dataclasses.fields(backbone(config))}:
         notes.append(f"LayerNorm's epsilon is {eps:g} for {weights.kind}, not {sidecar.eps:g}")
     if isinstance(config, TwoTowerConfig) and task.to_json()["tokenizer"]["kind"] == "unknown":
         notes.append(f"the tokenizer of {config.text.vocab:,} tokens is not known, so it reads token ids, but no words")

@@ -49,8 +49,17 @@ class BoxHead(Head):
         return None
 
     def evidence(self, outputs: Tensor) -> Tensor:
-        """The logit of the strongest box of each class."""
-        return outputs[..., 4 : 4 + self.classes].amax(dim=1)
+        """The logit of the strongest box of each class; of a set, the logarithm of its probability."""
+        return self._confidence(outputs).amax(dim=1)
+
+    def answering(self, outputs: Tensor, classes: Tensor) -> Tensor:
+        """The strongest box of the class alone."""
+        own = self._confidence(outputs)[torch.arange(len(classes)), :, classes]
+        return F.one_hot(own.argmax(dim=1), own.shape[1]).to(own)
+
+    def _confidence(self, outputs: Tensor) -> Tensor:
+        logits = outputs[..., 4:]
+        return logits if logits.shape[-1] == self.classes else logits.log_softmax(dim=-1)[..., : self.classes]
 
 
 def norm(channels: int) -> nn.GroupNorm:

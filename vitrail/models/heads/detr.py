@@ -2,7 +2,7 @@
 
 A 1×1 convolution narrows the map; a post-norm encoder with sine positions reads it; learned queries ask the decoder for
 one object each. A set loss matches queries and objects, also for the outputs of all but the last decoder layer
-(`auxiliary`). Tensor names are those of transformers' `DetrForObjectDetection`.
+(`auxiliary`). Tensor names are those in files of transformers' `DetrForObjectDetection`.
 
 Legend: B batch, N positions of the map, C channels of the transformer, Q queries, K classes.
 """
@@ -23,6 +23,14 @@ from vitrail.models.position import Grid
 
 QUERIES = 100
 CHANNELS, HEADS, MLP, LAYERS = 256, 8, 2048, 6  # of the published models; narrower backbones get narrower ones
+
+
+def sizes(width: int) -> tuple[int, int, int]:
+    """The channels, the hidden width of MLPs and the layers of encoder and decoder, on a backbone of this width."""
+    if width >= CHANNELS:
+        return CHANNELS, MLP, LAYERS
+    channels = max(width // (2 * HEADS) * 2 * HEADS, 2 * HEADS)
+    return channels, 4 * channels, LAYERS // 2
 
 
 class DetrAttention(nn.Module):
@@ -92,9 +100,7 @@ class Detr(BoxHead):
 
     def __init__(self, body: ModelConfig, classes: int):
         super().__init__(body, classes)
-        share = min(body.width / CHANNELS, 1.0)
-        channels = max(int(CHANNELS * share) // (2 * HEADS) * 2 * HEADS, 2 * HEADS)
-        mlp, layers = (MLP, LAYERS) if share == 1 else (4 * channels, LAYERS // 2)
+        channels, mlp, layers = sizes(body.width)
         self.size = body.img_size
         self.input_projection = nn.Conv2d(body.width, channels, 1)
         self.query_position_embeddings = nn.Embedding(QUERIES, channels)

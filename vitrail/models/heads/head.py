@@ -16,7 +16,7 @@ class Head(nn.Module):
     """Base class of dense heads, built from the configuration of a backbone and the number of classes, K."""
 
     title: ClassVar[str]  # in words, for errors and docs
-    adds_tokens: ClassVar[bool] = False  # whether it adds tokens to the sequence of the backbone
+    adds_tokens: ClassVar[bool] = False  # whether it adds tokens to the sequence of the backbone, at its end
     local: ClassVar[bool] = False  # whether explanations are of one place: of the strongest box
     levels: ClassVar[bool] = False  # whether it reads all feature maps that the backbone offers, finest first
 
@@ -45,6 +45,10 @@ class Head(nn.Module):
     def evidence(self, outputs: Tensor) -> Tensor:
         """The outputs that explanations are of: all, or one number per class, (B, K)."""
         return outputs
+
+    def answering(self, outputs: Tensor, classes: Tensor) -> Tensor:
+        """The weight of each token that the head adds in the logits of these classes, (B,): (B, Q)."""
+        raise NotImplementedError
 
     @classmethod
     def resized_state(

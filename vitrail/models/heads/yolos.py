@@ -46,6 +46,7 @@ def as_pixels(logits: Tensor, boxes: Tensor, size: Grid) -> Tensor:
 class Yolos(BoxHead):
     title = "detection tokens in a ViT"
     adds_tokens = True
+    local = False
     middle = False  # whether positions are added after each block but the last
 
     def __init__(self, body: ModelConfig, classes: int):

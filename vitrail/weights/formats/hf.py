@@ -108,7 +108,7 @@ def write(state: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     theirs = split_qkv(state)
     kind = _model_type(config)
     if kind.startswith("dinov2"):
-        if config.pool == "cls":
+        if config.pool == "cls" and config.classes:
             theirs["head.weight"] = torch.cat([state["head.weight"], torch.zeros_like(state["head.weight"])], dim=1)
         if config.registers:
             theirs["mask_token"] = torch.zeros(1, config.width)
@@ -210,14 +210,17 @@ def sidecar_files(
     }
     if preprocess.fit == "pad":
         document["image_size"] = [h, w]
-        processor |= {"image_processor_type": "YolosImageProcessor", "do_center_crop": False, "do_pad": True}
+        kind = "Detr" if architecture["model_type"] == "detr" else "Yolos"
+        processor |= {"image_processor_type": f"{kind}ImageProcessor", "do_center_crop": False, "do_pad": True}
         processor |= {"size": {"max_height": h, "max_width": w}, "pad_size": {"height": h, "width": w}}
     return {"config.json": document, "preprocessor_config.json": processor}
 
 
 def own_part(document: dict[str, Any]) -> dict[str, Any]:
-    """The part of `config.json` about the image model: all of it, or the image tower of a CLIP."""
+    """The part of `config.json` about the image model: all of it, the image tower of a CLIP, or DETR's backbone too."""
     kind = str(document.get("model_type", ""))
+    if kind == "detr":
+        return {**document, **(document.get("backbone_config") or {}), "id2label": document.get("id2label")}
     if kind.startswith(("clip", "siglip")):
         usual = clip.DEFAULTS | ({} if kind.startswith("clip") else clip.SIGLIP)
         return {**usual, **document, **(document.get("vision_config") or {})}

@@ -18,7 +18,7 @@ from vitrail.errors import UserError
 from vitrail.models.dense import BACKBONE, HEAD, DenseConfig
 from vitrail.models.heads.yolos import TOKENS
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.formats import IMAGENET, Format, FormatSpec, hf, tensor_shape, vit
+from vitrail.weights.formats import hf, tensor_shape, vit
 from vitrail.weights.key_tables import rename
 from vitrail.weights.sidecar import Sidecar
 
@@ -73,11 +73,6 @@ def unsupported(config: DenseConfig) -> str | None:
     return vit.FORMATS["hf"].unsupported(config.body)
 
 
-FORMATS: dict[Format, FormatSpec] = {
-    "hf": FormatSpec(MARKER, read, write, unsupported, IMAGENET, eps=EPS, task="boxes"),
-}
-
-
 def architecture(where: str, state: Mapping[str, Tensor], sidecar: Sidecar, model: DenseConfig | None) -> DenseConfig:
     """The configuration, from tensor shapes and the sidecar, which has the image size of the position table."""
     body = {n.removeprefix(BACKBONE): value for n, value in state.items() if n.startswith(BACKBONE)}
@@ -103,6 +98,3 @@ def hf_config(config: DenseConfig) -> dict[str, Any]:
         "num_detection_tokens": TOKENS,
         "use_mid_position_embeddings": config.head == "yolos-mid",
     }
-
-
-hf_fields = hf.hf_fields
