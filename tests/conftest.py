@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import signal
 
 # One thread: workers share the cores, and sums have the same order in every process. Set before torch is imported;
 # child processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

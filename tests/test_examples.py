@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
     """Runs an example in this process, and returns what it prints."""
 
     def run(name: str, *words: object) -> str:
@@ -27,8 +28,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out
 
-    monkeypatch.setattr("vitrail.models.module.MODULES", dict(MODULES))
-    return run
+    known = dict(MODULES)
+    yield run
+    MODULES.clear()
+    MODULES.update(known)
 
 
 def test_multilabel(run):
@@ -61,7 +64,8 @@ def test_research(run, tmp_path):
     assert (tmp_path / "comparison.html").exists()
 
 
-def test_photos(run):
+def test_photos(run, monkeypatch):
+    monkeypatch.setattr("vitrail.explain.subject.PICTURES", 1)
     said = run("photos.py", "--images", 60, "--epochs", 1)
     assert "copy of 0.jpg" in said
     assert "balanced accuracy" in said

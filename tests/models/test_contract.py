@@ -281,6 +281,8 @@ def test_resizing_keeps_type_and_mode():
 @torch.no_grad()
 def test_it_compiles_without_a_graph_break(config):
     torch.compiler.reset()
+    if isinstance(config, ViTConfig) and config.attention == "global":
+        config = replace(config, depth=1)  # one block is like the other
     model = randomise(models.build(config))
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     assert distance(compiled(images(config)), model(images(config))) < 1e-5
@@ -293,7 +295,8 @@ def test_the_compiled_kernels_give_the_same_logits():
     torch.compiler.reset()
     config = replace(SMALL, depth=1, pos="relative")
     model = randomise(models.build(config))
-    compiled = torch.compile(model, fullgraph=True)
+    # Without vector instructions, whose headers take the C++ compiler most of the time.
+    compiled = torch.compile(model, fullgraph=True, options={"cpp.simdlen": 1})
     assert distance(compiled(images(config)), model(images(config))) < 1e-5
 
 
