@@ -205,8 +205,9 @@ def _plain(pixels: Counter[int], seen: Sequence[Seen], source: object) -> Classe
     if len(values) > _MANY:
         if _numbered(seen):
             raise UserError(
-                f"The masks of {source} have {len(values):,} values, 1 to {values[-1]}, which look like one number per "
-                "object. Make them one class: --mask-values '0=ground,*=object'. Or find the objects: --task boxes."
+                f"The masks of {source} have {len(values):,} values, {values[0]} to {values[-1]}, which look like one "
+                "number per object. Make them one class: --mask-values '0=ground,*=object'. Or find the objects: "
+                "--task boxes."
             )
         raise UserError(
             f"The masks of {source} have {len(values):,} different values, from {values[0]} to {values[-1]}, which "
