@@ -17,7 +17,7 @@ import pytest
 import vitrail
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
-from vitrail.data.sources import cut_folds
+from vitrail.data.holdout import cut_folds
 from vitrail.errors import UserError
 from vitrail.tasks import Multiclass
 from vitrail.train.checkpoint import checkpoint_path
