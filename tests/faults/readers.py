@@ -114,6 +114,7 @@ def formats(home: Path) -> dict[str, Reader]:
         **{end: Reader(images, partial(below, name=name), (name,)) for end, name in table.items()},
         "regression": Reader(images, partial(below, name="values.csv", task="regression"), ("values.csv",)),
         "shards": Reader(home / "shards", data, ("*",)),
+        "shards with a manifest": Reader(home / "written", data, ("*",)),
         "run": Reader(own, run, files),
         "config.yaml": Reader(own / "config.yaml", read_settings),
         "model.json": Reader(own, run, ("model.json",)),
@@ -149,6 +150,7 @@ def build(home: Path, exports: bool) -> None:
     np.save(home / "arrays/classes.npy", np.array(["a", "b", "c"]))
     _tables(images)
     _shards(home / "shards", pixels, labels)
+    vitrail.shard(str(images), home / "written", shard_size="10")
     _models(home, exports)
     (home / "real.json").write_text(json.dumps([[1, 2], [], [999]]))
 

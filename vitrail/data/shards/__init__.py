@@ -68,11 +68,11 @@ def open_shards(
     if remote and not str(source).endswith((".tar", *_COMPRESSED)):
         folder = str(source).rstrip("/")
         manifest = read_manifest(fetch_text(f"{folder}/{MANIFEST}", LONGEST), f"{folder}/{MANIFEST}")
-        return _open_manifest(source, manifest, label_field, lambda part: _remote_part(folder, part, limit))
+        return _open_manifest(source, manifest, label_field, task, lambda part: _remote_part(folder, part, limit))
     if not remote and (path := Path(source).expanduser() / MANIFEST).is_file():
         with reading(path, "a manifest of shards"):
             manifest = read_manifest(read_text(path, LONGEST), path)
-        return _open_manifest(source, manifest, label_field, lambda part: _local_part(path.parent, part))
+        return _open_manifest(source, manifest, label_field, task, lambda part: _local_part(path.parent, part))
     files: list[ShardFile] = (
         [_remote(address, limit) for address in _listed(str(source))]
         if remote
@@ -100,8 +100,14 @@ def _local_part(folder: Path, part: Part) -> LocalFile:
 
 
 def _open_manifest(
-    source: str | Path, manifest: Manifest, label_field: str | None, place: Callable[[Part], ShardFile]
+    source: str | Path,
+    manifest: Manifest,
+    label_field: str | None,
+    task: type[Task] | None,
+    place: Callable[[Part], ShardFile],
 ) -> Found:
+    if manifest.kind is None and reads_labels(task):
+        raise UserError(f"{source} has no labels: it was written with --unlabelled, for `vitrail pretrain`.")
     if label_field is not None:
         raise UserError(f"--label-column does not apply to {source}: its manifest has the labels. Remove it.")
     shards: list[Shard] = []

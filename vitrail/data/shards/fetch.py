@@ -92,11 +92,11 @@ def _file_system(address: str) -> tuple[Any, str]:
         import fsspec
 
         waits = aiohttp.ClientTimeout(total=None, sock_connect=SECONDS, sock_read=SECONDS)
-        options: dict[str, Any] = {
+        options: dict[str, dict[str, Any]] = {
             "s3": {"config_kwargs": {"connect_timeout": SECONDS, "read_timeout": SECONDS}},
             "gs": {"requests_timeout": waits},
-        }.get(scheme, {"client_kwargs": {"timeout": waits}})
-        system, name = fsspec.url_to_fs(address, **options)
+        }
+        system, name = fsspec.url_to_fs(address, **options.get(scheme, {"client_kwargs": {"timeout": waits}}))
     except ImportError as error:
         raise UserError(
             f"{address}: data at {scheme}:// needs fsspec and {_NEEDS[scheme]}: pip install 'vitrail[cloud]'"
@@ -110,7 +110,7 @@ class _TooLong(Exception):
 
 def _limit(most: int) -> Any:
     """A callback of fsspec that stops a download beyond `most` bytes."""
-    from fsspec.callbacks import Callback  # type: ignore[import-untyped,unused-ignore]
+    from fsspec.callbacks import Callback
 
     class Limit(Callback):  # type: ignore[misc,unused-ignore]
         def relative_update(self, inc: int = 1) -> None:

@@ -27,9 +27,9 @@ from vitrail.data.identity import identity
 from vitrail.data.images import EXTENSIONS
 from vitrail.data.pixels import Pixels
 from vitrail.data.shards.fetch import file_sha256
-from vitrail.data.shards.manifest import MANIFEST, MOST_SHARDS, Manifest, Part, SplitParts, row_type
+from vitrail.data.shards.manifest import MANIFEST, MOST_SHARDS, Manifest, Part, SplitParts, read_manifest, row_type
 from vitrail.errors import UserError
-from vitrail.files import atomic_write, locked, open_regular, read_json, write_text
+from vitrail.files import atomic_write, locked, open_regular, read_json, read_text, write_text
 from vitrail.progress import track
 from vitrail.tasks import Task
 from vitrail.tasks.captions import unpack
@@ -64,9 +64,13 @@ def write_shards(data: Data, folder: Path, shard_size: str, seed: int, workers: 
         )
     splits = {name: split for name, split in data.splits.items() if not _is_repeated(data, name)}
     plan = {"version": VERSION, "shard_size": shard_size, "seed": seed, "data": identity(data)}
-    if (folder / MANIFEST).exists():
-        raise UserError(f"{folder} already has shards. Choose another folder, or delete it.")
+    jobs = {name: _jobs(name, split, data.task, shard_size, seed) for name, split in splits.items()}
     begun = folder / _UNFINISHED / "plan.json"
+    if (folder / MANIFEST).exists():
+        if begun.parent.exists():  # killed when everything was written
+            shutil.rmtree(begun.parent)
+            return read_manifest(read_text(folder / MANIFEST), folder / MANIFEST)
+        raise UserError(f"{folder} already has shards. Choose another folder, or delete it.")
     if folder.exists() and not begun.exists() and any(child.name != _UNFINISHED for child in folder.iterdir()):
         raise UserError(f"{folder} has other files. Choose a new or an empty folder for the shards.")
     begun.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +82,6 @@ def write_shards(data: Data, folder: Path, shard_size: str, seed: int, workers: 
                 f"{folder} has unfinished shards of other data, another --shard-size or another --seed. Repeat that "
                 "command, or delete the folder."
             )
-        jobs = {name: _jobs(name, split, data.task, shard_size, seed) for name, split in splits.items()}
         every = [job for some in jobs.values() for job in some]
         with ThreadPoolExecutor(workers, thread_name_prefix="vitrail-shard") as pool:
             try:
