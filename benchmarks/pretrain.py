@@ -54,7 +54,7 @@ def labelled(data: str, share: float | int, seed: int, folder: Path) -> Path:
 
     from vitrail.data import open_data
     from vitrail.data.dataset import ArraySplit, FileSplit
-    from vitrail.data.sources import stratify
+    from vitrail.data.holdout import stratify
 
     opened = open_data(data)
     train, val = opened.splits["train"], opened.splits["val"]

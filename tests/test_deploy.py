@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from torch.distributed.run import get_args_parser as torchrun_parser
 
 from vitrail import cli
 from vitrail.serve.guard import OPEN
@@ -138,3 +141,95 @@ def test_kubernetes_labels_select_the_pods():
     selectors = [deployment["spec"]["selector"]["matchLabels"], service["spec"]["selector"]]
     for selector in (*selectors, budget["spec"]["selector"]["matchLabels"]):
         assert selector.items() <= labels
+
+
+# Training on several machines
+
+STAND_INS = {  # programs that print their arguments instead of running
+    "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "scontrol": "echo node-3; echo node-4",
+    "torchrun": "printf '%s\\n' \"$@\"",
+}
+
+
+def launched(script: list[str], folder: Path, **variables: str) -> list[str]:
+    """The arguments with which a script starts torchrun in a folder."""
+    programs = folder / "bin"
+    programs.mkdir(exist_ok=True)
+    for name, text in STAND_INS.items():
+        (programs / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (programs / name).chmod(0o755)
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", **variables}
+    said = subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    return said.stdout.splitlines()
+
+
+def parsed(words: list[str]) -> tuple[Any, dict[str, Any]]:
+    """What torchrun, and what vitrail make of the arguments of torchrun."""
+    given = torchrun_parser().parse_args(words)
+    assert given.module
+    assert given.training_script == "vitrail"
+    verb, *rest = given.training_script_args
+    assert verb == "train"
+    return given, cli.parse(verb, rest)
+
+
+SLURM = {
+    "SLURM_JOB_NODELIST": "node-[3-4]",
+    "SLURM_NNODES": "2",
+    "SLURM_GPUS_ON_NODE": "8",
+    "SLURM_CPUS_PER_TASK": "64",
+    "SLURM_JOB_ID": "17",
+}
+
+
+def test_slurm_starts_torchrun_on_every_machine_and_resumes(tmp_path):
+    script = ["bash", str(ROOT / "deploy/slurm.sh"), "s3://bucket/photos", "photos", "--model", "vit_b16"]
+    given, ours = parsed(launched(script, tmp_path, **SLURM))
+    assert (given.nnodes, given.nproc_per_node, given.rdzv_endpoint) == ("2", "8", "node-3:29500")
+    assert (ours["data"], ours["name"], ours["model"]) == ("s3://bucket/photos", "photos", "vit_b16")
+    (tmp_path / "runs/photos").mkdir(parents=True)
+    (tmp_path / "runs/photos/config.yaml").touch()
+    _, again = parsed(launched(script, tmp_path, **SLURM))
+    assert again == {"resume": "runs/photos"}
+    directives = dict(re.findall(r"^#SBATCH --([\w-]+)=?(\S*)$", Path(script[1]).read_text(), re.M))
+    assert directives["ntasks-per-node"] == "1"  # torchrun starts the processes of a machine
+    assert "requeue" in directives
+
+
+def test_the_skypilot_task_starts_torchrun_on_every_machine(tmp_path):
+    (task,) = documents("skypilot.yaml")
+    known = {"name", "num_nodes", "workdir", "envs", "resources", "file_mounts", "setup", "run"}
+    assert set(task) <= known
+    variables = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NUM_GPUS_PER_NODE": "8", "SKYPILOT_NODE_RANK": "1"}
+    variables |= {"SKYPILOT_NODE_IPS": "10.0.0.3\n10.0.0.4", **task["envs"]}
+    given, ours = parsed(launched(["bash", "-c", task["run"]], tmp_path, **variables))
+    assert (given.nnodes, given.node_rank, given.master_addr) == ("2", 1, "10.0.0.3")
+    assert ours["data"] == task["envs"]["DATA"]
+    assert ours["out"] in task["file_mounts"]
+    (extra,) = re.findall(r"\[(\w+)\]", task["setup"])
+    assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_pytorch_job_starts_torchrun_in_every_pod():
+    (job,) = documents("pytorchjob.yaml")
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    spec = job["spec"]
+    (worker,) = spec["pytorchReplicaSpecs"].values()
+    policy = spec["elasticPolicy"]
+    assert policy["minReplicas"] == policy["maxReplicas"] == worker["replicas"]
+    pod = worker["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["name"] == "pytorch"
+    assert container["image"].endswith(f":{VERSION}")
+    program, *words = container["command"] + container["args"]
+    assert program == "torchrun"
+    _, ours = parsed(words)
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert ours["out"] in mounts
+    assert {entry["name"]: entry["value"] for entry in container["env"]}["VITRAIL_CACHE"] in mounts
+    assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == spec["nprocPerNode"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not container["securityContext"]["allowPrivilegeEscalation"]

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vitrail.verbs.run import Run
     from vitrail.verbs.search import search
     from vitrail.verbs.serve import serve
+    from vitrail.verbs.shard import shard
     from vitrail.verbs.study import study
     from vitrail.verbs.train import train
     from vitrail.weights import load
@@ -61,6 +62,7 @@ __all__ = [
     "report",
     "search",
     "serve",
+    "shard",
     "study",
     "train",
 ]

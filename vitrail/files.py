@@ -143,14 +143,14 @@ def free_name(folder: Path, name: str) -> str:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Holds the lock of a run folder; raises UserError if another process has it.
+def locked(folder: Path, what: str = "training", way_out: str = "choose another --name") -> Iterator[None]:
+    """Holds the lock of a folder, for `what`; raises UserError if another process has it.
 
     The system frees the lock when the process ends, however it ends. Child processes do not inherit it.
     """
     place = folder.resolve()
     if place in _held:
-        raise UserError(f"This process is already training {folder}.")
+        raise UserError(f"This process is already {what} {folder}.")
     try:
         file = (folder / LOCK_FILE).open("a+", encoding="utf-8")
     except OSError as error:
@@ -164,8 +164,7 @@ def locked(folder: Path) -> Iterator[None]:
                     file.seek(0)
                     owner = file.read(20).strip() or "unknown"
                     raise UserError(
-                        f"Another process, pid {owner}, is training {folder}. Wait for it, stop it, or choose another "
-                        "--name."
+                        f"Another process, pid {owner}, is {what} {folder}. Wait for it, stop it, or {way_out}."
                     ) from None  # other errors: a file system without locks
         with suppress(OSError):  # a full disk
             file.truncate(0)

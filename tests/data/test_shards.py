@@ -14,10 +14,12 @@ from PIL import Image
 
 import vitrail
 from vitrail.data import images as images_module
-from vitrail.data import open_data, shards
+from vitrail.data import open_data
 from vitrail.data.audit import audit
+from vitrail.data.download import cache_folder
 from vitrail.data.loader import TrainBatches
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.shards import index
 from vitrail.errors import UserError
 
 
@@ -220,11 +222,9 @@ def test_an_image_column_is_refused(tmp_path):
 def test_a_shard_is_read_once_and_again_when_it_changes(tmp_path, monkeypatch):
     path = write(tmp_path / "a.tar", samples(0))
     scanned = []
+    monkeypatch.setattr(index, "_scan", lambda file, field, scan=index._scan: scanned.append(file) or scan(file, field))
     monkeypatch.setattr(
-        shards, "_scan", lambda path, field, scan=shards._scan: scanned.append(path) or scan(path, field)
-    )
-    monkeypatch.setattr(
-        shards, "inspect_image", lambda source: scanned.append("image") or images_module.inspect_image(source)
+        index, "inspect_image", lambda source: scanned.append("image") or images_module.inspect_image(source)
     )
     first = open_data(path)
     assert len(scanned) == 11
@@ -242,7 +242,7 @@ def test_a_shard_is_read_once_and_again_when_it_changes(tmp_path, monkeypatch):
 def test_a_broken_memory_is_made_again(tmp_path):
     path = write(tmp_path / "a.tar", samples(0))
     expected = pairs(open_data(path).splits["train"])
-    [kept] = (shards.cache_folder() / "shards").iterdir()
+    [kept] = (cache_folder() / "shards").iterdir()
     for content in (b"", kept.read_bytes()[:100]):
         kept.write_bytes(content)
         assert pairs(open_data(path).splits["train"]) == expected

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data import ArraySplit, open_data
-from vitrail.data.sources import stratify
+from vitrail.data.holdout import stratify
 from vitrail.errors import UserError
 
 

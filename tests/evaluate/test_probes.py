@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 import vitrail
 from vitrail.data import open_data
-from vitrail.data.sources import stratify
+from vitrail.data.holdout import stratify
 from vitrail.errors import UserError
 from vitrail.evaluate import probes
 from vitrail.evaluate.probes import fewshot, knn, least_squares, linear

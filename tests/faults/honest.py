@@ -60,6 +60,7 @@ def build(home: Path, whole: bool) -> None:
     np.save(home / "arrays/classes.npy", np.array(["a", "b", "c"]))
     _tables(images)
     _shards(home / "shards", pixels, labels)
+    vitrail.shard(str(images), home / "written", shard_size="10")
     _built_in(home, pixels[:, :8, :8, 0], labels)
     _annotated(home)
     _documents(home)

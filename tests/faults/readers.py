@@ -156,6 +156,7 @@ def formats(home: Path) -> dict[str, Reader]:
         "table of boxes": Reader(home / "box-table", partial(below, name="boxes.csv", task="boxes"), ("boxes.csv",)),
         "captions": Reader(home / "captions", partial(data, task="pairs", tokenizer="bpe"), ("*.txt",)),
         "coco captions": Reader(home / "captions", partial(below, name="captions.json"), ("captions.json",)),
+        "shards with a manifest": Reader(home / "written", data, ("*",)),
         "run": Reader(own, run, files),
         "config.yaml": Reader(own / "config.yaml", read_settings),
         "model.json": Reader(own, run, ("model.json",)),

@@ -64,6 +64,10 @@ def run(folder: Path) -> object:
     return model(folder), [[row[i] for i in kept] for row in rows]
 
 
+def files(folder: Path) -> object:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def folds(folder: Path) -> object:
     return [run(folder / f"fold{number}") for number in (1, 2)]
 
@@ -100,6 +104,7 @@ SCENARIOS = {
     "pretrain": Scenario(["pretrain", *TRAIN[1:], "--val-fraction", "0.25"], run, "runs/run", 1),
     "report": Scenario(["report", "runs/done", "--out", "page.html"], page, "page.html", 1),
     "convert": Scenario(["convert", "runs/done", "out/a.safetensors"], digest, "out/a.safetensors", 2),
+    "shard": Scenario(["shard", "images", "shards", "--shard-size", "5"], files, "shards", 3),
     "embed": Scenario(["embed", "runs/done", "images", "--out", "e.npz"], arrays, "e.npz", 2),
     "export": Scenario(["export", "runs/done", "--out", "out/a.onnx"], digest, "out/a.onnx", 0),
 }

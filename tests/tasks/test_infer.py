@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitrail.config import TrainConfig, coerce
 from vitrail.data import open_data
-from vitrail.data.sources import hold_out
+from vitrail.data.holdout import hold_out
 from vitrail.errors import UserError
 from vitrail.tasks import Multilabel, Regression
 from vitrail.tasks.infer import infer_from_text

@@ -14,7 +14,7 @@ import vitrail
 from vitrail.cli import main
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
-from vitrail.data.sources import cut_folds
+from vitrail.data.holdout import cut_folds
 from vitrail.errors import UserError
 from vitrail.tasks import Multiclass
 

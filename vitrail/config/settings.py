@@ -96,6 +96,7 @@ class SourceConfig:
     max_pixels: int | None = option("pixels of the largest image to read (default: 178956970)", None)
     workers: int = option("threads that read images", 2, alias="-j")
     cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
+    shard_cache_gb: float = option("disk space for the cache of remote tar shards, in GiB", 20.0)
 
 
 @dataclass(frozen=True, kw_only=True)

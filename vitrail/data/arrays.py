@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.dataset import Array, ArraySplit, Found, GlobalRows, MappedSplit, Numbers, Targets, reads_labels
+from vitrail.data.dataset import Array, ArraySplit, Found, MappedSplit, Numbers, Targets, reads_labels
 from vitrail.data.folder import SPLITS
 from vitrail.data.npy import check_stored, check_zip, declared, read_member
 from vitrail.data.pixels import Pixels, bits_of
+from vitrail.data.rows import GlobalRows
 from vitrail.errors import UserError
 from vitrail.files import open_regular, reading
 from vitrail.progress import log

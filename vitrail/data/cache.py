@@ -27,7 +27,7 @@ import numpy as np
 from vitrail.data.dataset import ArraySplit, FileSplit, MappedSplit, Numbers, PackedSplit, Split, annotated
 from vitrail.data.download import cache_folder
 from vitrail.data.images import Pixels
-from vitrail.data.loader import ReadySplit, batches, images
+from vitrail.data.loader import DecodedSplit, ReadySplit, batches, images
 from vitrail.data.preprocess import Preprocess
 from vitrail.progress import log, track
 
@@ -41,27 +41,15 @@ _PIXELS, _TABLE = "pixels", "table.npy"
 
 
 @dataclass(frozen=True, eq=False)
-class KeptSplit(Split):
+class KeptSplit(DecodedSplit):
     """A split whose images are stored in one byte array."""
 
-    split: Split
-    pixels: Pixels
     table: Numbers  # (N, 4): offset, height, width and channels of each image
-
-    @property
-    def targets(self) -> Numbers:
-        return self.split.targets
-
-    def __len__(self) -> int:
-        return len(self.split)
 
     def image(self, i: int) -> Pixels:
         start, h, w, c = self.table[i].tolist()
         image: Pixels = self.pixels[start : start + h * w * c].reshape(h, w, c)
         return image
-
-    def name(self, i: int) -> str:
-        return self.split.name(i)
 
 
 def once(split: Split, preprocess: Preprocess, crops: bool, gigabytes: float, workers: int = 2) -> Split:
@@ -102,7 +90,7 @@ def _resized(split: ArraySplit | MappedSplit, preprocess: Preprocess) -> Split:
     pixels = np.empty(shape, dtype=preprocess.dtype)
     for at in range(0, len(split), _BATCH):
         pixels[at : at + _BATCH] = preprocess.pixels(split.take(np.arange(at, min(at + _BATCH, len(split)))))
-    return ReadySplit(split, preprocess, pixels)
+    return ReadySplit(split, pixels, preprocess)
 
 
 def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> Split | None:
@@ -115,7 +103,8 @@ def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> 
         # Copy on write: torch needs writable arrays.
         pixels = np.asarray(np.memmap(folder / _PIXELS, dtype=np.uint8, mode="c"))
         if not crops:
-            return ReadySplit(split, preprocess, pixels.reshape(len(split), preprocess.channels, *preprocess.img_size))
+            shape = len(split), preprocess.channels, *preprocess.img_size
+            return ReadySplit(split, pixels.reshape(shape), preprocess)
         table = np.load(folder / _TABLE, allow_pickle=False)
         ends = np.cumsum(table[:, 1:].prod(axis=1))
         whole = table.shape == (len(split), 4) and (table[:, 1:] > 0).all() and ends[-1] == len(pixels)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from vitrail.tasks import Task
 Numbers = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 Targets = npt.NDArray[Any]  # see `Split.targets`
-T = TypeVar("T")
 
 _ROWS = 1024  # images of an array that are hashed at a time
 
@@ -71,6 +70,18 @@ class Split:
     def order(self, rng: np.random.Generator) -> Numbers:
         """A random order for an epoch."""
         return rng.permutation(len(self))
+
+    def arranged(self, numbers: Numbers, rng: np.random.Generator) -> Numbers:  # noqa: ARG002  # only shards differ
+        """Images drawn in random order, in a random order that suits the storage."""
+        return numbers
+
+    def grouped(self, numbers: Numbers) -> Numbers:
+        """The images of one batch in an order in which a part of it needs little of the storage."""
+        return numbers
+
+    def digest(self) -> str | None:
+        """Changes with the names, the order or the content of the images; None if that would have to be read."""
+        return None
 
     def source(self, i: int) -> Path | Callable[[], Pixels | bytes]:
         """Image `i` in its most original form: a file, or a function that gives its content or pixels."""
@@ -329,28 +340,6 @@ def target_bytes(targets: Targets) -> bytes:
     if not annotated(targets):
         return targets.tobytes()
     return b"\0".join(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode() for each in targets)
-
-
-class GlobalRows(Generic[T]):
-    """Global row numbers over all parts of a source, so a row finds its part after re-splitting."""
-
-    def __init__(self, parts: Sequence[tuple[T, int]]):
-        self._parts = [part for part, _ in parts]
-        self._starts = np.cumsum([0, *(length for _, length in parts)])
-
-    def rows(self) -> list[Numbers]:
-        """The global row numbers of each part."""
-        return [np.arange(a, b) for a, b in zip(self._starts, self._starts[1:], strict=False)]
-
-    def locate(self, rows: Numbers) -> tuple[T, Numbers]:
-        """The part that holds all of these global rows, and their row numbers within it."""
-        first, last = np.searchsorted(self._starts, [rows.min(), rows.max()], side="right") - 1
-        if first != last:
-            raise UserError(
-                "Cross-validation needs train and val in one file, but this data has a file for each. Drop --folds."
-            )
-        part = int(first)
-        return self._parts[part], rows - self._starts[part]
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vitrail.data.dataset import Found, GlobalRows, reads_labels
+from vitrail.data.dataset import Found, reads_labels
 from vitrail.data.download import offline_if_unreachable
 from vitrail.data.folder import SPLITS, named_splits, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.labels import labelled_splits
 from vitrail.data.masks import unnamed_masks
 from vitrail.data.packed import PackedPart, from_stores
+from vitrail.data.rows import GlobalRows
 from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ def identity(data: Data) -> dict[str, Any]:
 
     Names are relative and times are left out, so a copy of the data has the same identity.
     """
-    names = [[split.name(i) for i in range(len(split))] if not split.streamed else [] for split in data.splits.values()]
+    digests = [split.digest() for split in data.splits.values()]
+    known = [digest for digest in digests if digest is not None]
+    listed = [split for split, digest in zip(data.splits.values(), digests, strict=True) if digest is None]
+    names = [[split.name(i) for i in range(len(split))] if not split.streamed else [] for split in listed]
     ends = [end for each in names if each for end in (min(each), max(each))]
     root = len(commonprefix(ends))  # noqa: RUF071  # names of arrays are no paths
     return {
@@ -29,7 +33,7 @@ def identity(data: Data) -> dict[str, Any]:
         "images": {name: len(split) for name, split in data.splits.items()},
         "labels": data.fingerprint(),
         "names": _hash(name[root:] for each in names for name in each),
-        "contents": _hash(trace for split in data.splits.values() for trace in _traces(split)),
+        "contents": _hash(chain(known, (trace for split in listed for trace in _traces(split)))),
     }
 
 
@@ -76,7 +80,7 @@ def _traces(split: Split) -> Iterator[str]:
             yield hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _hash(texts: Iterator[str]) -> str:
+def _hash(texts: Iterable[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for text in texts:
         digest.update(text.encode(errors="surrogateescape") + b"\0")

@@ -37,11 +37,10 @@ _CHUNK = 16  # images that a thread reads at a time
 
 
 @dataclass(frozen=True, eq=False)
-class ReadySplit(Split):
-    """A split with preprocessed pixels, (N, C, h, w), as `preprocess` produces them."""
+class DecodedSplit(Split):
+    """A split with pixels that need not be decoded again. The order of its epochs is the same."""
 
     split: Split
-    preprocess: Preprocess
     pixels: Pixels
 
     @property
@@ -56,6 +55,22 @@ class ReadySplit(Split):
 
     def name(self, i: int) -> str:
         return self.split.name(i)
+
+    def order(self, rng: np.random.Generator) -> Numbers:
+        return self.split.order(rng)
+
+    def arranged(self, numbers: Numbers, rng: np.random.Generator) -> Numbers:
+        return self.split.arranged(numbers, rng)
+
+    def grouped(self, numbers: Numbers) -> Numbers:
+        return self.split.grouped(numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadySplit(DecodedSplit):
+    """A split with preprocessed pixels, (N, C, h, w), as `preprocess` produces them."""
+
+    preprocess: Preprocess
 
 
 def batches(
@@ -115,11 +130,14 @@ class TrainBatches:
         """The image numbers of an epoch's batches, from batch `start`; `i + r * N` is the r-th repetition of `i`."""
         rng = np.random.Generator(np.random.PCG64([self.seed, number]))
         split = self.split
-        order = balanced_order(split.targets, self.seed, number) if self.balanced else split.order(rng)
+        if self.balanced:
+            order = split.arranged(balanced_order(split.targets, self.seed, number), rng)
+        else:
+            order = split.order(rng)
         if self.repeats > 1:
             few = order[: math.ceil(len(order) / self.repeats)]
             order = (few[:, None] + len(split) * np.arange(self.repeats)).ravel()[: len(order)]
-        return _cut(order, self.batch_size)[start : len(self)]
+        return [split.grouped(batch) for batch in _cut(order, self.batch_size)[start : len(self)]]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start`; earlier ones are not read."""

@@ -25,13 +25,14 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.arrays import from_arrays, read_labels
-from vitrail.data.dataset import Array, Data, Found, GlobalRows, Numbers, Split, Subset, Targets, reads_labels
+from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Subset, Targets, reads_labels
 from vitrail.data.folder import channels_and_bits, from_paths, leave_out
 from vitrail.data.huggingface import open_dataset
 from vitrail.data.image_like import GivenImage, as_array, given_image, is_array, is_tensor, shown
 from vitrail.data.images import ImageFacts, facts_of, inspect_image
 from vitrail.data.labels import label_array
 from vitrail.data.pixels import Pixels, fit
+from vitrail.data.rows import GlobalRows
 from vitrail.data.table import open_columns
 from vitrail.data.verify import verify
 from vitrail.errors import UserError

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.data.dataset import Array, Found, GlobalRows, PackedSplit, Store, Targets
+from vitrail.data.dataset import Array, Found, PackedSplit, Store, Targets
 from vitrail.data.folder import channels_and_bits, leave_out
 from vitrail.data.images import ImageFacts
+from vitrail.data.rows import GlobalRows
 from vitrail.errors import UserError
 from vitrail.tasks import Task
 
@@ -23,7 +24,13 @@ class PackedPart:
     facts: list[ImageFacts | str]
 
 
-def from_stores(name: str, task: Task, parts: Mapping[str, PackedPart], source: object) -> Found:
+def from_stores(
+    name: str,
+    task: Task,
+    parts: Mapping[str, PackedPart],
+    source: object,
+    kind: type[PackedSplit] = PackedSplit,
+) -> Found:
     """Drops unusable rows; raises a UserError if they are many."""
     good: dict[str, ImageFacts] = {}
     unreadable: list[tuple[str, str]] = []
@@ -42,7 +49,7 @@ def from_stores(name: str, task: Task, parts: Mapping[str, PackedPart], source: 
         name=name,
         task=task,
         parts=usable,
-        make=lambda _, rows, targets: PackedSplit(*stores.locate(rows), targets, channels, bits),
+        make=lambda _, rows, targets: kind(*stores.locate(rows), targets, channels, bits),
         size=(int(np.median([fact.h for fact in good.values()])), int(np.median([fact.w for fact in good.values()]))),
         channels=channels,
         bits=bits,

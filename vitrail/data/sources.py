@@ -19,14 +19,16 @@ from vitrail.data.arrays import npy_images, open_npy, open_npy_folder, open_npz
 from vitrail.data.boxes import marked_images, open_boxes
 from vitrail.data.builtin import BUILT_IN
 from vitrail.data.captions import has_captions, is_coco_captions, open_captioned, open_coco
-from vitrail.data.dataset import Array, Data, Found, Numbers, Split, Targets, reads_labels
+from vitrail.data.dataset import Array, Data, Found, Split, Targets, reads_labels
 from vitrail.data.folder import open_folder
+from vitrail.data.holdout import cut_folds, hold_out
 from vitrail.data.huggingface import PREFIX, holds_images, is_saved, open_files, open_hub, open_saved
 from vitrail.data.images import allow_pixels
 from vitrail.data.masks import named_masks, open_masks
 from vitrail.data.objects import PREFIX as PYTHON
 from vitrail.data.objects import object_name, open_object
 from vitrail.data.shards import is_shards, open_shards
+from vitrail.data.shards.fetch import is_address
 from vitrail.data.table import SUFFIXES, open_table
 from vitrail.errors import UserError, nearest, shown
 from vitrail.progress import log
@@ -55,6 +57,7 @@ def open_data(
     tokenizer: TokenizerName | None = None,
     context: int | None = None,
     mask_values: Sequence[str] | None = None,
+    shard_cache_gb: float | None = None,
 ) -> Data:
     """Opens a data set and, unless it is streamed, verifies that every image can be read.
 
@@ -65,7 +68,8 @@ def open_data(
     the data may then lack some of them, needs no train split, and nothing is held out; data without splits becomes one
     split, "all". `image_dir` is the folder of a table's images. `max_pixels` is the limit of `allow_pixels`.
     `tokenizer` and `context` apply to captions.
-    `mask_values` gives the class of each value of masks, as in ("0=ground", "255=nucleus").
+    `mask_values` gives the class of each value of masks, as in ("0=ground", "255=nucleus"). `shard_cache_gb` bounds
+    the cache of remote shards.
     """
     if max_pixels is not None:
         allow_pixels(max_pixels)
@@ -78,7 +82,7 @@ def open_data(
     kind = task_type(task) if task is not None else None if model is None else type(model)
     where = full_name(source) if is_object(source) else source
     try:
-        how: dict[str, Any] = {"image_dir": image_dir, "mask_values": mask_values}
+        how: dict[str, Any] = {"image_dir": image_dir, "mask_values": mask_values, "shard_cache_gb": shard_cache_gb}
         found = open_source(source, data_dir, image_column, label_column, kind, streaming, model, **how)
         if val is not None:
             if folds:
@@ -149,46 +153,14 @@ def full_name(source: Source) -> str:
         return object_name(source)
     if isinstance(source, str) and (source in BUILT_IN or source.startswith((PREFIX, PYTHON))):
         return source
+    if is_address(source):
+        return str(source).rstrip("/")
     return str(Path(source).expanduser().resolve())
 
 
 def is_there(source: str) -> bool:
     """Whether a source by its full name exists, as far as the disk can tell: hub and built-in names always do."""
     return source in BUILT_IN or source.startswith(PREFIX) or is_shards(source) or Path(source).exists()
-
-
-def stratify(targets: Numbers, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
-    """A stratified split: sorted indices of the images to keep and to hold out (`fraction` of each class).
-
-    A class of two or more images is on both sides; a single image is kept.
-    """
-    rng = np.random.Generator(np.random.PCG64(seed))
-    order = np.argsort(targets, kind="stable")
-    _, starts = np.unique(targets[order], return_index=True)
-    held = np.zeros(len(targets), dtype=bool)
-    for members in np.split(order, starts[1:]):
-        count = min(max(round(len(members) * fraction), 1), len(members) - 1)
-        held[rng.permutation(members)[:count]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
-
-
-def hold_out(task: Task, targets: Targets, fraction: float, seed: int) -> tuple[Numbers, Numbers]:
-    """A stratified hold-out for any task."""
-    keep, held = stratify(task.strata(targets, fraction), fraction, seed)
-    return task.settle(targets, keep, held)
-
-
-def cut_folds(task: Task, targets: Targets, folds: int, seed: int) -> Numbers:
-    """The fold of each image, numbered from 1.
-
-    Fold sizes differ by at most one image, in total and per class.
-    """
-    stratum = task.strata(targets, 1 / folds)
-    shuffled = np.random.Generator(np.random.PCG64(seed)).permutation(len(targets))
-    by_class = shuffled[np.argsort(stratum[shuffled], kind="stable")]
-    numbers = np.empty(len(targets), dtype=np.int64)
-    numbers[by_class] = np.arange(len(targets)) % folds + 1
-    return numbers
 
 
 def _with_val(found: Found, val: Found, where: str) -> Found:
@@ -259,12 +231,14 @@ def open_source(
     verify: bool = True,
     image_dir: str | None = None,
     mask_values: Sequence[str] | None = None,
+    shard_cache_gb: float | None = None,
 ) -> Found:
     """The content of a source as stored; without `verify`, files listed in a table are assumed to be readable."""
     if (found := open_annotated(source, task, mask_values)) is not None:
         return found
+    how = streaming, model, verify, image_dir, shard_cache_gb
     if task is None or task.labelled:
-        opened = _open_source(source, data_dir, image_column, label_column, task, streaming, model, verify, image_dir)
+        opened = _open_source(source, data_dir, image_column, label_column, task, *how)
         if opened.task.annotated and not opened.classes:
             return named_masks(opened, mask_values, full_name(source))
         if mask_values is not None:
@@ -272,7 +246,7 @@ def open_source(
         return opened
     if label_column is not None:
         raise UserError(f"--label-column does not apply to {task.title}, which reads no labels: remove it.")
-    found = _open_source(source, data_dir, image_column, None, task, streaming, model, verify, image_dir)
+    found = _open_source(source, data_dir, image_column, None, task, *how)
     return found.without_labels(task())
 
 
@@ -311,6 +285,7 @@ def _open_source(
     model: Task | None,
     verify: bool,
     image_dir: str | None,
+    shard_cache_gb: float | None,
 ) -> Found:
     if is_object(source):
         if streaming:
@@ -333,6 +308,8 @@ def _open_source(
             f"Only Hugging Face data sets (hf:NAME) and Parquet or Arrow files with embedded images can be streamed, "
             f"but {source} is neither. Remove --streaming."
         )
+    if is_address(source) and image_column is None:
+        return open_shards(source, _single(label_column), task, shard_cache_gb)
     if suffix == ".json":
         return open_coco(path, image_dir)
     if suffix in SUFFIXES:
@@ -362,7 +339,7 @@ def _open_source(
         return open_npy(path, task)
     kinds = (
         f"a folder of images, an .npz or .npy file, a table ({', '.join(SUFFIXES)}), COCO's captions (.json), tar "
-        f"shards, hf:NAME or a built-in name ({', '.join(BUILT_IN)})"
+        f"shards, here or at https://, s3:// or gs://, hf:NAME or a built-in name ({', '.join(BUILT_IN)})"
     )
     if path.exists():
         raise UserError(f"{source} is not a data set. It must be {kinds}.")

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
 from vitrail.data.dataset import Numbers
-from vitrail.data.sources import stratify
+from vitrail.data.holdout import stratify
 from vitrail.errors import UserError
 from vitrail.progress import log
 from vitrail.tasks.class_scores import ClassScore, class_lines, class_tables

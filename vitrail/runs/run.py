@@ -49,7 +49,7 @@ _GIVEN: WeakValueDictionary[Path, Data] = WeakValueDictionary()
 # Settings that determine which images are in which split.
 _SPLIT = (
     *("val", "val_fraction", "folds", "fold", "seed", "task", "streaming", "tokenizer", "context"),
-    *("data_dir", "image_dir", "image_column", "label_column", "max_pixels", "mask_values"),
+    *("data_dir", "image_dir", "image_column", "label_column", "max_pixels", "mask_values", "shard_cache_gb"),
 )
 
 

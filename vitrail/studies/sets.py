@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from vitrail.data import ArraySplit, Data, FileSplit, Split, open_data
 from vitrail.data.dataset import MappedSplit, Numbers
-from vitrail.data.sources import stratify
+from vitrail.data.holdout import stratify
 from vitrail.errors import UserError
 from vitrail.files import atomic_write, write_text
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 VERBS = (
     "models",
     "check",
+    "shard",
     "train",
     "pretrain",
     "evaluate",
