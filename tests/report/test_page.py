@@ -284,6 +284,7 @@ def test_runs_of_different_tasks_are_not(trained, tiny, tmp_path):
 
 def test_folds_are_compared_in_their_folder(small, tmp_path):
     run = vitrail.train("digits", out=tmp_path, name="cv", folds=2, **small)
+    assert (run / "report.html").exists()  # written at the end
     page = vitrail.report(run)
     assert page == run / "report.html"
     text = text_of(page)
