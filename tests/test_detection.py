@@ -21,6 +21,8 @@ from vitrail.data import open_data
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
+pytestmark = pytest.mark.usefixtures("detector", "plain_runs")  # only `detector` has figures and a report
+
 TINY: dict[str, Any] = {
     "model": "vit_nano8",
     "stem": "conv",

@@ -19,6 +19,8 @@ import vitrail
 from vitrail import tasks
 from vitrail.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("run", "plain_runs")  # only `run` has figures and a report
+
 LEVELS = ("0 dark", "1 dim", "2 bright", "3 white")
 
 TRAIN = """

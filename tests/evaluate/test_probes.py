@@ -24,6 +24,8 @@ from vitrail.evaluate.probes import fewshot, knn, least_squares, linear
 from vitrail.models.vit import ViT
 from vitrail.weights import open_run
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 

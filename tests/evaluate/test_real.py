@@ -18,6 +18,8 @@ from vitrail.models.vit import ViTConfig
 from vitrail.tasks import Multiclass
 from vitrail.weights import Card, save
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 @pytest.fixture
 def model(tmp_path):

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail import cli
 from vitrail.config import TrainConfig, load_yaml, options, override, save_yaml
 from vitrail.data.pixels import thumbnail
 from vitrail.data.preprocess import Preprocess
@@ -28,6 +27,8 @@ from vitrail.report.text import settings
 from vitrail.runs.run import Run
 from vitrail.tasks import Multiclass
 from vitrail.weights import Card, save
+
+pytestmark = pytest.mark.usefixtures("plain_runs")
 
 
 @pytest.fixture(autouse=True)
@@ -310,20 +311,6 @@ def test_what_is_no_run_is_refused(tmp_path):
         vitrail.report(tmp_path)
     with pytest.raises(UserError, match="No run was given"):
         vitrail.report([])
-
-
-def test_training_ends_with_a_report(tmp_path, small, caplog):
-    flags = [str(word) for name, value in small.items() for word in (f"--{name.replace('_', '-')}", value)]
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["train", "digits", "--name", "run", *flags])
-    assert caught.value.code == 0
-    assert "The report is runs/run/report.html" in caplog.text
-    (tmp_path / "runs/run/report.html").write_text("my own")
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["train", "--resume", "runs/run"])
-    assert caught.value.code == 0  # the run is whole, whatever becomes of its report
-    assert "its report failed" in caplog.text
-    assert (tmp_path / "runs/run/report.html").read_text() == "my own"
 
 
 # Parts

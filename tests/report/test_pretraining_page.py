@@ -22,6 +22,8 @@ from vitrail.errors import UserError
 from vitrail.report.text import settings
 from vitrail.runs.run import Run
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):

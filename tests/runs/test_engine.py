@@ -21,6 +21,8 @@ from vitrail.models import Model, build
 from vitrail.runs.engine import PROGRAMS, Engine, Features, check_engine, computes_bf16, is_installed
 from vitrail.runs.predictor import Predictor
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 NAMES = [name for name, p in PROGRAMS.items() if (name == "bf16" and computes_bf16()) or p.available()]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import vitrail
+from vitrail import cli
 from vitrail.config import override
 from vitrail.errors import UserError
 from vitrail.runs.run import Run
@@ -131,3 +132,18 @@ def test_what_train_returns_answers_for_the_run(trained, digits):
     assert list(run.predict(image, top=1)) == list(vitrail.predict(run, image, top=1))
     assert run.report_file.exists()  # written by `vitrail.train`
     assert run.report() == run.report_file == vitrail.report(run)
+
+
+def test_training_ends_with_a_report(tmp_path, small, caplog, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [str(word) for name, value in small.items() for word in (f"--{name.replace('_', '-')}", value)]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "digits", "--name", "run", *flags])
+    assert caught.value.code == 0
+    assert "The report is runs/run/report.html" in caplog.text
+    (tmp_path / "runs/run/report.html").write_text("my own")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "--resume", "runs/run"])
+    assert caught.value.code == 0  # the run is whole, whatever becomes of its report
+    assert "its report failed" in caplog.text
+    assert (tmp_path / "runs/run/report.html").read_text() == "my own"

@@ -23,6 +23,8 @@ from vitrail.studies.ladders import FAMILIES
 from vitrail.studies.sets import cut
 from vitrail.studies.study import STUDIES, Claim, Findings, listed, register
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 SHORT = {"images": 64, "seeds": 2, "device": "cpu"}
 
 

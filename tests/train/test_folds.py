@@ -97,7 +97,6 @@ def test_the_folder_holds_a_run_for_every_fold_and_their_mean(straight):
     with (straight / "folds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["fold"] for row in rows] == ["1", "2", "3", "mean", "std"]
-    assert (straight / "report.html").exists()
     assert float(rows[3]["val_top1"]) == statistics.fmean(scores)
 
 

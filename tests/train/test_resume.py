@@ -362,7 +362,7 @@ except UserError as error:
 def test_training_on_a_full_disk_ends_with_one_sentence(tmp_path, limit, file, sentence):
     pytest.importorskip("resource")
     run = tmp_path / "run"
-    words = ["train", "digits", "--out", str(tmp_path), "--name", "run", "--epochs", "1", "--batch-size", "256"]
+    words = ["train", "digits", "--out", str(tmp_path), "--name", "run", "--epochs", "0.2", "--batch-size", "256"]
     words += ["--model", "vit_nano4", "--img-size", "8"]
     answer = run_full(f"from vitrail.cli import main; main({words!r})", limit)
     assert answer.returncode == 2, answer.stderr
