@@ -7,12 +7,20 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 _LONGEST = 200  # characters of a value or of another program's message in an error
+_MESSAGE = 2000  # characters of a message
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, _LONGEST, _LONGEST, _LONGEST
 
 
 class UserError(Exception):
-    """A mistake the user can fix: what, the rule, what was got, the way out. The command line exits with 2."""
+    """A mistake the user can fix: what, the rule, what was got, the way out. The command line exits with 2.
+
+    Names and values of files may be of any length, so the middle of a long message is left out.
+    """
+
+    def __init__(self, message: str = ""):
+        half = _MESSAGE // 2
+        super().__init__(message if len(message) <= _MESSAGE else f"{message[:half]} … {message[-half:]}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,8 @@ def _models(home: Path, whole: bool) -> None:
         (home / f"weights-{end}").mkdir()
     write_weights(home / "weights-safetensors/model.safetensors", model, card, "timm")
     write_weights(home / "weights-npz/model.npz", model, card, "npz")
-    write_weights(home / "weights-hf/model.safetensors", model, card, "hf")
+    plain = vitrail.create("vit_w32d2h2m64p4", img_size=8, classes=3, pool="cls")
+    write_weights(home / "weights-hf/model.safetensors", plain, replace(card, config=plain.config), "hf")
     (home / "weights-hf/model.json").unlink()  # so that the files of Hugging Face are read
     torch.save(model.state_dict(), home / "weights-pth/model.pth")
     write_card(home / "weights-pth/model.json", card)  # the tensors do not show the number of heads

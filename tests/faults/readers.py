@@ -94,12 +94,12 @@ def _words(folder: Path) -> None:
         card.task.tokenizer.encode(["a red circle, drawn twice"], 16)  # type: ignore[attr-defined]
 
 
-def weights(file: Path) -> None:
-    open_run(next(path for path in file.iterdir() if path.suffix != ".json"), headless=True)
+def weights(folder: Path, name: str) -> None:
+    open_run(folder / name, headless=True)
 
 
-def exported(folder: Path) -> None:
-    exported_card(next(path for path in sorted(folder.iterdir()) if path.suffix in (".onnx", ".xml")))
+def exported(folder: Path, name: str) -> None:
+    exported_card(folder / name)
 
 
 def index(folder: Path, home: Path) -> None:
@@ -164,10 +164,16 @@ def formats(home: Path) -> dict[str, Reader]:
             f"run of {name}": Reader(home / f"run-{name}", run, ("model.json", "*.safetensors", "last/state.pt"))
             for name in ("pretrained", "masks", "boxes", "pairs")
         },
-        **{f"weights {end}": Reader(home / f"weights-{end}", weights, ("model*",)) for end in WEIGHTS},
-        "weights hf": Reader(home / "weights-hf", weights, ("*",)),
-        **{name: Reader(home / name, exported, ("model.*",)) for name in EXPORTS},
-        "onnx with words": Reader(home / "onnx-pairs", exported, ("model.*",)),
+        **{
+            f"weights {end}": Reader(home / f"weights-{end}", partial(weights, name=f"model.{end}"), ("model*",))
+            for end in WEIGHTS
+        },
+        "weights hf": Reader(home / "weights-hf", partial(weights, name="model.safetensors"), ("*",)),
+        **{
+            name: Reader(home / name, partial(exported, name=f"model.{end}"), ("model.*",))
+            for name, end in EXPORTS.items()
+        },
+        "onnx with words": Reader(home / "onnx-pairs", partial(exported, name="model.onnx"), ("model.*",)),
         "index": Reader(home / "search", partial(index, home=home), ("index.npz",)),
         "real.json": Reader(home / "real.json", read_real),
         "study": Reader(home / "study", study, ("*.json", "records/*.json")),

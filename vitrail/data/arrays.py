@@ -302,4 +302,8 @@ def _text(values: Array, rule: str) -> Array:
         return np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind != "U":
         raise UserError(f"{rule}, but they are {values.dtype}.")
+    try:
+        values.tolist()
+    except (SystemError, ValueError) as error:  # a number that is no character
+        raise UserError(f"{rule}, but they are damaged.") from error
     return values
