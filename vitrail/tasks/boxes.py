@@ -87,6 +87,13 @@ class Boxes(Annotated):
     best_title: ClassVar[str] = "Fewest boxes missed or invented first."
     certain: ClassVar[str] = "with a score nearest to a threshold"
 
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Task:
+        """Models of other libraries have no thresholds: no validation images have chosen them."""
+        if document["thresholds"]:
+            return super().from_json(document)
+        return replace(super().from_json({**document, "thresholds": [0.5] * len(document["classes"])}), thresholds=())
+
     # Targets ----------------------------------------------------------------------------------------------
 
     def check(self, parts: Mapping[str, Targets], source: object) -> None:

@@ -40,7 +40,8 @@ def check(ours, theirs) -> None:
 @pytest.mark.parametrize("registers", [0, 2])
 def test_detr_goes_to_transformers_and_back(registers, tmp_path):
     ours = dense(replace(TINY, registers=registers))
-    card = Card("vit", ours.config, Boxes(("cell", "disc", "square")), Preprocess((64, 64), 3, fit="pad"))
+    task, seen = Boxes(("cell", "disc", "square")), Preprocess((64, 64), 3, fit="pad")
+    card = Card(model="vit", config=ours.config, task=task, preprocess=seen)
     save(tmp_path / "run.safetensors", ours, card)
     folder = vitrail.convert(tmp_path / "run.safetensors", tmp_path / "hf", to="hf").parent
     theirs, lists = transformers().DetrForObjectDetection.from_pretrained(folder, output_loading_info=True)

@@ -20,11 +20,11 @@ def _read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(state: Mapping[str, Tensor], config: DenseConfig) -> dict[str, Tensor]:
-    return _of(config).write(state, config)  # type: ignore[no-any-return]
+    return _of(config).write(state, config)
 
 
 def _unsupported(config: DenseConfig) -> str | None:
-    return _of(config).unsupported(config)  # type: ignore[no-any-return]
+    return _of(config).unsupported(config)
 
 
 def _of(config: DenseConfig) -> ModuleType:
