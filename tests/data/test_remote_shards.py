@@ -46,7 +46,7 @@ def streaming() -> Any:
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fetch.time, "sleep", lambda _: None)
+    monkeypatch.setattr(fetch, "_LONGEST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="session")

@@ -119,20 +119,24 @@ def _jobs(name: str, split: Split, task: Task, shard_size: str, seed: int) -> li
     order = np.arange(len(split))
     if name == "train":
         order = np.random.Generator(np.random.PCG64(seed)).permutation(order)
-    each = images_per_shard(split, shard_size)
-    count = -(-len(split) // each)
+    count = -(-len(split) // images_per_shard(split, shard_size))
     if count > MOST_SHARDS:
         raise UserError(f"{name} would have {count:,} shards, and there may be {MOST_SHARDS:,}. Raise --shard-size.")
     names = [split.name(i) for i in range(len(split))]
     root = len(commonprefix([min(names), max(names)]).rpartition("/")[0])  # noqa: RUF071  # names of arrays are no paths
     root += root > 0  # the slash
-    longest = min(max(len(each[root:].encode(errors="surrogateescape")) for each in names), _LONGEST_NAME)
+    longest = max(len(_encoded_name(text, root)) for text in names)
     rows = row_type(longest, split.targets if task.labelled else None)
     chunks = np.array_split(order, count)  # of nearly equal size
     firsts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
     return [
         _Job(split, task, f"{name}-{k:05}.tar", chunk, int(firsts[k]), rows, root) for k, chunk in enumerate(chunks)
     ]
+
+
+def _encoded_name(text: str, root: int) -> bytes:
+    """The name of an image without what all begin with; of a long one the end."""
+    return text[root:].encode(errors="surrogateescape")[-_LONGEST_NAME:]
 
 
 def images_per_shard(split: Split, shard_size: str) -> int:
@@ -208,7 +212,7 @@ def _write(folder: Path, job: _Job) -> Part:
                 key, target = f"{job.first + k:09}", job.split.targets[number]
                 rows[k]["offset"] = _add(file, f"{key}{end}", content)
                 rows[k]["size"] = len(content)
-                rows[k]["name"] = job.split.name(number)[job.root :].encode(errors="surrogateescape")[-_LONGEST_NAME:]
+                rows[k]["name"] = _encoded_name(job.split.name(number), job.root)
                 if job.task.labelled:
                     rows[k]["target"] = target
                 if (label := _label(job.task, target)) is not None:
