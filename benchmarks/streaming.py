@@ -223,7 +223,6 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
     )
     readers = None
     try:
-        assert server.stdout is not None
         address = f"http://127.0.0.1:{int(server.stdout.readline())}"
         readers = Readers(folder, address, soak, limit / 2**30)
         begun, disk, kills = time.monotonic(), 0, list(killing_points(soak))
@@ -245,7 +244,7 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
         if readers is not None:
             readers.kill()
         server.kill()
-        server.wait()
+        server.communicate()
     per_epoch = total // EPOCHS
     for mine in rows:
         assert mine[:, 0].tolist() == list(range(total))

@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fsspec  # noqa: F401  # its registry
 import numpy as np
 import pytest
 
@@ -260,7 +261,7 @@ def test_what_stays_wrong_is_an_error_in_a_sentence(written, server, streaming, 
 )
 def test_a_missing_package_is_named(monkeypatch, address, package):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr("fsspec.registry._registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, address.partition(":")[0], raising=False)
     with pytest.raises(UserError, match=rf"needs fsspec and {package}: pip install 'vitrail\[cloud\]'"):
         open_data(address)
 

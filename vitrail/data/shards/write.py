@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from vitrail.data.dataset import Array, Data, Numbers, Split
 from vitrail.data.identity import identity
-from vitrail.data.images import EXTENSIONS
+from vitrail.data.images import EXTENSIONS, image_format
 from vitrail.data.pixels import Pixels
 from vitrail.data.shards.fetch import file_sha256
 from vitrail.data.shards.manifest import MANIFEST, MOST_SHARDS, Manifest, Part, SplitParts, read_manifest, row_type
@@ -40,6 +40,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SAMPLE = 256  # images whose mean size gives the number of images of a shard
 _BLOCK = 512  # bytes of a tar file's unit
 _LONGEST_NAME = 200  # bytes
+_EXTENSIONS = {"JPEG": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "HEIF": ".heic"}  # of others, the format's name
 
 
 @dataclass(frozen=True)
@@ -173,11 +174,8 @@ def _content(split: Split, i: int) -> tuple[bytes, str]:
 
 def _extension(content: bytes) -> str:
     """The extension of an encoded image that has no name of its own."""
-    try:
-        kind = Image.open(io.BytesIO(content)).format or ""
-    except UnidentifiedImageError:  # many bands, which another library reads
-        kind = "TIFF"
-    return {"JPEG": ".jpg", "TIFF": ".tif"}.get(kind, f".{kind.lower()}")
+    kind = image_format(content) or "PNG"
+    return _EXTENSIONS.get(kind, f".{kind.lower()}")
 
 
 def _encoded(pixels: Pixels) -> tuple[bytes, str]:
