@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from os.path import commonprefix
@@ -117,9 +117,8 @@ def _is_repeated(data: Data, name: str) -> bool:
 
 def _jobs(name: str, split: Split, task: Task, shard_size: str, seed: int) -> list[_Job]:
     """The shards of a split. Training images are shuffled, so that shards that are read together mix all classes."""
-    order = np.arange(len(split))
-    if name == "train":
-        order = np.random.Generator(np.random.PCG64(seed)).permutation(order)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    order: Numbers = rng.permutation(len(split)) if name == "train" else np.arange(len(split))
     count = -(-len(split) // images_per_shard(split, shard_size))
     if count > MOST_SHARDS:
         raise UserError(f"{name} would have {count:,} shards, and there may be {MOST_SHARDS:,}. Raise --shard-size.")
@@ -257,9 +256,9 @@ def _rows(place: Path) -> Array:
 def _write_index(folder: Path, name: str, jobs: Sequence[_Job]) -> Part:
     path, count = folder / f"{name}.index.npy", sum(len(job.numbers) for job in jobs)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        header: Callable[..., None] = np.lib.format.write_array_header_1_0  # type: ignore[assignment]
-        descr = np.lib.format.dtype_to_descr(jobs[0].rows)
-        header(file, {"descr": descr, "fortran_order": False, "shape": (count,)})
+        known: Any = np.lib.format  # partly untyped
+        header = {"descr": known.dtype_to_descr(jobs[0].rows), "fortran_order": False, "shape": (count,)}
+        known.write_array_header_1_0(file, header)
         for job in jobs:
             file.write(_rows(folder / _UNFINISHED / job.file).tobytes())
     return Part(path.name, count, path.stat().st_size, file_sha256(path))
