@@ -1,12 +1,15 @@
 """Streams shards from an HTTP server that fails and stalls, with readers that are killed: is each image read once?
 
     python benchmarks/streaming.py [--images 200000] [--shards 200] [--json FILE]
+    python benchmarks/streaming.py traffic
 
 Small images, each with its number in its first pixel, are written by `vitrail shard` and served on 127.0.0.1. Of all
 requests, 5 % fail (an error, or a connection cut in the middle) and 2 % stall. Two processes read two epochs through
 the loader of training, each its share of every batch. Both are killed with -9 several times and continue at the last
 batch that both had finished, as after a checkpoint. Every image must be read exactly once per epoch; the memory of the
 readers and the size of the cache on disk are recorded.
+
+`traffic` computes how often a set of 1,000 shards is downloaded per epoch, if its batches are shared by machines.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class Soak:
     fail: float = 0.05  # share of requests
     stall: float = 0.02
     patience: float = 2.0  # seconds after which a silent request is repeated
-    shards_held: float = 24  # size of the cache
+    shards_held: float = 40  # size of the cache
 
 
 # The server
@@ -223,7 +226,6 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
     )
     readers = None
     try:
-        assert server.stdout is not None
         address = f"http://127.0.0.1:{int(server.stdout.readline())}"
         readers = Readers(folder, address, soak, limit / 2**30)
         begun, disk, kills = time.monotonic(), 0, list(killing_points(soak))
@@ -245,7 +247,7 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
         if readers is not None:
             readers.kill()
         server.kill()
-        server.wait()
+        server.communicate()
     per_epoch = total // EPOCHS
     for mine in rows:
         assert mine[:, 0].tolist() == list(range(total))
@@ -282,7 +284,26 @@ def killing_points(soak: Soak) -> list[int]:
     return sorted(random.Random(SEED).sample(range(2, total // 2), soak.kills))
 
 
+def traffic(machines: int, shards: int = 1000, each: int = 1000, batch: int = 4096) -> float:
+    """The shards that all machines need in an epoch, over those that there are."""
+    from vitrail.data.loader import TrainBatches
+    from vitrail.data.preprocess import Preprocess
+    from vitrail.data.shards.files import LocalFile
+    from vitrail.data.shards.split import Shard, Shards, ShardSplit
+
+    nothing = np.zeros(each, np.int64)
+    store = Shards([Shard(LocalFile(Path(str(k))), nothing.astype("S1"), nothing, nothing) for k in range(shards)])
+    split = ShardSplit(store, np.arange(shards * each), np.zeros(shards * each, np.int64), 3)
+    numbers = TrainBatches(split, Preprocess((SIDE, SIDE), 3), batch, SEED).numbers(0)
+    parts = zip(*(np.array_split(store.shard_numbers(one), machines) for one in numbers), strict=True)
+    return sum(len(np.unique(np.concatenate(part))) for part in parts) / shards
+
+
 def main() -> None:
+    if sys.argv[1:] == ["traffic"]:
+        for machines in (1, 2, 4, 8, 16):
+            print(f"{machines:2} machines: {traffic(machines):.2f} times the set")
+        return
     if len(sys.argv) > 1 and sys.argv[1] in ("serve", "read"):
         given = sys.argv[2:]
         if sys.argv[1] == "serve":

@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fsspec  # noqa: F401  # its registry
 import numpy as np
 import pytest
 
@@ -27,7 +28,7 @@ from vitrail.data.shards import cache, fetch, split
 from vitrail.errors import UserError
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "streaming.py"
-IMAGES, SHARDS = 480, 24
+IMAGES, SHARDS = 960, 48
 
 
 def program() -> Any:
@@ -46,12 +47,12 @@ def streaming() -> Any:
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fetch.time, "sleep", lambda _: None)
+    monkeypatch.setattr(fetch, "_LONGEST_PAUSE", 0.01)
 
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory, streaming) -> Path:
-    """480 images in 24 shards of train, and some of val; each has its number in its first pixel."""
+    """960 images in 48 shards of train, and some of val; each has its number in its first pixel."""
     return streaming.write(tmp_path_factory.mktemp("written"), streaming.Soak(IMAGES, SHARDS))
 
 
@@ -126,17 +127,16 @@ def test_an_epoch_needs_few_shards_at_a_time_and_half_a_batch_half_of_them(writt
             last[shard] = k
     at_a_time = max(sum(first[shard] <= k <= last[shard] for shard in first) for k in range(len(shards)))
     assert split.WINDOW / 2 < at_a_time <= split.WINDOW + 1 + 2  # 2 shards a batch
-    assert all((np.diff(batch) >= 0).all() for batch in shards)
-    both = [len({*batch[:20]} & {*batch[20:]}) for batch in shards]
-    assert max(both) <= 1  # the shards of the two halves
+    halves = [{*chain(*(batch[part].tolist() for batch in shards))} for part in (slice(20), slice(20, None))]
+    assert sum(map(len, halves)) < 1.5 * SHARDS  # each process needs its half, and those on the border
 
 
 def test_balanced_sampling_keeps_to_the_window(server):
     train = open_data(server.address).splits["train"]
     loader = TrainBatches(train, Preprocess((16, 16), 3), 40, seed=5, balanced=True)
     numbers = np.concatenate(loader.numbers(0))
-    assert np.bincount(train.targets[numbers % len(train)]).tolist() == [240, 240]
-    arrival = train.store.shard_numbers(train.rows[numbers[:40] % len(train)])
+    assert np.bincount(train.targets[numbers % len(train)]).tolist() == [480, 480]
+    arrival = train.store.shard_numbers(train.rows[numbers[:200] % len(train)])
     assert len(np.unique(arrival)) < SHARDS
 
 
@@ -151,7 +151,7 @@ def test_shards_of_others_are_indexed_once(server):
         open_data(f"{server.address}/train-*.tar")
 
 
-def test_a_run_trains_and_resumes_from_an_address(server, tmp_path, tiny):
+def test_a_run_trains_and_is_evaluated_at_an_address(server, tmp_path, tiny):
     run = vitrail.train(server.address, out=tmp_path, name="run", **tiny)
     assert run.config.data == server.address
     assert vitrail.evaluate(run).to_json()["images"] == 20
@@ -213,7 +213,7 @@ def test_abandoned_downloads_are_removed(written, server):
 
 
 def test_a_cache_that_is_too_small_is_refused(written, server):
-    with pytest.raises(UserError, match=r"--shard-cache-gb must hold 20 shards of .* Raise it"):
+    with pytest.raises(UserError, match=r"--shard-cache-gb must hold 36 shards of .* Raise it"):
         open_data(server.address, shard_cache_gb=gib(written, 5))
 
 
@@ -260,7 +260,7 @@ def test_what_stays_wrong_is_an_error_in_a_sentence(written, server, streaming, 
 )
 def test_a_missing_package_is_named(monkeypatch, address, package):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr("fsspec.registry._registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, address.partition(":")[0], raising=False)
     with pytest.raises(UserError, match=rf"needs fsspec and {package}: pip install 'vitrail\[cloud\]'"):
         open_data(address)
 
@@ -339,7 +339,7 @@ def test_a_hostile_index_is_refused(written, tmp_path, field, value, message):
 
 
 def test_each_image_is_read_once_by_processes_that_are_killed(streaming, tmp_path):
-    soak = streaming.Soak(2000, 40, 100, kills=1, fail=0.1, stall=0.03, patience=0.5, shards_held=21)
+    soak = streaming.Soak(2000, 50, 100, kills=1, fail=0.1, stall=0.03, patience=0.5, shards_held=37)
     figures = streaming.measure(soak, tmp_path)
     assert figures["cache peak MB"] <= figures["cache limit MB"] < figures["set MB"]
     assert figures["server"]["failed"] + figures["server"]["cut"] > 0

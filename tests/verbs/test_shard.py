@@ -189,7 +189,7 @@ def test_the_command_prints_what_it_wrote(tmp_path, vitrail_says):
 
 
 def test_an_image_that_was_encoded_by_others_keeps_its_format():
-    stream = io.BytesIO()
-    Image.new("RGB", (4, 4)).save(stream, "WEBP")
-    assert write._extension(stream.getvalue()) == ".webp"
-    assert write._extension(b"II*\0 many bands") == ".tif"
+    for kind, end in (("WEBP", ".webp"), ("JPEG", ".jpg"), ("TIFF", ".tif")):
+        stream = io.BytesIO()
+        Image.new("RGB", (4, 4)).save(stream, kind)
+        assert write._extension(stream.getvalue()) == end

@@ -75,9 +75,9 @@ class Split:
         """Images drawn in random order, in a random order that suits the storage."""
         return numbers
 
-    def grouped(self, numbers: Numbers) -> Numbers:
-        """The images of one batch in an order in which a part of it needs little of the storage."""
-        return numbers
+    def grouped(self, order: Numbers, size: int) -> Numbers:  # noqa: ARG002  # only shards differ
+        """The order of an epoch with each batch of `size` sorted, so that a part of every batch needs few shards."""
+        return order
 
     def digest(self) -> str | None:
         """Changes with the names, the order or the content of the images; None if that would have to be read."""

@@ -214,10 +214,10 @@ def thumbnail(
     return np.array(small if turn is None else small.transpose(turn))
 
 
-def image_format(path: str | Path) -> str | None:
+def image_format(source: str | Path | bytes) -> str | None:
     """The format of a file by its content; None if it is not an image."""
     try:
-        with _opened(path) as image:
+        with _opened(source) as image:
             return _content(image)
     except UnreadableImage:
         return None

@@ -62,8 +62,8 @@ class DecodedSplit(Split):
     def arranged(self, numbers: Numbers, rng: np.random.Generator) -> Numbers:
         return self.split.arranged(numbers, rng)
 
-    def grouped(self, numbers: Numbers) -> Numbers:
-        return self.split.grouped(numbers)
+    def grouped(self, order: Numbers, size: int) -> Numbers:
+        return self.split.grouped(order, size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class TrainBatches:
         if self.repeats > 1:
             few = order[: math.ceil(len(order) / self.repeats)]
             order = (few[:, None] + len(split) * np.arange(self.repeats)).ravel()[: len(order)]
-        return [split.grouped(batch) for batch in _cut(order, self.batch_size)[start : len(self)]]
+        return _cut(split.grouped(order, self.batch_size), self.batch_size)[start : len(self)]
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start`; earlier ones are not read."""

@@ -17,7 +17,7 @@ from vitrail.data.shards.cache import RemoteFile
 from vitrail.data.shards.files import LocalFile, ShardFile
 from vitrail.errors import UserError
 
-WINDOW = 16  # shards whose images are mixed
+WINDOW = 32  # shards whose images are mixed
 AHEAD = 2  # shards that are downloaded before they are needed
 HELD = WINDOW + 1 + AHEAD + 1  # shards that are needed at a time
 
@@ -142,8 +142,15 @@ class ShardSplit(PackedSplit):
         places = np.arange(len(numbers)) + rng.uniform(0, WINDOW * len(numbers) / len(used), len(numbers))
         return numbers[arrival[np.argsort(places, kind="stable")]]
 
-    def grouped(self, numbers: Numbers) -> Numbers:
-        return numbers[np.argsort(self.rows[numbers % len(self)], kind="stable")]
+    def grouped(self, order: Numbers, size: int) -> Numbers:
+        """Sorts each batch by slot: the window has WINDOW of them, and a shard takes that of the one it follows.
+
+        So the same part of every batch is filled by the same shards, from the first image of a shard to its last.
+        """
+        rows = self.rows[order % len(self)]
+        _, first, shards = np.unique(self.store.shard_numbers(rows), return_index=True, return_inverse=True)
+        slots = np.argsort(np.argsort(first)) % WINDOW
+        return order[np.lexsort((rows, slots[shards], np.arange(len(order)) // size))]
 
     def reader(self, wanted: Numbers) -> Split:
         return replace(self, store=self.store.downloading_ahead(self.rows[wanted]))

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from os.path import commonprefix
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from vitrail.data.dataset import Array, Data, Numbers, Split
 from vitrail.data.identity import identity
-from vitrail.data.images import EXTENSIONS
+from vitrail.data.images import EXTENSIONS, image_format
 from vitrail.data.pixels import Pixels
 from vitrail.data.shards.fetch import file_sha256
 from vitrail.data.shards.manifest import MANIFEST, MOST_SHARDS, Manifest, Part, SplitParts, read_manifest, row_type
@@ -40,6 +40,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SAMPLE = 256  # images whose mean size gives the number of images of a shard
 _BLOCK = 512  # bytes of a tar file's unit
 _LONGEST_NAME = 200  # bytes
+_EXTENSIONS = {"JPEG": ".jpg", "TIFF": ".tif", "JPEG2000": ".jp2", "HEIF": ".heic"}  # of others, the format's name
 
 
 @dataclass(frozen=True)
@@ -116,23 +117,26 @@ def _is_repeated(data: Data, name: str) -> bool:
 
 def _jobs(name: str, split: Split, task: Task, shard_size: str, seed: int) -> list[_Job]:
     """The shards of a split. Training images are shuffled, so that shards that are read together mix all classes."""
-    order = np.arange(len(split))
-    if name == "train":
-        order = np.random.Generator(np.random.PCG64(seed)).permutation(order)
-    each = images_per_shard(split, shard_size)
-    count = -(-len(split) // each)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    order: Numbers = rng.permutation(len(split)) if name == "train" else np.arange(len(split))
+    count = -(-len(split) // images_per_shard(split, shard_size))
     if count > MOST_SHARDS:
         raise UserError(f"{name} would have {count:,} shards, and there may be {MOST_SHARDS:,}. Raise --shard-size.")
     names = [split.name(i) for i in range(len(split))]
     root = len(commonprefix([min(names), max(names)]).rpartition("/")[0])  # noqa: RUF071  # names of arrays are no paths
     root += root > 0  # the slash
-    longest = min(max(len(each[root:].encode(errors="surrogateescape")) for each in names), _LONGEST_NAME)
+    longest = max(len(_encoded_name(text, root)) for text in names)
     rows = row_type(longest, split.targets if task.labelled else None)
     chunks = np.array_split(order, count)  # of nearly equal size
     firsts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
     return [
         _Job(split, task, f"{name}-{k:05}.tar", chunk, int(firsts[k]), rows, root) for k, chunk in enumerate(chunks)
     ]
+
+
+def _encoded_name(text: str, root: int) -> bytes:
+    """The name of an image without what all begin with; of a long one the end."""
+    return text[root:].encode(errors="surrogateescape")[-_LONGEST_NAME:]
 
 
 def images_per_shard(split: Split, shard_size: str) -> int:
@@ -169,11 +173,8 @@ def _content(split: Split, i: int) -> tuple[bytes, str]:
 
 def _extension(content: bytes) -> str:
     """The extension of an encoded image that has no name of its own."""
-    try:
-        kind = Image.open(io.BytesIO(content)).format or ""
-    except UnidentifiedImageError:  # many bands, which another library reads
-        kind = "TIFF"
-    return {"JPEG": ".jpg", "TIFF": ".tif"}.get(kind, f".{kind.lower()}")
+    kind = image_format(content) or "PNG"
+    return _EXTENSIONS.get(kind, f".{kind.lower()}")
 
 
 def _encoded(pixels: Pixels) -> tuple[bytes, str]:
@@ -208,7 +209,7 @@ def _write(folder: Path, job: _Job) -> Part:
                 key, target = f"{job.first + k:09}", job.split.targets[number]
                 rows[k]["offset"] = _add(file, f"{key}{end}", content)
                 rows[k]["size"] = len(content)
-                rows[k]["name"] = job.split.name(number)[job.root :].encode(errors="surrogateescape")[-_LONGEST_NAME:]
+                rows[k]["name"] = _encoded_name(job.split.name(number), job.root)
                 if job.task.labelled:
                     rows[k]["target"] = target
                 if (label := _label(job.task, target)) is not None:
@@ -255,9 +256,9 @@ def _rows(place: Path) -> Array:
 def _write_index(folder: Path, name: str, jobs: Sequence[_Job]) -> Part:
     path, count = folder / f"{name}.index.npy", sum(len(job.numbers) for job in jobs)
     with atomic_write(path) as temporary, temporary.open("wb") as file:
-        header: Callable[..., None] = np.lib.format.write_array_header_1_0  # type: ignore[assignment]
-        descr = np.lib.format.dtype_to_descr(jobs[0].rows)
-        header(file, {"descr": descr, "fortran_order": False, "shape": (count,)})
+        known: Any = np.lib.format  # partly untyped
+        header = {"descr": known.dtype_to_descr(jobs[0].rows), "fortran_order": False, "shape": (count,)}
+        known.write_array_header_1_0(file, header)
         for job in jobs:
             file.write(_rows(folder / _UNFINISHED / job.file).tobytes())
     return Part(path.name, count, path.stat().st_size, file_sha256(path))
