@@ -130,6 +130,15 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
+def free_name(folder: Path, name: str) -> str:
+    """A name in a folder, with a number appended if it is taken."""
+    free, number = name, 1
+    while (folder / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free
+
+
 # Locking
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from vitrail.train.world import World
 
 import vitrail
 from vitrail.train.checkpoint import load_checkpoint
-from vitrail.train.world import World
 
 
 @pytest.fixture

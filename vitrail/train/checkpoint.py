@@ -18,6 +18,7 @@ from vitrail.errors import UserError, first_line
 from vitrail.files import atomic_write
 from vitrail.progress import log
 from vitrail.runs.run import Run
+from vitrail.world import world
 
 
 class Stateful(Protocol):
@@ -71,7 +72,7 @@ def restore_checkpoint(
         changed = differences(state["data"], data)
         if not changed or data_changed:
             for name, part in parts.items():
-                part.load_state_dict(state[name])
+                world().load(part, state[name])
     except UserError:
         raise
     except Exception as error:  # a damaged file may contain anything

@@ -10,7 +10,7 @@ from typing import Any
 from vitrail.config import TrainConfig, coerce, read_yaml
 from vitrail.data import Source
 from vitrail.errors import UserError, shown
-from vitrail.runs.run import free_name
+from vitrail.files import free_name
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.data.statistics import mean_and_std
 from vitrail.device import choose_device, device_name
 from vitrail.errors import UserError, nearest
+from vitrail.files import free_name
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, backbone, canonical, family, is_meant, named_size
 from vitrail.models.module import MODULES
-from vitrail.runs.run import free_name
 from vitrail.tasks import task_type
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.loggers import check_loggers
@@ -346,6 +346,8 @@ def check(config: TrainConfig) -> TrainConfig:
         )
     if a.aug_repeats > 1 and config.source.streaming:
         raise UserError("A stream delivers every image once. Add --aug-repeats 1, or drop --streaming.")
+    if r.shard != "off" and r.amp == "fp16":
+        raise UserError("--shard needs gradients that need no scaling. Use --amp bf16 or off.")
     check_loggers(config.run.log or ())
     preprocessing(config)  # validates its own values
     return config
