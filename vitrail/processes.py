@@ -148,9 +148,14 @@ class Processes(World):
         return things
 
     def merge(self, meter: T) -> T:
-        merged, *others = self.every(meter)
-        for other in others:
-            merged.merge(other)  # type: ignore[attr-defined]
+        counted = {name: value for name, value in vars(meter).items() if not callable(value)}  # functions are the same
+        meters: list[Any] = []
+        for values in self.every(counted):
+            meters.append(copy.copy(meter))
+            vars(meters[-1]).update(values)
+        for other in meters[1:]:
+            meters[0].merge(other)
+        merged: T = meters[0]
         return merged
 
     def once(self, act: Callable[[], T]) -> T:

@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitrail.world import Shard
+
 CONFIG_FILE = "config.yaml"  # in a run folder
 LARGEST_SIDE = 8192  # pixels of a model's input
 
@@ -306,7 +308,7 @@ class RunConfig:
         "automatic mixed precision (default: the best for the device)", bare=True
     )
     compile: bool = option("compile the model with torch.compile", False)
-    shard: Literal["off", "full", "hybrid"] = option(
+    shard: Shard = option(
         "under torchrun, shard weights, gradients and optimiser over all processes, or over those of each machine",
         "off",
     )
