@@ -377,6 +377,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Makes idle threads yield soon: libgomp's default of spinning can make torch many times slower next to other busy
     # programs. The variable is read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is meant
     _limit_threads()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]

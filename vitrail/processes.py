@@ -247,7 +247,11 @@ class Processes(World):
         return _full(tensor)
 
     def saved(self, state: Any) -> Any:
-        return _mapped(lambda tensor: _full(tensor).cpu() if self.first() else None, state)
+        def gathered(tensor: Tensor) -> Tensor | None:
+            whole = _full(tensor)  # by all, kept by one
+            return whole.cpu() if self.first() else None
+
+        return _mapped(gathered, state)
 
     def local(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
