@@ -216,7 +216,7 @@ class Processes(World):
         fully_shard(objective, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
         average = objective.parts()["kept"]
         if average is not objective.model:
-            fully_shard(average, mesh=mesh)
+            fully_shard(average, mesh=mesh, reshard_after_forward=True)
             register_fsdp_forward_method(average, "embed")  # of a momentum teacher
         return objective
 

@@ -38,8 +38,8 @@ def train_all(cases: dict[str, Case], out: Path) -> dict[str, list[float]]:
         for name, (verb, data, settings) in cases.items():
             losses[name] = []
             getattr(vitrail, verb)(data, out=str(out), name=name, **settings)
-    if world().first():
-        (out / "losses.json").write_text(json.dumps(losses))
+            if world().first():
+                (out / "losses.json").write_text(json.dumps(losses))
     return losses
 
 
