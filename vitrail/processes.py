@@ -44,7 +44,6 @@ class Processes(World):
     def __init__(self) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._place = int(os.environ.get("LOCAL_RANK", self.rank))  # among the processes of this machine
-        self.restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
         self._views = 1
         self._plain: Any = None  # the objective before it was sharded, without its weights
         self._mesh: Any = None
@@ -62,6 +61,8 @@ class Processes(World):
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENT)
         self._control = dist.new_group(backend="gloo", timeout=timeout)  # does not wait for a GPU
+        # A machine that replaces another one has not been started before.
+        (self.restarted,) = self.agree(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0)
 
     def first(self) -> bool:
         return self.rank == 0

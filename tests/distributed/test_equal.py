@@ -54,6 +54,8 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
     words = str(captioned.captioned(folder / "words"))
     few: dict[str, Any] = {**SHORT, "batch_size": 16, "epochs": 2}
     pretrained = {**SHORT, "drop_path": 0.2}
+    crops = pretrained | {"epochs": 2, "val_fraction": 0.8}  # DINO's last layer learns from the second epoch on
+    maps = {**SHORT, "img_size": 32, "batch_size": 16, "epochs": 0.05}
     return {
         "labels": ("train", str(folder / "labels.npz"), few),
         "numbers": ("train", str(folder / "numbers.npz"), few),
@@ -63,11 +65,17 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
         "words": ("train", words, captioned.SETTINGS | {"epochs": 2, "drop_path": 0.1}),
         "words-softmax": ("train", words, captioned.SETTINGS | {"epochs": 1, "loss": "softmax"}),
         **{f"method-{m}": ("pretrain", "digits", pretrained | {"method": m}) for m in ("masked", "mae", "simmim")},
-        **{f"method-{m}": ("pretrain", "digits", pretrained | {"method": m, "epochs": 2.0}) for m in ("dino", "lejepa")},
+        **{
+            f"method-{m}": ("pretrain", "digits", pretrained | {"method": m, "epochs": 2.0}) for m in ("dino", "lejepa")
+        },
         **{f"opt-{opt}": ("train", "digits", SHORT | {"opt": opt}) for opt in ("sgd", "muon", "lamb")},
         "lora": ("train", "digits", SHORT | {"weights": str(weights), "lora_rank": 2, "batch_size": 32}),
         "taught": ("train", "digits", SHORT | {"teacher": str(weights), "shift": 1}),
-        "norms": ("train", "digits", SHORT | {"model": "coatnet_nano", "img_size": 32, "batch_size": 16, "epochs": 0.1}),
+        "norms": (
+            "train",
+            "digits",
+            SHORT | {"model": "coatnet_nano", "img_size": 32, "batch_size": 16, "epochs": 0.1},
+        ),
         "windows": ("train", "digits", SHORT | {"model": "swin_nano", "img_size": 32, "drop": 0.1, "batch_size": 16}),
     }
 
