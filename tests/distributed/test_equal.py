@@ -55,7 +55,8 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
     few: dict[str, Any] = {**SHORT, "batch_size": 16, "epochs": 2}
     pretrained = {**SHORT, "drop_path": 0.2}
     crops = pretrained | {"epochs": 2, "val_fraction": 0.8}  # DINO's last layer learns from the second epoch on
-    maps = {**SHORT, "img_size": 32, "batch_size": 16, "epochs": 0.05}
+    maps = {name: value for name, value in SHORT.items() if name != "stem"}
+    maps |= {"drop_path": 0.1, "img_size": 32, "batch_size": 16, "epochs": 0.05}
     return {
         "labels": ("train", str(folder / "labels.npz"), few),
         "numbers": ("train", str(folder / "numbers.npz"), few),
@@ -65,18 +66,12 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
         "words": ("train", words, captioned.SETTINGS | {"epochs": 2, "drop_path": 0.1}),
         "words-softmax": ("train", words, captioned.SETTINGS | {"epochs": 1, "loss": "softmax"}),
         **{f"method-{m}": ("pretrain", "digits", pretrained | {"method": m}) for m in ("masked", "mae", "simmim")},
-        **{
-            f"method-{m}": ("pretrain", "digits", pretrained | {"method": m, "epochs": 2.0}) for m in ("dino", "lejepa")
-        },
+        **{f"method-{m}": ("pretrain", "digits", crops | {"method": m}) for m in ("dino", "lejepa")},
         **{f"opt-{opt}": ("train", "digits", SHORT | {"opt": opt}) for opt in ("sgd", "muon", "lamb")},
         "lora": ("train", "digits", SHORT | {"weights": str(weights), "lora_rank": 2, "batch_size": 32}),
         "taught": ("train", "digits", SHORT | {"teacher": str(weights), "shift": 1}),
-        "norms": (
-            "train",
-            "digits",
-            SHORT | {"model": "coatnet_nano", "img_size": 32, "batch_size": 16, "epochs": 0.1},
-        ),
-        "windows": ("train", "digits", SHORT | {"model": "swin_nano", "img_size": 32, "drop": 0.1, "batch_size": 16}),
+        "norms": ("train", "digits", maps | {"model": "coatnet_nano"}),
+        "windows": ("train", "digits", maps | {"model": "swin_nano", "drop": 0.1}),
     }
 
 

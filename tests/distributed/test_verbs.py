@@ -81,7 +81,7 @@ def test_results_are_printed_once(shared):
         ([], {"FAILS": "1"}, "An image of this process cannot be read."),
     ],
 )
-def test_an_error_is_one_sentence_once(words, env, sentence, tiny, tmp_path, small):
+def test_an_error_is_one_sentence_once(words, env, sentence, tmp_path, small):
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()]
     done = together(tmp_path, ["train", "digits", "--out", tmp_path, *settings, *words], **env)
     said = [line for line in done.stderr.splitlines() if line.startswith("vitrail: ")]
