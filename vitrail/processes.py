@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from vitrail.errors import UserError, explained
-from vitrail.world import M, Shard, World
+from vitrail.world import M, Shard, World, alone
 
 T = TypeVar("T")
 
@@ -160,7 +160,11 @@ class Processes(World):
         return merged
 
     def once(self, act: Callable[[], T]) -> T:
-        return self.every(self._settled(act, self.rank == 0), self._waiting)[0]  # type: ignore[return-value]
+        def act_alone() -> T:
+            with alone():
+                return act()
+
+        return self.every(self._settled(act_alone, self.rank == 0), self._waiting)[0]  # type: ignore[return-value]
 
     def in_turn(self, act: Callable[[], T]) -> T:
         early = self._settled(act, self._place == 0)

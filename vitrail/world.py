@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from vitrail.errors import explained
@@ -41,7 +41,7 @@ class World:
     def join(cls) -> World:
         """The world of this process: under torchrun, all of its processes, once they have met."""
         global _world
-        if several() and _world.size == 1:
+        if started() > 1 and _world.size == 1:
             from vitrail.processes import Processes
 
             _world = Processes()
@@ -128,7 +128,7 @@ class World:
         return meter
 
     def once(self, act: Callable[[], T]) -> T:
-        """Lets the first process act; all get the result, or its error."""
+        """Lets the first process act, without the others; all get the result, or its error."""
         return act()
 
     def in_turn(self, act: Callable[[], T]) -> T:
@@ -182,9 +182,20 @@ def world() -> World:
     return _world
 
 
-def several() -> bool:
-    """Whether torchrun has started this process with others."""
-    return all(name in os.environ for name in _NEEDED) and int(os.environ["WORLD_SIZE"]) > 1
+@contextmanager
+def alone() -> Iterator[None]:
+    """A context in which this process does not ask the others, for what it does without them."""
+    global _world
+    before, _world = _world, World()
+    try:
+        yield
+    finally:
+        _world = before
+
+
+def started() -> int:
+    """The number of processes that torchrun has started, this one among them; 1 without torchrun."""
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in _NEEDED) else 1
 
 
 def launch() -> str:
@@ -195,4 +206,4 @@ def launch() -> str:
 
 def is_first() -> bool:
     """Whether this process speaks for all: before they have met too."""
-    return not several() or os.environ["RANK"] == "0"
+    return started() == 1 or os.environ["RANK"] == "0"

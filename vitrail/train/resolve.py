@@ -40,6 +40,7 @@ from vitrail.train.prepare import preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
 from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
 from vitrail.weights import absolute, open_card
+from vitrail.world import started
 
 LORA_SCALE = 2.0  # alpha / rank
 _LEAST = {  # of the options of self-supervised methods
@@ -88,7 +89,7 @@ def plan(source: str, data: Data, asked: dict[str, Any], custom: Custom = NOTHIN
         return config
     if "epochs" in asked:
         raise UserError("--epochs and --time-budget both set the length of the run. Remove one of them.")
-    rate = images_per_second(config, data, custom)
+    rate = images_per_second(config, data, custom) * started()
     epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
     return resolve(source, data, asked | {"epochs": epochs})
 
