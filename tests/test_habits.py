@@ -129,7 +129,7 @@ INSTEAD = {
     "train photos --dataset-name cats": "vitrail train hf:NAME",
     "train photos --ignore-mismatched-sizes": "automatic",
     "train photos --push-to-hub": "vitrail convert RUN FOLDER --to hf --push OWNER/NAME",
-    "train photos --fsdp full": "A run uses one device",
+    "train photos --fsdp full": "use --shard full under torchrun",
     "train photos --world-size 2": "A run uses one device",
     "train photos --deterministic": "bit-identical",
     "train photos --cache": "cached on disk by default",

@@ -38,7 +38,7 @@ ORDER = (
     "tokenizers",
     "config",
 )
-BELOW = ("files", "device", "progress", "errors", "version")
+BELOW = ("processes", "files", "device", "progress", "world", "errors", "version")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Each takes a tenth of a second to two seconds to import.

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, habits, options
-from vitrail.errors import UserError, explained, nearest
+from vitrail.errors import UserError, nearest
 from vitrail.progress import log_to_console
-from vitrail.verbs import VERBS
+from vitrail.verbs import VERBS, takes_part
 from vitrail.version import VERSION
+from vitrail.world import world
 
 # Settings given as text that the configuration parses, with their placeholders in the help.
 _TEXTS = ((Size, "H[xW]"), (Duration, "TIME"), (Names, "NAME[,…]"), (Freeze, "N|all"))
@@ -376,6 +377,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Makes idle threads yield soon: libgomp's default of spinning can make torch many times slower next to other busy
     # programs. The variable is read when torch is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is meant
     _limit_threads()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -383,7 +385,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may be undecodable
     try:
         try:
-            code = run(words)
+            code = run(words) if takes_part(words) else 0
         finally:
             sys.stdout.flush()  # here, where a closed pipe is handled
         sys.exit(code)
@@ -395,6 +397,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     except Exception as error:
         if debug:
             raise
-        sentence, code = explained(error)
-        print(f"vitrail: {sentence}", file=sys.stderr)
-        sys.exit(code)
+        sys.exit(world().report(error))

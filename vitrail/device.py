@@ -38,7 +38,10 @@ def choose_device(requested: str | None) -> str:
 def device_name(text: str) -> str:
     """A device as torch names it: 0 is cuda:0."""
     if re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
-        raise UserError(f"A run uses one device, but --device is {text}. Choose one, such as cuda:{text[0]}.")
+        raise UserError(
+            f"A process uses one device, but --device is {text}. Choose one, such as cuda:{text[0]}, or start the "
+            f"command with torchrun: torchrun --nproc-per-node {text.count(',') + 1} -m vitrail train …"
+        )
     return f"cuda:{text}" if text.isascii() and text.isdigit() else text
 
 

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from vitrail.world import is_first
+
 T = TypeVar("T")
 
 log = logging.getLogger("vitrail")
@@ -26,9 +28,9 @@ class _Console(logging.Handler):
 
 
 def log_to_console() -> None:
-    """Shows vitrail's log on stderr, unless the program has configured logging itself."""
+    """Shows vitrail's log on stderr, once, unless the program has configured logging itself."""
     if not log.handlers and not logging.getLogger().handlers:
-        log.addHandler(_Console())
+        log.addHandler(_Console() if is_first() else logging.NullHandler())
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
 
@@ -49,7 +51,7 @@ def without_info() -> Iterator[None]:
 
 def track(items: Iterable[T], title: str, total: int | None = None, unit: str = "it", done: int = 0) -> Iterable[T]:
     """Iterates over `items` with a progress bar, or, in notebooks and pipes, with a log line every half minute."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or not is_first():
         return _in_lines(items, title, total, unit, done)
     return tqdm(items, desc=title, total=total, unit=unit, initial=done, leave=False, dynamic_ncols=True)
 

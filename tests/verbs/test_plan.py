@@ -28,7 +28,7 @@ def test_a_plan_for_gpus_by_their_peak_rate(vitrail_says):
     assert plan["price"] == pytest.approx(2 * 8 * 3 * plan["epoch_seconds"] / 3600)
     assert plan["energy_kwh"] == pytest.approx(400 * 8 * 3 * plan["epoch_seconds"] / 3.6e6)
     changes = [row["with"] for row in plan["memory"]]
-    assert changes == ["", "--amp off", "--grad-checkpointing", "--shard", "--lora-rank 8", "--freeze all"]
+    assert changes == ["", "--amp off", "--grad-checkpointing", "--shard full", "--lora-rank 8", "--freeze all"]
 
 
 def test_the_very_run_on_this_machine(vitrail_says, tiny, tmp_path):
@@ -76,7 +76,7 @@ def test_machines_are_found_however_they_are_spelled():
         ({"devices": "8xZ80"}, "no GPU 'Z80'"),
         ({"device": "A100", "devices": "8xA100"}, "Remove one of them"),
         ({"device": "T4", "amp": "bf16"}, "Use --amp off or fp16"),
-        ({"device": "A100", "shard": True}, "several devices"),
+        ({"device": "A100", "shard": "full"}, "several devices"),
         ({"device": "A100", "utilisation": 1.5}, "above 0 and at most 1"),
         ({"data": 0, "device": "A100"}, "at least 1"),
         ({"devices": "8xA100", "batch_size": 4}, "at least the 8 devices"),

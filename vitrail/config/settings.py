@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitrail.world import Shard
+
 CONFIG_FILE = "config.yaml"  # in a run folder
 LARGEST_SIDE = 8192  # pixels of a model's input
 
@@ -236,7 +238,7 @@ class OptimConfig:
 
     epochs: float = option("passes over the training images; may be fractional")
     time_budget: Duration | None = option("train for this long instead of --epochs: 10m or 1h30m", None)
-    batch_size: int = option("images per forward pass", alias="-b")
+    batch_size: int = option("images per forward pass, of all processes together", alias="-b")
     grad_accum_steps: int = option("forward passes per optimiser step", 1)
     opt: Literal["adamw", "sgd", "muon", "lamb"] = option("optimiser; muon uses AdamW for all but weight matrices")
     loss: Literal["ce", "bce", "dice", "focal", "sigmoid", "softmax"] = option(
@@ -307,6 +309,10 @@ class RunConfig:
         "automatic mixed precision (default: the best for the device)", bare=True
     )
     compile: bool = option("compile the model with torch.compile", False)
+    shard: Shard = option(
+        "under torchrun, shard weights, gradients and optimiser over all processes, or over those of each machine",
+        "off",
+    )
     grad_checkpointing: bool = option("recompute activations in the backward pass to save memory", False)
     log: Names | None = option("also log to wandb or mlflow; metrics.csv and TensorBoard are always written", None)
     save_minutes: float = option("minutes between checkpoints within an epoch", 5.0)

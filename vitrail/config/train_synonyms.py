@@ -8,7 +8,8 @@ PRETRAINED = "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 Rows = tuple[tuple[str, str, str], ...]
 
 _START = f"Name the weights to start from: `--weights {PRETRAINED}`."
-_ONE_DEVICE = "A run uses one device: --device cuda:1."
+_TORCHRUN = "For several GPUs, start the same command with torchrun: torchrun --nproc-per-node 8 -m vitrail train …"
+_FSDP = "For a model that does not fit on one GPU, use --shard full under torchrun."
 _KEPT = "A run keeps one epoch, chosen by --best, and its last checkpoint."
 _EVERY_EPOCH = "A run validates, logs and saves after every epoch, and saves a checkpoint every --save-minutes."
 _FIXED = "Runs with the same --seed are bit-identical on the same machine."
@@ -209,13 +210,13 @@ TRAIN: Rows = (
     ("hf", "gradient-checkpointing", "--grad-checkpointing"),
     ("hf", "use-cpu", "--device cpu"),
     ("hf", "no-cuda", "--device cpu"),
-    ("timm", "num-gpu", _ONE_DEVICE),
-    ("hf", "ddp-backend", _ONE_DEVICE),
-    ("hf", "fsdp", _ONE_DEVICE),
-    ("hf", "deepspeed", _ONE_DEVICE),
-    ("tv", "world-size", _ONE_DEVICE),
-    ("tv", "dist-url", _ONE_DEVICE),
-    ("timm hf", "local-rank", _ONE_DEVICE),
+    ("timm", "num-gpu", _TORCHRUN),
+    ("hf", "ddp-backend", _TORCHRUN),
+    ("hf", "fsdp", _FSDP),
+    ("hf", "deepspeed", _FSDP),
+    ("tv", "world-size", _TORCHRUN),
+    ("tv", "dist-url", _TORCHRUN),
+    ("timm hf", "local-rank", _TORCHRUN),
     ("ul", "deterministic", _FIXED),
     ("tv", "use-deterministic-algorithms", _FIXED),
     ("hf", "full-determinism", _FIXED),

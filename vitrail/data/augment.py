@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.config import AugmentConfig
+from vitrail.data.draws import rand, randint
+from vitrail.world import world
 
 ERASED = (0.02, 1 / 3)  # range of the erased fraction of the area
 ASPECT = (0.3, 3.3)  # range of the erased rectangle's aspect ratio, relative to the image's
@@ -72,8 +75,8 @@ def is_deterministic(config: AugmentConfig) -> bool:
 def shift_and_flip(pixels: Tensor, shift: int, hflip: float, generator: torch.Generator) -> Tensor:
     """Random translation by up to `shift` whole pixels and horizontal flip, without interpolation."""
     b, c, h, w = pixels.shape
-    down, right = torch.randint(-shift, shift + 1, (2, b, 1), generator=generator)
-    flips = torch.rand(b, generator=generator) < hflip
+    down, right = randint(-shift, shift + 1, (2, b), generator)[..., None]
+    flips = rand(b, generator=generator) < hflip
     if shift:
         rows = _reflect(torch.arange(h) - down, h).to(pixels.device)
         cols = _reflect(torch.arange(w) - right, w).to(pixels.device)
@@ -191,8 +194,8 @@ def randaugment(pixels: Tensor, count: int, magnitude: float, generator: torch.G
     """
     shape = count, len(pixels)
     allowed = torch.tensor([OPERATIONS.index(name) for name in (OPERATIONS if _is_8bit(pixels) else ANY_DEPTH)])
-    kinds = allowed[torch.randint(len(allowed), shape, generator=generator)]
-    levels = magnitude / 10 * (torch.randint(2, shape, generator=generator) * 2 - 1)
+    kinds = allowed[randint(0, len(allowed), shape, generator)]
+    levels = magnitude / 10 * (randint(0, 2, shape, generator) * 2 - 1)
     places = torch.arange(len(pixels))
 
     def arrange(order: Tensor) -> None:  # groups the images by operation, in a single copy
@@ -290,10 +293,10 @@ def three_augment(pixels: Tensor, probability: float, generator: torch.Generator
     needs a white point, but blurred.
     """
     b = len(pixels)
-    kinds = torch.randint(3, (b,), generator=generator)
+    kinds = randint(0, 3, (b,), generator)
     if not _is_8bit(pixels):
         kinds[kinds == 1] = 2
-    draw, strength = torch.rand(2, b, generator=generator)
+    draw, strength = rand(2, b, generator=generator)
     deviations = (BLUR[0] + strength * (BLUR[1] - BLUR[0])) * min(pixels.shape[2:])
     kinds[draw >= probability] = 3
     pixels = pixels.clone()
@@ -326,7 +329,7 @@ def blur(pixels: Tensor, deviations: Tensor) -> Tensor:
 def jitter(pixels: Tensor, largest: float, generator: torch.Generator) -> Tensor:
     """Colour jitter: scales brightness, contrast and saturation of each image by random factors around 1."""
     for name in ("brightness", "contrast", "saturation"):
-        change = largest * (2 * torch.rand(len(pixels), generator=generator) - 1)
+        change = largest * (2 * rand(len(pixels), generator=generator) - 1)
         pixels = _recolour_all(pixels, name, change / 0.9)  # level 1 is a change of 0.9
     return pixels
 
@@ -337,7 +340,7 @@ def jitter(pixels: Tensor, largest: float, generator: torch.Generator) -> Tensor
 def erase(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
     """Random erasing: fills a rectangle in some images with 0, the mean colour."""
     b, _, h, w = images.shape
-    draw, area, aspect, y, x = torch.rand(5, b, generator=generator)
+    draw, area, aspect, y, x = rand(5, b, generator=generator)
     area = ERASED[0] + area * (ERASED[1] - ERASED[0])
     aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** aspect
     tall = (h * (area * aspect).sqrt()).round().clamp(1, h)
@@ -357,18 +360,20 @@ def mix(
     alpha = cutmix if cut else mixup
     # torch cannot sample Beta from a given generator; numpy can, seeded from it.
     seed = int(torch.randint(2**63 - 1, (), generator=generator))
-    keep = torch.from_numpy(np.random.default_rng(seed).beta(alpha, alpha, b)).float()
-    partner = torch.randperm(b, generator=generator).to(images.device)
+    beta = partial(np.random.default_rng(seed).beta, alpha, alpha)
+    keep = world().drawn(lambda rows: torch.from_numpy(beta(rows)).float(), b)
+    partner = torch.randperm(b * world().size, generator=generator)
+    others = world().fetch(images, partner)
     if cut:
-        y, x = torch.rand(2, b, generator=generator)
+        y, x = rand(2, b, generator=generator)
         tall, wide = (h * (1 - keep).sqrt()).round(), (w * (1 - keep).sqrt()).round()
         rows = _span((y * h - tall / 2).round(), tall, h)
         cols = _span((x * w - wide / 2).round(), wide, w)
-        images = torch.where(_box(rows, cols, images.device), images.index_select(0, partner), images)
+        images = torch.where(_box(rows, cols, images.device), others, images)
         keep = 1 - rows.sum(1) * cols.sum(1) / (h * w)  # the actual area: the box is rounded and clipped
     else:
-        images = images.index_select(0, partner).lerp_(images, keep.to(images).view(b, 1, 1, 1))
-    return images, torch.lerp(targets[partner], targets, keep.to(images).view(b, 1))
+        images = others.lerp_(images, keep.to(images).view(b, 1, 1, 1))
+    return images, torch.lerp(world().fetch(targets, partner), targets, keep.to(images).view(b, 1))
 
 
 def _span(start: Tensor, length: Tensor, side: int) -> Tensor:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.data.draws import rand
+
 _ASPECT = (3 / 4, 4 / 3)  # of a box, relative to the image's
 
 
@@ -29,7 +31,7 @@ class Crops:
 def random_crops(pixels: Tensor, crops: Crops, generator: torch.Generator) -> Tensor:
     """Crops of images (B, C, H, W): (count·B, C, h, w), the first crop of all images, then the second."""
     count = crops.count * len(pixels)
-    area, aspect, y, x = torch.rand(4, count, generator=generator)
+    area, aspect, y, x = rand(4, count, generator=generator)
     area = crops.scale[0] + area * (crops.scale[1] - crops.scale[0])
     aspect = torch.exp(math.log(_ASPECT[0]) + aspect * math.log(_ASPECT[1] / _ASPECT[0]))
     tall, wide = (area / aspect).sqrt().clamp(max=1), (area * aspect).sqrt().clamp(max=1)

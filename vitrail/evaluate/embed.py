@@ -9,10 +9,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +25,7 @@ from vitrail.errors import UserError
 from vitrail.files import atomic_write
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor
+from vitrail.world import world
 
 Vectors = NDArray[np.float32]
 Parts = Iterator[tuple[tuple[str, ...], Vectors]]  # file names, and their vectors (N, D)
@@ -71,10 +72,45 @@ def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:
     """Writes names and vectors to an `.npz` or `.parquet` file as they arrive; the complete file is renamed into place.
 
     Both hold `features`, float32, and the file names: `files`, an array, in an `.npz`; `file`, a column, in a table.
+    Several processes each write a part of the images: to one file each in a folder, or for an `.npz`, which the first
+    process merges.
     """
     path = Path(out)
     if path.suffix not in _WRITERS:
         raise UserError(f"--out must be a {' or '.join(_WRITERS)} file, but it is {path}.")
+    if world().size == 1:
+        return _checked([_write(embeddings, path)], path)
+    folder = path if path.suffix == ".parquet" else path.with_name(f".{path.name}.parts")
+    world().once(lambda: _emptied(folder))
+    part = folder / f"part-{world().rank:05}-of-{world().size:05}{path.suffix}"
+    written = world().every(_write(embeddings, part))
+    if path.suffix == ".npz":
+        world().once(lambda: _merge(sorted(folder.glob("part-*")), path))
+    return _checked(written, path)
+
+
+def _emptied(folder: Path) -> None:
+    """Makes the folder of the parts, without those of an earlier command."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for part in folder.glob("part-*"):
+            part.unlink()
+    except OSError as error:
+        raise UserError(f"Could not write {folder}: {error.strerror}. Choose another --out.") from error
+
+
+def _checked(parts: Sequence[Written], path: Path) -> Written:
+    """The sizes of parts as that of the whole; raises UserError if there is nothing in them."""
+    images, width = sum(part.images for part in parts), max(part.width for part in parts)
+    unreadable = tuple(each for part in parts for each in part.unreadable)
+    if not images:
+        first = "".join(f": {file} ({error})" for file, error in unreadable[:1])
+        raise UserError(f"No image could be read, so {path} was not written{first}.")
+    return Written(images, width, unreadable)
+
+
+def _write(embeddings: Iterable[Embedding], path: Path) -> Written:
+    """Writes one file; none if no image can be read."""
     unreadable: list[tuple[str, str]] = []
 
     def readable() -> Iterator[tuple[str, Vectors]]:
@@ -84,12 +120,26 @@ def write(embeddings: Iterable[Embedding], out: str | Path) -> Written:
             else:
                 yield embedding.file, embedding.features
 
+    rows = readable()
+    first = next(rows, None)
+    if first is None:
+        return Written(0, 0, tuple(unreadable))
     with atomic_write(path) as temporary:
-        images, width = _WRITERS[path.suffix](_parts(readable()), temporary)
-        if not images:
-            first = "".join(f": {file} ({error})" for file, error in unreadable[:1])
-            raise UserError(f"No image could be read, so {path} was not written{first}.")
+        images, width = _WRITERS[path.suffix](_parts(chain([first], rows)), temporary)
     return Written(images, width, tuple(unreadable))
+
+
+def _merge(parts: Sequence[Path], path: Path) -> None:
+    """Writes one `.npz` file with the vectors of several, which are removed."""
+
+    def blocks() -> Parts:
+        for part in parts:
+            with np.load(part, allow_pickle=False) as arrays:
+                yield tuple(arrays["files"].tolist()), arrays["features"]
+
+    with atomic_write(path) as temporary:
+        _write_npz(blocks(), temporary)
+    shutil.rmtree(parts[0].parent)
 
 
 def _parts(rows: Iterator[tuple[str, Vectors]]) -> Parts:

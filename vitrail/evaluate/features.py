@@ -26,6 +26,7 @@ from vitrail.runs import EngineName
 from vitrail.runs.predictor import Predictor
 from vitrail.tasks.placement import truths
 from vitrail.tasks.scores import Scores
+from vitrail.world import world
 
 if TYPE_CHECKING:
     from vitrail.models import Model
@@ -139,6 +140,11 @@ def _key(model: Model, split: Split, preprocess: Preprocess) -> str | None:
 
 def _kept(file: Path, key: str, name: str, engine: EngineName) -> tuple[Vectors, str] | None:
     """The values in a file and the engine that computed them, if it is intact and they are what is wanted."""
+    found = _read(file, key, name, engine)
+    return None if any(world().agree(found is None)) else found  # all compute, or none
+
+
+def _read(file: Path, key: str, name: str, engine: EngineName) -> tuple[Vectors, str] | None:
     try:
         with open_regular(file) as stream, np.load(stream, allow_pickle=False) as arrays:
             used = arrays["engine"].item() if "engine" in arrays else "torch"  # as in files of earlier versions
@@ -151,6 +157,8 @@ def _kept(file: Path, key: str, name: str, engine: EngineName) -> tuple[Vectors,
 
 def _keep(file: Path, key: str, name: str, values: Vectors, engine: str) -> None:
     """Writes to a temporary file and renames it, so that concurrent programs do not interfere."""
+    if not world().first():
+        return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=".unfinished-") as folder:

@@ -24,6 +24,7 @@ from vitrail.runs.run import Run
 from vitrail.runs.words import classify_by
 from vitrail.tasks.scores import Scores
 from vitrail.weights import Card
+from vitrail.world import world
 
 TEMPLATE = "a photo of a {}."
 Probe = Literal["knn", "linear", "fewshot"]
@@ -220,6 +221,8 @@ def run_data(
 def write_scores(
     metrics: Scores | ProbeMetrics | FewShotMetrics, charts: Sequence[Chart], folder: Path, about: dict[str, str]
 ) -> None:
+    if not world().first():
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import glob
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, TextIO
@@ -17,6 +17,7 @@ from vitrail.errors import UserError
 from vitrail.progress import log, track
 from vitrail.runs.predictor import Prediction
 from vitrail.tasks.task import Answer
+from vitrail.world import world
 
 Format = Literal["table", "csv", "json", "coco"]
 
@@ -72,6 +73,20 @@ def _nothing(source: str) -> str:
     if "*" in source or "?" in source:
         return f"No image matches {source}. Globs match image extensions only: .jpg, .png, .webp, …"
     return f"{source} does not exist."
+
+
+def together(
+    predict: Callable[[Iterator[ImageLike]], Iterator[Prediction]], images: Iterator[ImageLike], batch_size: int
+) -> Iterator[Prediction]:
+    """The predictions for images, in order, which processes share batch by batch; the first process has all of them."""
+    if world().size == 1:
+        yield from predict(images)
+        return
+    mine = (image for i, image in enumerate(images) if i // batch_size % world().size == world().rank)
+    answers = predict(mine)
+    while any(batches := world().every([*islice(answers, batch_size)])):
+        if world().first():
+            yield from chain.from_iterable(batches)
 
 
 def write(predictions: Iterable[Prediction], format: Format, stream: TextIO) -> int:

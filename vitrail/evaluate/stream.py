@@ -18,6 +18,7 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor, read_ahead
 from vitrail.tasks.placement import Placement, truths
+from vitrail.world import world
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +32,8 @@ class Meter(Protocol):
     """Anything that accumulates outputs and targets batch by batch."""
 
     def add(self, outputs: Outputs, targets: NDArray[Any]) -> None: ...
+
+    def merge(self, other: Any) -> None: ...
 
 
 class Keep:
@@ -49,6 +52,12 @@ class Keep:
         else:
             self._outputs.append(outputs)
             self._targets.append(targets)
+
+    def merge(self, other: Keep) -> None:
+        """Appends what another one has collected; none if one of them has exceeded its limit."""
+        self._room = min(self._room, other._room)
+        self._outputs += other._outputs
+        self._targets += other._targets
 
     @property
     def outputs(self) -> Outputs | None:
@@ -73,33 +82,51 @@ def stream(
     """Runs `compute` on a split's pixels (B, C, H, W), in order, and adds results and targets to every meter."""
     import torch
 
-    loader = track(batches(split, preprocess, batch_size, workers), title, math.ceil(len(split) / batch_size), "batch")
+    share = _share(len(split), batch_size)
+    loader = track(
+        batches(split, preprocess, batch_size, workers, share), title, math.ceil(len(share) / batch_size), "batch"
+    )
     with torch.inference_mode():
         for pixels, targets in loader:
             outputs = compute(pixels.to(device)).float().cpu().numpy()
             against = targets.numpy() if isinstance(targets, torch.Tensor) else targets
             for meter in meters:
                 meter.add(outputs, against)
+    _merge(meters)
+
+
+def _share(images: int, batch_size: int) -> range:
+    """The images that this process computes: whole batches, the same ones as in a single process."""
+    mine = world().part(range(math.ceil(images / batch_size)))
+    return range(mine.start * batch_size, min(mine.stop * batch_size, images))
+
+
+def _merge(meters: Sequence[Meter]) -> None:
+    """Merges the meters of all processes into those of each."""
+    for meter in meters:
+        vars(meter).update(vars(world().merge(meter)))
 
 
 def stream_exported(
     predictor: Predictor, split: Split, meters: Sequence[Meter], *, batch_size: int, workers: int, title: str
 ) -> None:
     """`stream` for an exported file, without torch."""
-    reader = split.reader(np.arange(len(split)))
+    share = _share(len(split), batch_size)
+    reader = split.reader(np.arange(share.start, share.stop))
 
     def read(i: int) -> tuple[Pixels, Placement]:
         image = image_of(reader, i)
         return predictor.pixels(image), predictor.card.preprocess.placement(*image.shape[:2])
 
-    with closing(read_ahead(range(len(split)), read, workers, ahead=2 * batch_size)) as images:
-        for _ in track(range(math.ceil(len(split) / batch_size)), title, unit="batch"):
+    with closing(read_ahead(share, read, workers, ahead=2 * batch_size)) as images:
+        for _ in track(range(math.ceil(len(share) / batch_size)), title, unit="batch"):
             numbers, found = zip(*islice(images, batch_size), strict=True)
             pixels, placements = zip(*found, strict=True)
             outputs = predictor.outputs(np.stack(pixels))
             targets = split.targets[list(numbers)]
             for meter in meters:
                 meter.add(outputs, truths(targets, placements) if annotated(targets) else targets)
+    _merge(meters)
 
 
 def run_model(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath
+from vitrail.models.layers import Dropout, DropPath
 from vitrail.models.model import Model, ModelConfig
 from vitrail.models.position import Grid
 from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
@@ -209,7 +209,7 @@ class BiT(Model):
             layers.append(Layer(blocks))
         self.layers = nn.ModuleList(layers)
         self.norm = GroupNormAct(c.groups, c.width)
-        self.drop = nn.Dropout(c.drop)
+        self.drop = Dropout(c.drop)
         self.head = Head(c.width, c.classes) if c.classes else nn.Identity()
         if not self.norm.weight.is_meta:
             self._initialise()

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Stage, attend
+from vitrail.models.layers import Dropout, DropPath, Stage, attend
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
+from vitrail.models.norm import BatchNorm2d
 from vitrail.models.position import Grid, Interpolation, offsets, resample_offsets
 from vitrail.models.validate import check_counts, check_images, check_rates, check_stages
 
@@ -117,7 +118,7 @@ class LayerNorm2d(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class BatchNormAct(nn.BatchNorm2d):
+class BatchNormAct(BatchNorm2d):
     """BatchNorm, then GELU."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -144,7 +145,7 @@ class MBConv(nn.Module):
         super().__init__()
         inner = 4 * out
         self.shortcut = Halve(channels, out) if stride == 2 else nn.Identity()
-        self.pre_norm = nn.BatchNorm2d(channels)
+        self.pre_norm = BatchNorm2d(channels)
         self.conv1_1x1 = nn.Conv2d(channels, inner, 1, bias=False)
         self.norm1 = BatchNormAct(inner)
         self.conv2_kxk = nn.Conv2d(inner, inner, 3, stride, 1, groups=inner, bias=False)
@@ -182,7 +183,7 @@ class RelativeAttention(nn.Module):
         self.qkv = nn.Conv2d(channels, 3 * out, 1)
         self.rel_pos = RelPos(grid, self.heads)
         self.proj = nn.Conv2d(out, out, 1)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._split(x)
@@ -207,7 +208,7 @@ class Mlp2d(nn.Module):
         super().__init__()
         self.fc1 = nn.Conv2d(width, 4 * width, 1)
         self.fc2 = nn.Conv2d(4 * width, width, 1)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.drop(self.fc2(self.drop(F.gelu(self.fc1(x)))))

@@ -7,6 +7,7 @@ import copy
 import torch
 
 from vitrail.models import Model
+from vitrail.world import world
 
 
 class Ema:
@@ -25,7 +26,8 @@ class Ema:
         """Updates the average after optimiser step `step`; the decay is lower in the first steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
         pairs = zip(self.model.parameters(), model.parameters(), strict=True)
-        averages, weights = zip(*[(average, p) for average, p in pairs if p.requires_grad], strict=True)
+        shards = [(world().local(average), world().local(p)) for average, p in pairs if p.requires_grad]
+        averages, weights = zip(*shards, strict=True)
         torch._foreach_lerp_(averages, weights, 1 - decay)
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)  # BatchNorm statistics are averages already

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import GroupNormAct, StdConv
-from vitrail.models.layers import Block, Stage, as_map, encode_for_head, head_of, kept, level_depths
+from vitrail.models.layers import Block, Dropout, Stage, as_map, encode_for_head, head_of, kept, level_depths
 from vitrail.models.model import AttentionLayer, Model, ModelConfig, attention_layers
 from vitrail.models.patterns import choice
 from vitrail.models.position import Grid, Interpolation, resample_state
@@ -201,7 +201,7 @@ class Hybrid(Model):
         self.patch_embed = HybridEmbed(c)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
         self.pos_embed = nn.Parameter(torch.zeros(1, c.length, c.width))
-        self.drop = nn.Dropout(c.drop)
+        self.drop = Dropout(c.drop)
         rates = [c.drop_path * i / max(c.depth - 1, 1) for i in range(c.depth)]
         patterns = choice(c.attention, c.depth).layers(c.depth, c.grid, prefix=1)
         self.blocks = nn.ModuleList(

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.position import Grid, RelativeBias
+from vitrail.world import world
 
 if TYPE_CHECKING:  # patterns need `attend`
     from vitrail.models.patterns import Pattern
@@ -36,7 +37,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
         self.relative = relative
         self.pattern = pattern  # None for global attention
 
@@ -99,7 +100,7 @@ class Mlp(nn.Module):
         self.act: Activation = act
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.drop(self.fc2(self.drop(activate(self.fc1(x), self.act))))
@@ -112,7 +113,7 @@ class SwiGLU(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(width, 2 * hidden)
         self.fc2 = nn.Linear(hidden, width)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, x = self.fc1(x).chunk(2, dim=-1)
@@ -130,6 +131,17 @@ class LayerScale(nn.Module):
         return x * self.gamma
 
 
+class Dropout(nn.Dropout):
+    """Dropout whose masks do not depend on the number of processes: each draws those of the whole batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        if world().size == 1:
+            return F.dropout(x, self.p)
+        return x * world().drawn(lambda rows: F.dropout(x.new_ones(rows, *x.shape[1:]), self.p), x.shape[0])
+
+
 class DropPath(nn.Module):
     """Stochastic depth: drops a residual branch for some samples of a training batch."""
 
@@ -141,8 +153,9 @@ class DropPath(nn.Module):
         if self.rate == 0.0 or not self.training:
             return x
         keep = 1.0 - self.rate
-        mask = torch.rand(x.shape[0], *[1] * (x.ndim - 1), device=x.device, dtype=x.dtype) < keep
-        return x * mask / keep
+        ones = [1] * (x.ndim - 1)
+        draw = world().drawn(lambda rows: torch.rand(rows, *ones, device=x.device, dtype=x.dtype), x.shape[0])
+        return x * (draw < keep) / keep
 
 
 class Block(nn.Module):

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from vitrail.models.norm import BatchNorm1d
+
 
 class DinoHead(nn.Module):
     """DINO's head: an MLP of three layers, L2 normalisation, and a weight-normalised layer to the prototypes.
@@ -27,9 +29,10 @@ class DinoHead(nn.Module):
         gain = self.last_layer.parametrizations.weight.original0
         gain.requires_grad_(False).fill_(1.0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.last_layer(F.normalize(self.mlp(x), dim=-1))
-        return logits
+    def forward(self, x: Tensor, frozen: bool = False) -> Tensor:
+        """The logits of prototypes; the last layer does not learn if it is `frozen`."""
+        weight = self.last_layer.weight
+        return F.linear(F.normalize(self.mlp(x), dim=-1), weight.detach() if frozen else weight)
 
 
 class Projector(nn.Sequential):
@@ -38,10 +41,10 @@ class Projector(nn.Sequential):
     def __init__(self, features: int, out: int, hidden: int = 2048):
         super().__init__(
             nn.Linear(features, hidden),
-            nn.BatchNorm1d(hidden),
+            BatchNorm1d(hidden),
             nn.GELU(),
             nn.Linear(hidden, hidden),
-            nn.BatchNorm1d(hidden),
+            BatchNorm1d(hidden),
             nn.GELU(),
             nn.Linear(hidden, out),
         )

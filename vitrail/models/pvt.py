@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Mlp, Stage, as_map, attend, head_of
+from vitrail.models.layers import Dropout, DropPath, Mlp, Stage, as_map, attend, head_of
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation, resample
 from vitrail.models.validate import check_counts, check_heads, check_images, check_multiple, check_rates, check_stages
@@ -127,7 +127,7 @@ class ReducedAttention(nn.Module):
         self.q = nn.Linear(width, width)
         self.kv = nn.Linear(width, 2 * width)
         self.proj = nn.Linear(width, width)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
         reduces = reduction > 1 or linear
         size = 1 if linear else reduction
         self.sr = nn.Conv2d(width, width, size, stride=size) if reduces else None
@@ -212,7 +212,7 @@ class PVT(Model):
             self.register_parameter(f"pos_embed{i + 1}", nn.Parameter(torch.zeros(1, h * w + (i == last), width)))
             self.add_module(f"block{i + 1}", blocks)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, c.width))
-        self.drop = nn.Dropout(c.drop)
+        self.drop = Dropout(c.drop)
         self.norm = nn.LayerNorm(c.width, eps=1e-6)
         self.head = head_of(c.width, c.classes)
         self._entries = tuple(

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.layers import DropPath, Stage, as_map, head_of
+from vitrail.models.layers import Dropout, DropPath, Stage, as_map, head_of
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid
 from vitrail.models.pvt import ReducedAttention, check_reductions
@@ -103,7 +103,7 @@ class ConvMlp(nn.Module):
         self.fc1 = nn.Linear(width, hidden)
         self.dwconv = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
         self.fc2 = nn.Linear(hidden, width)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
         self.linear = linear
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import Ints
-from vitrail.models.layers import DropPath, Mlp, attend
+from vitrail.models.layers import Dropout, DropPath, Mlp, attend
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, offsets
 from vitrail.models.validate import check_counts, check_heads, check_images, check_rates, check_stages
@@ -103,7 +103,7 @@ class WindowAttention(nn.Module):
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attends within the windows of a map: (B, h, w, D) → (B, h, w, D)."""
@@ -212,7 +212,7 @@ class Swin(Model):
         super().__init__()
         c = self.config = config
         self.patch_embed = PatchEmbed(c.channels, c.widths[0], c.patch)
-        self.drop = nn.Dropout(c.drop)
+        self.drop = Dropout(c.drop)
         rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
         ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
         layers = [Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends)]

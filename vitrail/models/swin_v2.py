@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Ints
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Mlp, attend
+from vitrail.models.layers import Dropout, DropPath, Mlp, attend
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, offsets
 from vitrail.models.swin import APART, Head, PatchEmbed
@@ -146,7 +146,7 @@ class CosineAttention(nn.Module):
         self.q_bias = nn.Parameter(torch.zeros(width))  # keys have none
         self.v_bias = nn.Parameter(torch.zeros(width))
         self.proj = nn.Linear(width, width)
-        self.drop = nn.Dropout(drop)
+        self.drop = Dropout(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attends within the windows of a map: (B, h, w, D) → (B, h, w, D)."""
@@ -246,7 +246,7 @@ class SwinV2(Model):
         super().__init__()
         c = self.config = config
         self.patch_embed = PatchEmbed(c.channels, c.widths[0], c.patch)
-        self.drop = nn.Dropout(c.drop)
+        self.drop = Dropout(c.drop)
         rates = torch.linspace(0, c.drop_path, sum(c.depths), device="cpu").tolist()
         ends = [sum(c.depths[: i + 1]) for i in range(len(c.depths))]
         layers = [Layer(c, i, rates[end - c.depths[i] : end]) for i, end in enumerate(ends)]

@@ -36,6 +36,7 @@ from vitrail.models.layers import (
     Activation,
     AttentionPool,
     Block,
+    Dropout,
     Stage,
     as_map,
     encode_for_head,
@@ -183,7 +184,7 @@ class ViT(Model):
             self.pos_row = nn.Parameter(torch.zeros(1, c.grid[0], c.width // 2))
             self.pos_col = nn.Parameter(torch.zeros(1, c.grid[1], c.width // 2))
 
-        self.drop = nn.Dropout(c.drop)
+        self.drop = Dropout(c.drop)
         patterns = choice(c.attention, c.depth).layers(c.depth, c.grid, c.prefix)
         self.blocks = nn.ModuleList(
             Block(

@@ -18,10 +18,12 @@ from vitrail.plan.trace import Trace, trace
 from vitrail.progress import log
 from vitrail.train.pace import images_per_second
 from vitrail.train.prepare import model_config
+from vitrail.world import Shard
 
 USABLE = 0.9  # share of a device's memory for tensors; the rest is for the runtime, workspaces and fragmentation
 _STEP = 2e11  # operations of a step that is short enough to be measured here
 _LONGEST = 4e12  # operations of an image above which nothing is measured but a matrix product
+_PER_MACHINE = 8  # GPUs of a machine, over which --shard hybrid shards
 _GATHERED = 2  # stages that FSDP holds unsharded at a time: the current and the next
 
 
@@ -102,13 +104,12 @@ def make_plan(
     data: Data,
     machine: Machine,
     *,
-    shard: bool = False,
     utilisation: float | None = None,
     price: float | None = None,
     watts: float | None = None,
 ) -> Plan:
     """The plan of a resolved configuration. Nothing of it is trained; a device of this machine is measured briefly."""
-    _check(config, machine, shard, utilisation, price, watts)
+    _check(config, machine, utilisation, price, watts)
     architecture = model_config(config, data.task)
     traced = trace(config, data, gpu=_is_gpu(machine))
     rate, basis = _rate(config, data, machine, traced, utilisation)
@@ -124,8 +125,8 @@ def make_plan(
         tokens=architecture.length,
         operations=traced.operations,
         variants=(
-            _variant("", traced, config, machine, shard),
-            *_variants(config, data, machine, shard, traced),
+            _variant("", traced, config, machine),
+            *_variants(config, data, machine, traced),
         ),
         rate=rate,
         basis=basis,
@@ -138,7 +139,6 @@ def make_plan(
 def _check(
     config: TrainConfig,
     machine: Machine,
-    shard: bool,
     utilisation: float | None,
     price: float | None,
     watts: float | None,
@@ -149,7 +149,7 @@ def _check(
         raise UserError("'utilisation' is for known GPUs; this machine is measured. Remove it, or name a --device.")
     if utilisation is not None and not 0 < utilisation <= 1:
         raise UserError(f"'utilisation' must be above 0 and at most 1, but it is {utilisation:g}.")
-    if shard and machine.count == 1:
+    if config.run.shard != "off" and machine.count == 1:
         raise UserError("--shard needs several devices. Give them, as in --devices 8xA100.")
     for name, value in (("price", price), ("watts", watts)):
         if value is not None and value < 0:
@@ -168,9 +168,12 @@ def _is_gpu(machine: Machine) -> bool:
 # Memory
 
 
-def memory_of(traced: Trace, batch: float, devices: int = 1, shard: bool = False) -> Memory:
-    """The memory of each device, at a batch that the devices share. FSDP shards all but the activations."""
-    parts = devices if shard else 1
+def memory_of(traced: Trace, batch: float, devices: int = 1, shard: bool = False, over: int | None = None) -> Memory:
+    """The memory of each device, at a batch that the devices share. FSDP shards all but the activations.
+
+    It shards them `over` some of the devices, by default all.
+    """
+    parts = min(over or devices, devices) if shard else 1
     gathered = _GATHERED * traced.largest if shard else 0
     return Memory(
         weights=traced.weights / parts + gathered,
@@ -181,11 +184,11 @@ def memory_of(traced: Trace, batch: float, devices: int = 1, shard: bool = False
     )
 
 
-def largest_batch(traced: Trace, machine: Machine, shard: bool = False) -> int:
+def largest_batch(traced: Trace, machine: Machine, shard: Shard = "off") -> int:
     """The largest batch, over all devices, that fits into their memory; 0 if none does."""
 
     def fits(each: int) -> bool:
-        return memory_of(traced, each * machine.count, machine.count, shard).total <= USABLE * machine.memory
+        return _memory(traced, each * machine.count, machine, shard).total <= USABLE * machine.memory
 
     if not fits(1):
         return 0
@@ -198,17 +201,22 @@ def largest_batch(traced: Trace, machine: Machine, shard: bool = False) -> int:
     return low * machine.count
 
 
-def _variant(change: str, traced: Trace, config: TrainConfig, machine: Machine, shard: bool) -> Variant:
-    memory = memory_of(traced, config.optim.batch_size, machine.count, shard)
+def _memory(traced: Trace, batch: float, machine: Machine, shard: Shard) -> Memory:
+    return memory_of(traced, batch, machine.count, shard != "off", _PER_MACHINE if shard == "hybrid" else None)
+
+
+def _variant(change: str, traced: Trace, config: TrainConfig, machine: Machine, shard: Shard | None = None) -> Variant:
+    shard = shard or config.run.shard
+    memory = _memory(traced, config.optim.batch_size, machine, shard)
     return Variant(change, memory, largest_batch(traced, machine, shard), memory.total <= USABLE * machine.memory)
 
 
-def _variants(config: TrainConfig, data: Data, machine: Machine, shard: bool, traced: Trace) -> Iterator[Variant]:
+def _variants(config: TrainConfig, data: Data, machine: Machine, traced: Trace) -> Iterator[Variant]:
     """The run with other settings that change its memory."""
 
     def other(change: str, settings: dict[str, object]) -> Variant:
         changed = override(config, settings)
-        return _variant(change, trace(changed, data, gpu=_is_gpu(machine)), config, machine, shard)
+        return _variant(change, trace(changed, data, gpu=_is_gpu(machine)), config, machine)
 
     half = "bf16" if "bf16" in machine.peak or not machine.peak else "fp16"
     if config.run.amp == "off":
@@ -217,8 +225,8 @@ def _variants(config: TrainConfig, data: Data, machine: Machine, shard: bool, tr
         yield other("--amp off", {"amp": "off"})
     if not config.run.grad_checkpointing:
         yield other("--grad-checkpointing", {"grad_checkpointing": True})
-    if machine.count > 1 and not shard:
-        yield _variant("--shard", traced, config, machine, True)
+    if machine.count > 1 and config.run.shard == "off":
+        yield _variant("--shard full", traced, config, machine, "full")
     tuned = config.transfer.freeze is not None or config.transfer.lora_rank
     if data.task.labelled and not tuned:
         with suppress(UserError):  # without attention

@@ -28,6 +28,7 @@ from vitrail.models import Model
 from vitrail.models.packed import pack
 from vitrail.runs import EngineName
 from vitrail.runs.openvino import compiled, import_openvino
+from vitrail.world import world
 
 if TYPE_CHECKING:
     from vitrail.tasks import Task
@@ -70,6 +71,8 @@ class Engine:
     ):
         """`task` judges whether the answers of two engines agree; features have none."""
         check_engine(wanted, device)
+        if wanted == "auto" and world().size > 1:
+            wanted = "torch"  # processes would choose different engines
         if device == "cpu":
             keep_freed_memory()
         self.name: EngineName = "torch" if wanted == "auto" else wanted

@@ -8,6 +8,7 @@
 | `last/state.pt`                      | the checkpoint from which training resumes                     |
 | `train.log`, `curves.png`, `tensorboard/` | the log, the curves, the events                            |
 | `.lock`                              | held by the process that trains the run                        |
+| `.launch`                            | of a run under torchrun: the name of its command               |
 | `trackers.json`                      | with --log: the names of the run in wandb and mlflow           |
 | `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
 | `features/<data>-<split>.npz`        | feature vectors                                                |
@@ -101,8 +102,8 @@ class Run:
         return cls(home(source))
 
     @classmethod
-    def create(cls, config: TrainConfig, overwrite: bool = False) -> Run:
-        """Creates the folder of a new run and saves its configuration. `overwrite` replaces an existing run."""
+    def create(cls, config: TrainConfig, overwrite: bool = False, launch: str = "") -> Run:
+        """Creates the folder of a new run with its configuration; `overwrite` replaces one, `launch` is its command."""
         run = cls(Path(config.run.out) / config.run.name)
         for what, source in (("weights", config.weights), ("teacher", config.distillation.teacher)):
             if source is not None and Path(source).resolve().is_relative_to(run.path.resolve()):
@@ -117,6 +118,8 @@ class Run:
         try:
             with atomic_folder(run.path, replace) as folder:
                 save_yaml(config, folder / CONFIG_FILE, run.origin(config))
+                if launch:
+                    (folder / ".launch").write_text(launch, encoding="utf-8")
         except FileExistsError:
             raise UserError(
                 f"The run {run.path} exists. Choose another --name, continue it with "
@@ -183,6 +186,12 @@ class Run:
     @property
     def folds_file(self) -> Path:
         return self.path / "folds.json"
+
+    @property
+    def launch(self) -> str:
+        """The name of the torchrun command that made the run; empty for others."""
+        file = self.path / ".launch"
+        return read_text(file) if file.exists() else ""
 
     def evaluation(self, data: str, split: str, method: str = "head") -> Path:
         """The folder of `evaluate`'s metrics for a split."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrail.models.two_tower import LARGEST_SCALE
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.tokenizers import Tokenizer
+from vitrail.world import world
 
 
 class Contrast(Objective):
@@ -49,10 +50,11 @@ class Contrast(Objective):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         numbers = batch.numbers.to(self.own.device) % len(self.own)
-        drawn = (torch.rand(len(numbers), device=self.own.device) * self.several[numbers]).long()
-        chosen = self.own[numbers, drawn]
-        texts = self.model.embed_text(self._shortened(self.tokens[chosen]))
-        logits = self.model.match(self.model(batch.images).float(), texts.float())
+        draw = world().drawn(lambda rows: torch.rand(rows, device=self.own.device), len(numbers))
+        chosen = self.own[numbers, (draw * self.several[numbers]).long()]
+        texts = world().gathered(self.model.embed_text(self._shortened(self.tokens[chosen])).float())
+        logits = self.model.match(world().gathered(self.model(batch.images).float()), texts)
+        chosen = world().gathered(chosen)
         same = chosen[:, None] == chosen[None, :]
         hit = (logits.detach().argmax(dim=1)[:, None] == torch.arange(len(same), device=same.device)) & same
         return {"loss": self.loss(logits, same), "top1": hit.any(dim=1).float().mean()}

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.tasks.iou import area, giou, iou
+from vitrail.world import world
 
 RADIUS = 1.5  # strides around the centre of an object within which points are positive
 BOX_WEIGHT = 2.0  # of the GIoU loss against the classification loss
@@ -50,7 +51,7 @@ def dense_loss(outputs: Tensor, points: Tensor, objects: Tensor) -> dict[str, Te
     owner, left_out = assign(points, objects)
     positive = owner >= 0
     matched = objects.take_along_dim(owner.clamp(min=0)[..., None], dim=1)  # B Q 6
-    count = positive.sum().clamp(min=1)
+    count = world().count(positive.sum())
 
     quality = torch.zeros_like(logits)
     with torch.no_grad():
@@ -63,5 +64,5 @@ def dense_loss(outputs: Tensor, points: Tensor, objects: Tensor) -> dict[str, Te
 
     shared = torch.zeros_like(objects[..., 0]).scatter_add_(1, owner.clamp(min=0), positive.to(boxes.dtype))  # B M
     weight = (1 / shared.take_along_dim(owner.clamp(min=0), dim=1).clamp(min=1)).where(positive, 0.0)  # B Q
-    place = ((1 - giou(boxes, matched[..., 1:5])).where(positive, 0.0) * weight).sum() / weight.sum().clamp(min=1)
+    place = ((1 - giou(boxes, matched[..., 1:5])).where(positive, 0.0) * weight).sum() / world().count(weight.sum())
     return {"loss": classify + BOX_WEIGHT * place, "loss_class": classify, "loss_box": place}

@@ -28,6 +28,7 @@ from vitrail.tasks.multicrop import MultiCrop, MultiCropObjective
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.tasks.pretraining import FeatureScores
 from vitrail.tasks.scores import Targets
+from vitrail.world import world
 
 _STUDENT = 0.1  # temperature
 _CENTRE = 0.9  # momentum
@@ -107,10 +108,8 @@ class DinoObjective(MultiCropObjective):
         with torch.no_grad():
             taught = self.teacher_head(self.teacher.model.embed(batch.images)).float()
             targets = self.sharpened(taught)
-            self.centre.lerp_(taught.mean(dim=0), 1 - _CENTRE)
-        last = self.head.last_layer.parametrizations.weight.original1
-        last.requires_grad_(self._step >= self.frozen)
-        logits = self.head(self.features(batch)).float()
+            self.centre.lerp_(world().average(taught.mean(dim=0)), 1 - _CENTRE)
+        logits = self.head(self.features(batch), frozen=self._step < self.frozen).float()
         loss = cross_view(targets.view(self.views, -1, targets.shape[1]), logits)
         return {"loss": loss, "entropy": entropy(targets).mean()}
 
@@ -130,7 +129,7 @@ class DinoObjective(MultiCropObjective):
         self.teacher.decay = 1 - (1 - self.momentum) * (1 + math.cos(math.pi * done)) / 2
         self.teacher.update(self.model, step)
         with torch.no_grad():
-            mine, theirs = tuple(self.teacher_head.parameters()), tuple(self.head.parameters())
+            mine, theirs = ([*map(world().local, head.parameters())] for head in (self.teacher_head, self.head))
             torch._foreach_lerp_(mine, theirs, 1 - min(self.teacher.decay, (1 + step) / (10 + step)))
         self._step = step + 1
 

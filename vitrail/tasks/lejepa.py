@@ -23,6 +23,7 @@ from vitrail.tasks import register
 from vitrail.tasks.multicrop import MultiCrop, MultiCropObjective
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.tasks.scores import Targets
+from vitrail.world import world
 
 SLICES = 256
 NORMAL = 1.0525  # expectation of SIGReg for samples of a standard normal distribution
@@ -108,6 +109,6 @@ def sigreg(projected: Tensor, directions: Tensor) -> Tensor:
     weights = torch.full_like(knots, 2 * step)
     weights[0] = weights[-1] = step
     angles = slices.unsqueeze(-1) * knots  # … B M T
-    real, imaginary = angles.cos().mean(dim=-3), angles.sin().mean(dim=-3)
+    real, imaginary = (world().average(part.mean(dim=-3)) for part in (angles.cos(), angles.sin()))
     distances = (real - window).square() + imaginary.square()
-    return (distances @ (weights * window)).mean() * projected.shape[-2]
+    return (distances @ (weights * window)).mean() * projected.shape[-2] * world().size

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitrail.models import Model
 from vitrail.tasks.mask_scores import IGNORE
 from vitrail.tasks.objective import Batch, Objective
+from vitrail.world import world
 
 MaskLoss = Literal["ce", "dice", "focal"]
 AUXILIARY = 0.4  # weight of auxiliary losses, as in mmsegmentation
@@ -40,7 +41,7 @@ class SegmentationLoss(Objective):
     def compare(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits, labels = resized(outputs, targets.shape[1:]), targets.long()
         seen = labels != IGNORE
-        count = seen.sum().clamp(min=1)
+        count = world().count(seen.sum())
         losses = F.cross_entropy(logits, labels, self.weights, ignore_index=IGNORE, reduction="none")  # B H W
         if self.loss == "focal":
             chance = (-F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none")).exp()
@@ -52,7 +53,7 @@ class SegmentationLoss(Objective):
         with torch.no_grad():
             labels, seen = targets.long(), targets != IGNORE
             said = resized(outputs, targets.shape[1:]).argmax(dim=1)
-            return {"accuracy": ((said == labels) & seen).sum() / seen.sum().clamp(min=1)}
+            return {"accuracy": ((said == labels) & seen).sum() / world().count(seen.sum())}
 
 
 def resized(logits: Tensor, size: torch.Size) -> Tensor:
@@ -66,7 +67,8 @@ def dice_loss(logits: Tensor, labels: Tensor, seen: Tensor) -> Tensor:
     """1 minus the soft Dice, the mean over the classes that the batch has."""
     chances = logits.softmax(dim=1) * seen[:, None]
     true = F.one_hot(labels.clamp(min=0), logits.shape[1]).permute(0, 3, 1, 2) * seen[:, None]
-    both, total = (chances * true).sum((0, 2, 3)), chances.sum((0, 2, 3)) + true.sum((0, 2, 3))
-    there = true.sum((0, 2, 3)) > 0
+    parts = ((chances * true).sum((0, 2, 3)), chances.sum((0, 2, 3)), true.sum((0, 2, 3)))
+    both, said, labelled = world().total(torch.stack([part.to(logits.dtype) for part in parts]))
+    total, there = said + labelled, labelled > 0
     shares = 1 - 2 * both / total.clamp(min=1)
     return (shares * there).sum() / there.sum().clamp(min=1)

@@ -29,6 +29,7 @@ from vitrail.tasks.masking import (
     lowest,
     masked_tokens,
     need_patches,
+    random_rows,
 )
 from vitrail.tasks.objective import Objective, Reconstruction
 from vitrail.tasks.scores import Targets
@@ -85,7 +86,7 @@ class MaskedPatches(MaskedObjective):
 
     def noise(self, images: int, generator: torch.Generator | None = None) -> Tensor:
         """Three random numbers for each patch: which are corrupted, how, and by which other patch."""
-        return torch.rand(images, 3, self.model.config.grid[0] * self.model.config.grid[1], generator=generator)
+        return random_rows(images, 3, self.model.config.grid[0] * self.model.config.grid[1], generator=generator)
 
     def losses(self, model: Model, images: Tensor, noise: Tensor) -> Tensor:
         predicted, mask = self.predict(model, images, noise)

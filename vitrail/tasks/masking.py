@@ -20,6 +20,7 @@ from vitrail.models.decoder import MaskToken
 from vitrail.models.position import Grid
 from vitrail.tasks.objective import Batch, Objective, Reconstruction
 from vitrail.tasks.pretraining import Pretraining
+from vitrail.world import world
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class MaskedObjective(Objective):
     def noise(self, images: int, generator: torch.Generator | None = None) -> Tensor:
         """Random numbers that decide which patches of each image are masked: (B, N), on the CPU."""
         h, w = self.model.config.grid
-        return torch.rand(images, h * w, generator=generator)
+        return random_rows(images, h * w, generator=generator)
 
     @abstractmethod
     def losses(self, model: Model, images: Tensor, noise: Tensor) -> Tensor:
@@ -82,6 +83,13 @@ class MaskedObjective(Objective):
     @abstractmethod
     def draw(self, model: Model, images: Tensor, noise: Tensor) -> Reconstruction:
         """Original, masked and predicted images."""
+
+
+def random_rows(images: int, *shape: int, generator: torch.Generator | None) -> Tensor:
+    """Random numbers for each image: of a training batch, or always the same ones from a generator."""
+    if generator is not None:
+        return torch.rand(images, *shape, generator=generator)
+    return world().drawn(lambda rows: torch.rand(rows, *shape), images)
 
 
 def count_masked(patches: int, ratio: float) -> int:

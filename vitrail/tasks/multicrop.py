@@ -20,6 +20,7 @@ from vitrail.models import Model, ModelConfig
 from vitrail.models.resized import Resized
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.tasks.pretraining import Pretraining
+from vitrail.world import world
 
 _CENTRE = 0.75  # side of the second view in validation, relative to the image
 
@@ -94,14 +95,18 @@ class MultiCropObjective(Objective):
         assert how.local_crops is not None
         assert how.local_size is not None
         self.views = how.global_crops
+        self.stagewise = not how.local_crops  # small crops read the weights of all stages at once
         self._small = Resized(model, (how.local_size, how.local_size)) if how.local_crops else None
 
     def features(self, batch: Batch) -> Tensor:
         """The features of all views, global ones first: (V + L, B, F)."""
-        found = self.model.embed(batch.images)
+        images = len(batch.numbers)
+        with world().views(self.views):
+            found = self.model.embed(batch.images)
         if batch.local is not None and self._small is not None:
-            found = torch.cat([found, self._small.embed(self.model, batch.local)])
-        return found.view(-1, len(batch.numbers), found.shape[1])
+            with world().views(len(batch.local) // images):
+                found = torch.cat([found, self._small.embed(self.model, batch.local)])
+        return found.view(-1, images, found.shape[1])
 
     def examine(self, model: Model, images: Tensor) -> Tensor:
         """The loss between each image and its centre, and the features of the image."""

@@ -46,7 +46,12 @@ class Objective(nn.Module):
     """Base class of objectives. A subclass implements `compare`, and may override `show` and `lesson`.
 
     `ema` is the decay of the moving average of the weights; 0 disables it.
+
+    The loss is a mean over the images of a batch, which several processes may share: what is not, such as a mean over
+    labelled pixels, asks `world()` for the counts of the whole batch.
     """
+
+    stagewise = True  # whether the stages of the model are called one by one, so that each can gather its own weights
 
     def __init__(self, model: Model, ema: float = 0.0):
         super().__init__()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.tasks.iou import centred, giou, pairs
+from vitrail.world import world
 
 L1, GIOU = 5.0, 2.0  # weights, in the cost and in the loss
 NO_OBJECT = 0.1  # weight of the class "no object"
@@ -52,9 +53,10 @@ def set_loss(outputs: Tensor, size: tuple[int, int], objects: Tensor) -> dict[st
         aims.append(truth[columns])
     weights = torch.ones(none + 1, device=logits.device)
     weights[none] = NO_OBJECT
-    classify = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights)
+    classify = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), weights, reduction="sum")
+    classify = classify / world().average(weights[wanted].sum())
     ours, theirs = torch.cat(found), torch.cat(aims)
-    count = max(len(ours), 1)
+    count = world().count(torch.tensor(len(ours), device=ours.device))
     place = (centred(ours) - centred(theirs)).abs().sum() / count
     fit = (1 - giou(ours, theirs)).sum() / count
     return {"loss": classify + L1 * place + GIOU * fit, "loss_class": classify, "loss_box": fit}

@@ -29,6 +29,7 @@ from vitrail.tasks.masking import (
     count_masked,
     lowest,
     masked_tokens,
+    random_rows,
     upsampled,
 )
 from vitrail.tasks.objective import Objective, Reconstruction
@@ -73,7 +74,7 @@ class SimMimObjective(MaskedObjective):
         self.decoder = PixelDecoder(c.width, c.stride, c.channels)
 
     def noise(self, images: int, generator: torch.Generator | None = None) -> Tensor:
-        return torch.rand(images, self.squares[0] * self.squares[1], generator=generator)
+        return random_rows(images, self.squares[0] * self.squares[1], generator=generator)
 
     def losses(self, model: Model, images: Tensor, noise: Tensor) -> Tensor:
         predicted, mask = self.predict(model, images, noise)

@@ -14,6 +14,7 @@ from vitrail.data.augment import augment
 from vitrail.data.crops import Crops, random_crops
 from vitrail.data.preprocess import Preprocess
 from vitrail.tasks.objective import Batch
+from vitrail.world import world
 
 
 def make_batch(
@@ -35,10 +36,11 @@ def make_batch(
     if not views:
         images, targets = augment(pixels, labels, how, normalise, classes, generator)
         return Batch(images, targets, numbers)
-    cut = [
-        augment(view, labels.new_zeros(len(view), 0), how, normalise, 0, generator)[0]
-        for view in (random_crops(pixels, each, generator) for each in views)
-    ]
+    cut = []
+    for each in views:
+        with world().views(each.count):
+            view = random_crops(pixels, each, generator)
+            cut.append(augment(view, labels.new_zeros(len(view), 0), how, normalise, 0, generator)[0])
     return Batch(cut[0], labels, numbers, cut[1] if len(cut) > 1 else None)
 
 

@@ -10,6 +10,7 @@ from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
 from vitrail.tasks.scores import rounded
 from vitrail.weights.card import write_card
+from vitrail.world import world
 
 
 def calibrate(run: Run, data: Data, *, device: str, workers: int) -> str:
@@ -28,5 +29,6 @@ def calibrate(run: Run, data: Data, *, device: str, workers: int) -> str:
     if task is not card.task:
         scores = task.measure(outputs, split.targets)
         metrics = scores.summary() | rounded(measured) | {"epoch": card.metrics["epoch"]}
-        write_card(run.weights_file.with_suffix(".json"), replace(card, task=task, metrics=metrics))
+        calibrated = replace(card, task=task, metrics=metrics)
+        world().once(lambda: write_card(run.weights_file.with_suffix(".json"), calibrated))
     return line

@@ -22,6 +22,7 @@ from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.train.lamb import Lamb
 from vitrail.train.muon import Muon
+from vitrail.world import world
 
 # The tensors that each optimiser keeps for a parameter.
 _STATES: dict[type[Optimizer], tuple[str, ...]] = {
@@ -85,7 +86,7 @@ def restore_checkpoint(
         changed = differences(state["data"], data)
         if not changed or data_changed:
             for name, part in parts.items():
-                part.load_state_dict(state[name])
+                world().load(part, state[name])
                 if isinstance(part, Optimizer):
                     _check_fits(part)
     except UserError:

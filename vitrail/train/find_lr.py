@@ -27,7 +27,7 @@ from vitrail.train.loop import set_up, steps
 from vitrail.train.prepare import make_card, open_splits
 from vitrail.train.progress import Progress
 from vitrail.train.summary import describe
-from vitrail.train.world import World
+from vitrail.world import world
 
 LOWEST, HIGHEST, STEPS = 1e-6, 10.0, 175  # 25 steps for every factor of 10
 _TRUSTED = 10  # steps before a rising loss can stop the test
@@ -40,7 +40,9 @@ def find_lr(config: TrainConfig, data: Data, model: Model, custom: Custom = NOTH
     log.info(describe(config, data, model))
     losses = measure(config, data, model, custom)
     lr = suggest(losses)
-    folder = write(Path(config.run.out) / free_name(Path(config.run.out), config.run.name), losses, lr)
+    folder = world().once(
+        lambda: write(Path(config.run.out) / free_name(Path(config.run.out), config.run.name), losses, lr)
+    )
     curve = smooth(losses)
     if (fall := 1 - min(curve) / curve[0]) < 0.05:
         log.warning(f"The loss fell by only {fall:.1%}, so the suggestion means little. Look at the curve.")
@@ -51,10 +53,10 @@ def find_lr(config: TrainConfig, data: Data, model: Model, custom: Custom = NOTH
 
 def measure(config: TrainConfig, data: Data, model: Model, custom: Custom = NOTHING) -> list[float]:
     """The losses of steps with growing learning rates, until they rise or training diverges."""
-    _, loader = open_splits(config, data, custom)
+    _, loader = world().in_turn(lambda: open_splits(config, data, custom))
     progress, card, targets = Progress(), make_card(config, data, model), data.splits["train"].targets
-    learning = set_up(model, card, config, targets, progress, custom)
-    walk = steps(*learning, loader, len(data.classes), config, growing, progress, World.join())
+    learning = set_up(model, card, config, targets, progress, world(), custom)
+    walk = steps(*learning, loader, len(data.classes), config, growing, progress, world())
     losses: list[float] = []
     with suppress(Diverged):
         for values in track(islice(walk, STEPS), "finding a learning rate", STEPS, "step"):

@@ -10,20 +10,22 @@ import csv
 import io
 import json
 import statistics
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from vitrail.config import TrainConfig, flat, override
-from vitrail.data import Source, full_name, open_data
+from vitrail.data import Source, full_name
 from vitrail.errors import UserError
 from vitrail.files import locked, read_json, write_text
 from vitrail.progress import log
-from vitrail.runs.run import Run, split_settings
+from vitrail.runs.run import Run
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan
 from vitrail.train.resume import reopen
-from vitrail.train.start import complete, need_resume, prepared
+from vitrail.train.start import command, complete, create, earlier, need_resume, open_given, prepared
+from vitrail.world import world
 
 Scores = dict[str, float]  # "val_top1", "val_loss", "test_top1", …
 
@@ -46,20 +48,21 @@ def train(
     """Trains all unfinished folds; returns the run that holds them."""
     need_resume(resume, data_changed)
     asked = prepared(source, asked, custom, "train")
+    resume = resume or world().once(lambda: earlier(source, asked))
     if resume is not None:
-        run, config = reopen(Path(resume), source, asked)
+        run, config = world().once(lambda: reopen(Path(resume), source, asked))
         source = config.data if source is None else source
     elif source is not None:
-        data = open_data(source, **split_settings(asked | {"fold": 1}))
-        config = plan(full_name(source), data, asked, custom)
-        prepare(config, data, custom)  # before the folder is created, so that errors leave none behind
-        run = Run.create(config, overwrite).path
+        data = open_given(source, None, asked | {"fold": 1})
+        config = world().once(lambda: plan(full_name(source), data, asked, custom))
+        world().in_turn(lambda: prepare(config, data, custom))  # before the folder is created: errors leave none behind
+        run = create(config, overwrite, command(source, asked)).path
     else:
         raise UserError("No data was given. Give a data set, or --resume RUN to continue a run.")
 
     whole = Run(run)
-    with locked(run):
-        done = _read(run)
+    with locked(run) if world().first() else nullcontext():
+        done = world().once(lambda: _read(run))
         try:
             for number in range(1, config.source.folds + 1):
                 if str(number) not in done:
@@ -67,7 +70,8 @@ def train(
                     numbered = override(config, {"fold": number})
                     fold, done[str(number)] = _train_fold(run, numbered, source, custom, data_changed)
                     whole.holds += (fold,)
-                    _write(run, done)
+                    if world().first():
+                        _write(run, done)
         except KeyboardInterrupt:
             log.info(f"To resume this fold and train the rest: {Run(run).resume_command}")
             raise
@@ -82,10 +86,9 @@ def _train_fold(
     """Starts or resumes a fold; returns it and its scores."""
     fold = Run(run).fold(config.source.fold)
     config = override(config, {"out": str(run), "name": fold.name})
-    data = open_data(source, **split_settings(flat(config)))
+    data = open_given(source, None, flat(config))
     model, notes = prepare(config, data, custom)
-    if not fold.exists:
-        Run.create(config)
+    world().once(lambda: fold.exists or Run.create(config).exists)
     if config.python:
         fold.remember(data)
     measured = complete(fold.path, config, data, model, notes, custom, data_changed)

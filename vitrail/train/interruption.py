@@ -12,6 +12,7 @@ from typing import Any
 
 from vitrail.progress import log
 from vitrail.runs.run import Run
+from vitrail.world import world
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
@@ -52,7 +53,7 @@ class Interruption:
         if signal.Signals(number).name == "SIGHUP":
             for terminal in self._terminals:  # it is gone: writing to it would fail
                 os.dup2(os.open(os.devnull, os.O_WRONLY), terminal)
-        if self.requested or not self._training:
+        if not self._training or (self.requested and world().size == 1):  # torchrun repeats a signal
             raise KeyboardInterrupt
         self.requested = True
         log.info("Stopping after this step, to save a checkpoint. Press Ctrl-C again to stop at once.")

@@ -33,7 +33,7 @@ from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
 from vitrail.train.interruption import Interruption
-from vitrail.train.journal import Journal
+from vitrail.train.journal import Silence
 from vitrail.train.objectives import build_objective
 from vitrail.train.optim import build_optimizers, set_lr
 from vitrail.train.prepare import make_card, open_splits
@@ -43,9 +43,9 @@ from vitrail.train.schedule import Schedule
 from vitrail.train.seeds import derive
 from vitrail.train.transfer import set_mode
 from vitrail.train.watch import Watch
-from vitrail.train.world import World
 from vitrail.weights import Card, save
 from vitrail.weights.added import save_added
+from vitrail.world import World
 
 
 def steps(
@@ -80,18 +80,19 @@ def steps(
             torch.manual_seed(derive(seed, step, 0))  # dropout and stochastic depth
             generator = torch.Generator().manual_seed(derive(seed, step, 1))  # augmentation
             values: dict[str, float] = {}
-            for _ in range(accumulate):
+            for k in range(accumulate):
                 with progress.waiting():
                     (pixels, labels), which = next(batches)
                 pixels, labels = pixels.to(device), labels.to(device)
                 batch = make_batch(pixels, labels, which, config, normalise, classes, generator, placed)
-                with precision():
-                    result = forward(batch)
-                scaler.scale(result["loss"] / accumulate).backward()
+                with world.accumulating(forward, last=k + 1 == accumulate):
+                    with precision():
+                        result = forward(batch)
+                    scaler.scale(result["loss"] / accumulate).backward()
                 values = {name: values.get(name, 0.0) + value.item() / accumulate for name, value in result.items()}
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)
-            norm = clip_grad_norm_(learnt, optim.clip_grad or math.inf).item()
+            norm = world.whole(clip_grad_norm_(learnt, optim.clip_grad or math.inf)).item()
             values = world.mean(values)
             if not math.isfinite(values["loss"]) or not (math.isfinite(norm) or scaler.is_enabled()):
                 raise Diverged(step, progress.lr, values["loss"], norm)
@@ -109,7 +110,7 @@ def train(
     config: TrainConfig,
     data: Data,
     model: Model,
-    journal: Journal,
+    journal: Silence,
     interruption: Interruption,
     world: World,
     custom: Custom = NOTHING,
@@ -120,13 +121,13 @@ def train(
     `data_changed` allows data that is not what the run began with.
     """
     # Data
-    val, loader = open_splits(config, data, custom)
+    val, loader = world.in_turn(lambda: open_splits(config, data, custom))
     schedule, version = Schedule.of(config, data, len(loader), custom), identity(data)
 
     # Objective and optimisers
     progress, targets = Progress(), data.splits["train"].targets
     card = make_card(config, data, model)
-    objective, optimizers, scaler = set_up(model, card, config, targets, progress, custom)
+    objective, optimizers, scaler = set_up(model, card, config, targets, progress, world, custom)
 
     # Resume
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
@@ -138,29 +139,31 @@ def train(
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
 
     def checkpoint() -> None:
+        state = {name: world.saved(part.state_dict()) for name, part in parts.items()}
         if world.first():
-            save_checkpoint(run, {"data": version} | {name: part.state_dict() for name, part in parts.items()})
+            save_checkpoint(run, {"data": version} | state)
 
     # Loop
     watch = Watch(Run(run), config, card, val)
     how: dict[str, Any] = {"workers": config.source.workers, "device": config.run.device, "title": "validating"}
     walk = steps(objective, optimizers, scaler, loader, len(data.classes), config, schedule.lr, progress, world)
     while True:
-        over = world.agree(schedule.over(progress) or schedule.stalled(progress))
+        over = schedule.over(progress) or schedule.stalled(progress)
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
-            kept = objective.kept()
+            whole = world.unsharded(objective)
+            kept = whole.kept()
             meter = card.task.bound(kept).meter()
             try:
-                run_model(kept, val, card.preprocess, [meter], compute=partial(objective.examine, kept), **how)
+                run_model(kept, val, card.preprocess, [meter], compute=partial(whole.examine, kept), **how)
             except NotFinite:
                 raise Diverged(progress.step - 1, progress.lr, progress.mean("loss"), math.nan) from None
-            scores = world.merge(meter).scores()
-            progress.close_epoch(scores, watch(objective, kept, scores, progress, over), config.stop.best)
-            over = world.agree(custom.stops(progress) or over or schedule.stalled(progress))
+            scores = meter.scores()
+            progress.close_epoch(scores, watch(whole, kept, scores, progress, over), config.stop.best)
+            (over,) = world.agree(custom.stops(progress) or over or schedule.stalled(progress))
             if world.first():
                 if progress.kept == len(progress.rows):
                     save(Run(run).weights_file, kept, card.measured(scores, progress.kept))
-                    save_added(Run(run).decoder_file, objective.added())
+                    save_added(Run(run).decoder_file, whole.added())
                 journal.epoch(progress, schedule, card.task, over)
             checkpoint()
         if over:
@@ -168,9 +171,9 @@ def train(
 
         values = next(walk)
         journal.step(progress, schedule)
-        stop = world.agree(interruption.requested)
-        if stop or world.agree(progress.minutes_unsaved() >= config.run.save_minutes):
-            if not all(p.isfinite().all() for p in model.parameters()):
+        stop, due = world.agree(interruption.requested, progress.minutes_unsaved() >= config.run.save_minutes)
+        if stop or due:
+            if any(world.agree(not all(world.local(p).isfinite().all() for p in model.parameters()))):
                 raise Diverged(progress.step - 1, progress.lr, values["loss"], math.nan)
             checkpoint()
         if stop:
@@ -178,7 +181,13 @@ def train(
 
 
 def set_up(
-    model: Model, card: Card, config: TrainConfig, targets: Targets, progress: Progress, custom: Custom = NOTHING
+    model: Model,
+    card: Card,
+    config: TrainConfig,
+    targets: Targets,
+    progress: Progress,
+    world: World,
+    custom: Custom = NOTHING,
 ) -> tuple[Objective, list[Optimizer], torch.amp.GradScaler]:
     """What `steps` needs besides data, to train a model on images with these targets."""
     torch.manual_seed(derive(config.run.seed, 0, 2))  # initial weights of what the objective adds, such as a decoder
@@ -188,6 +197,7 @@ def set_up(
         recompute_activations(model)  # after the moving average was copied from the model
     if config.run.compile:
         objective.compile()
+    world.shard(objective, config.run.shard, torch.bfloat16 if config.run.amp == "bf16" else None)
     added = objective.added().values()
     optimizers = build_optimizers(model, config.optim, config.weights is not None, added, custom)
     return objective, optimizers, torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.world import world
+
 MOMENTUM = 0.95
 STEPS = 5  # of Newton-Schulz
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of its polynomial, chosen for speed: singular values end near 1, not at 1
@@ -39,7 +41,10 @@ class Muon(torch.optim.Muon):
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             momenta = [self.state[p]["momentum_buffer"] for p in weights]
             torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
-            updates = orthogonalise(torch._foreach_lerp(grads, momenta, MOMENTUM))
+            # A matrix is orthogonalised as a whole, of which a process keeps its shard.
+            changes = torch._foreach_lerp(grads, momenta, MOMENTUM)
+            whole = orthogonalise(world().whole(change) for change in changes)
+            updates = [world().like(update, p) for update, p in zip(whole, weights, strict=True)]
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             torch._foreach_mul_(updates, [-0.2 * group["lr"] * math.sqrt(max(p.shape)) for p in weights])
             torch._foreach_add_(weights, updates)

@@ -27,6 +27,7 @@ from vitrail.train.watch import open_probe
 from vitrail.weights import Card, open_card, start_from
 from vitrail.weights.added import left_out
 from vitrail.weights.card import versions
+from vitrail.world import world
 
 
 def model_config(config: TrainConfig, task: Task) -> ModelConfig:
@@ -75,7 +76,19 @@ def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[
             f"'grad_accum_steps' must be at most the {batches} batches of an epoch, but it is "
             f"{config.optim.grad_accum_steps}. Lower --grad-accum-steps or --batch-size."
         )
+    _check_share(min(config.optim.batch_size, len(data.splits["train"])))
     return model, notes
+
+
+def _check_share(images: int) -> None:
+    """Raises UserError for a batch of so many images that processes cannot share equally."""
+    size = world().size
+    if images % size:
+        less, more = images // size * size, (images // size + 1) * size
+        raise UserError(
+            f"Each of the {size} processes gets the same share of a batch, but a batch has {images} images. Use "
+            f"{f'--batch-size {less} or {more}' if less else f'at least {size} images'}."
+        )
 
 
 def _check_memory(config: ModelConfig) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vitrail.tasks.scores import Scores
+from vitrail.world import world
 
 
 @dataclass
@@ -41,9 +42,9 @@ class Progress:
         return self.seconds - self.prepared
 
     def tick(self) -> float:
-        """Adds the time since the last tick to the run's time, and returns it."""
+        """Adds the time since the last tick to the run's time, and returns it: that of all processes."""
         now = time.monotonic()
-        passed, self._clock = now - self._clock, now
+        passed, self._clock = world().mean({"passed": now - self._clock})["passed"], now
         self.seconds += passed
         return passed
 

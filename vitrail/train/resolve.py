@@ -40,6 +40,7 @@ from vitrail.train.prepare import preprocessing
 from vitrail.train.recipe_rules import SMALL_IMAGE, RecipeInputs
 from vitrail.train.recipes import MOST_SMALL, RECIPES, Recipe
 from vitrail.weights import absolute, open_card
+from vitrail.world import started
 
 LORA_SCALE = 2.0  # alpha / rank
 _LEAST = {  # of the options of self-supervised methods
@@ -88,7 +89,7 @@ def plan(source: str, data: Data, asked: dict[str, Any], custom: Custom = NOTHIN
         return config
     if "epochs" in asked:
         raise UserError("--epochs and --time-budget both set the length of the run. Remove one of them.")
-    rate = images_per_second(config, data, custom)
+    rate = images_per_second(config, data, custom) * started()
     epochs = math.ceil(config.optim.time_budget * rate / len(data.splits["train"]))
     return resolve(source, data, asked | {"epochs": epochs})
 
@@ -347,6 +348,8 @@ def check(config: TrainConfig) -> TrainConfig:
         )
     if a.aug_repeats > 1 and config.source.streaming:
         raise UserError("A stream delivers every image once. Add --aug-repeats 1, or drop --streaming.")
+    if r.shard != "off" and r.amp == "fp16":
+        raise UserError("--shard needs gradients that need no scaling. Use --amp bf16 or off.")
     check_loggers(config.run.log or ())
     preprocessing(config)  # validates its own values
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.divergence import naming_checkpoint
 from vitrail.train.find_lr import find_lr as find_rate
 from vitrail.train.interruption import Interruption
-from vitrail.train.journal import Journal
+from vitrail.train.journal import Journal, Silence
 from vitrail.train.loop import train
 from vitrail.train.prepare import prepare
 from vitrail.train.resolve import plan, typed
 from vitrail.train.resume import reopen, save_extended
 from vitrail.train.summary import describe, kept_epoch, pretrained_flags, uneven
-from vitrail.train.world import World
+from vitrail.world import World, launch, world
 
 HELD_OUT = 0.05  # share of images held out for validation in pre-training, which has no labels to overfit
 DEFAULT_METHOD = "mae"
@@ -54,7 +55,7 @@ def start(
         raise UserError("--find-lr is a short run in a folder of its own. Remove --resume, --overwrite and --folds.")
     if find_lr and source is not None:
         data = open_given(source, val, asked)
-        config = plan(full_name(source), data, asked, custom)
+        config = world().once(lambda: plan(full_name(source), data, asked, custom))
         return Run(find_rate(config, data, prepare(config, data, custom)[0], custom))
     return _run(source, val, resume, overwrite, asked, custom, "train", data_changed)
 
@@ -81,6 +82,7 @@ def start_pretraining(
 
 def prepared(source: Source | None, asked: dict[str, Any], custom: Custom, verb: Verb) -> dict[str, Any]:
     """The user's settings, with names in place of Python objects, once logging and memory are set up."""
+    World.join()
     log_to_console()
     keep_freed_memory()
     given = {"data": source, "val": asked.get("val")}
@@ -104,7 +106,8 @@ def _architecture(module: nn.Module) -> dict[str, Any]:
 
 def open_given(source: Source, val: Source | None, settings: Mapping[str, Any]) -> Data:
     """The data of a run, with objects in place of their names in the settings."""
-    return open_data(source, **split_settings(settings) | ({} if val is None else {"val": val}))
+    settings = split_settings(settings) | ({} if val is None else {"val": val})
+    return world().in_turn(lambda: open_data(source, **settings))
 
 
 def _run(
@@ -118,17 +121,22 @@ def _run(
     data_changed: bool,
 ) -> Run:
     need_resume(resume, data_changed)
+    resume = resume or world().once(lambda: earlier(source, asked))
     if resume is not None:
-        reopened, config = reopen(Path(resume), source, asked, verb)
+        reopened, config = world().once(lambda: reopen(Path(resume), source, asked, verb))
         run = Run(reopened)
         given = {"data", "val"} & {*(config.python or ())}
-        data = open_given(config.data if source is None else source, val, flat(config)) if given else run.data()
-        model, notes = prepare(config, data, custom)
+        if given:
+            data = open_given(config.data if source is None else source, val, flat(config))
+        else:
+            data = world().in_turn(run.data)
+        model, notes = world().in_turn(lambda: prepare(config, data, custom))
     elif source is not None:
         data = open_given(source, val, asked)
-        config = plan(full_name(source), data, asked, custom)
-        model, notes = prepare(config, data, custom)  # before the folder is created, so that errors leave none behind
-        run = Run.create(config, overwrite)
+        config = world().once(lambda: plan(full_name(source), data, asked, custom))  # it may measure the machine
+        # Before the folder is created, so that errors leave none behind.
+        model, notes = world().in_turn(lambda: prepare(config, data, custom))
+        run = create(config, overwrite, command(source, asked))
     else:
         if folder := asked.get("data_dir"):
             raise UserError(
@@ -139,6 +147,24 @@ def _run(
         run.remember(data)
     complete(run.path, config, data, model, notes, custom, data_changed)
     return run
+
+
+def earlier(source: Source | None, asked: Mapping[str, Any]) -> str | None:
+    """The run that this command made before it failed, if torchrun starts it again."""
+    if source is None or not world().restarted:
+        return None
+    runs = map(Run, sorted(Path(asked.get("out", options()["out"].default)).glob("*/")))
+    return next((str(run) for run in runs if run.exists and run.launch == command(source, asked)), None)
+
+
+def command(source: Source, asked: Mapping[str, Any]) -> str:
+    """A name of this command, the same when torchrun starts it again; empty without torchrun."""
+    return launch() and f"{launch()} {full_name(source)} {sorted(asked.items())}"
+
+
+def create(config: TrainConfig, overwrite: bool, name: str) -> Run:
+    """The folder of a new run, made by the first process; `name` is that of the command."""
+    return Run(world().once(lambda: Run.create(config, overwrite, name).path))
 
 
 def need_resume(resume: str | None, data_changed: bool) -> None:
@@ -157,16 +183,20 @@ def complete(
     data_changed: bool = False,
 ) -> dict[str, Scores]:
     """Trains a run to its end, from its last checkpoint; returns the final scores by split."""
-    with locked(run), Journal(run) as journal, Interruption(run) as interruption, naming_checkpoint(run):
-        save_extended(run, config)
+    first = world().first()
+    held = locked(run) if first else nullcontext()
+    with held, Journal(run) if first else Silence() as journal, Interruption(run) as stop, naming_checkpoint(run):
+        if first:
+            save_extended(run, config)
         for line in (describe(config, data, model), *notes):
             log.info(line)
         if (flags := pretrained_flags(config, data)) and not checkpoint_path(run).exists():
             log.info(f"Photographs learn faster and better from pre-trained weights: add {flags}")
         if warning := uneven(config, data):
             log.warning(warning)
-        train(run, config, data, model, journal, interruption, World.join(), custom, data_changed)
-        interruption.training_is_over()
+        train(run, config, data, model, journal, stop, world(), custom, data_changed)
+        stop.training_is_over()
+        world().once(lambda: None)  # the first process has written the model
         return finish(run, config, data)
 
 

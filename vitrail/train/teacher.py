@@ -26,6 +26,7 @@ from vitrail.runs.exported import is_exported
 from vitrail.runs.predictor import Predictor, source_card
 from vitrail.tasks import Task
 from vitrail.weights import Card
+from vitrail.world import world
 
 _BATCH = 256  # images per forward pass over a split
 _MOST_KEPT = 2**30  # bytes of outputs that may be kept in memory
@@ -87,6 +88,9 @@ class Teacher:
             f"in {Duration(time.monotonic() - begun)}."
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
+        return self  # its weights never change
+
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint: a fingerprint and the scores, not the weights."""
         return {"fingerprint": self._predictor.fingerprint, "metrics": self._metrics}
@@ -101,9 +105,11 @@ class Teacher:
 
     def _answers(self, split: Split, workers: int, title: str) -> Tensor:
         """Its outputs for all images of a split, in order."""
-        read = batches(split, self._student.preprocess, _BATCH, workers)
-        loader = track(read, title, math.ceil(len(split) / _BATCH), "batch")
-        outputs = torch.cat([self._look(pixels.to(self._device)).cpu() for pixels, _ in loader])
+        mine = world().part(range(len(split)))
+        read = batches(split, self._student.preprocess, _BATCH, workers, mine)
+        loader = track(read, title, math.ceil(len(mine) / _BATCH), "batch")
+        looked = [self._look(pixels.to(self._device)).cpu() for pixels, _ in loader]
+        outputs = torch.cat([part for parts in world().every(looked) for part in parts])
         if not outputs.isfinite().all():
             raise UserError(
                 f"A teacher's outputs must be finite, but those of {self.source} are not. Choose another --teacher."

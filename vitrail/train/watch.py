@@ -27,6 +27,7 @@ from vitrail.tasks.objective import Objective
 from vitrail.tasks.scores import Scores
 from vitrail.train.progress import Progress
 from vitrail.weights import Card
+from vitrail.world import world
 
 _PROBED = {"train": 5000, "val": 2000}  # images of the probe data, at most
 _TIMES = 20  # k-NN measurements of a run, at most
@@ -67,7 +68,7 @@ class Watch:
         if not healthy and not self._warned:
             (log.info if healthy is None else log.warning)(sentence)
         self._warned = not healthy
-        if last or time.monotonic() - self._drew > _DRAW_EVERY:
+        if world().first() and (last or time.monotonic() - self._drew > _DRAW_EVERY):
             self._draw(objective, kept)
             self._drew = time.monotonic()
         if not self._probe:

@@ -7,6 +7,10 @@ receives the verb's parameters of the same name. Heavy imports stay inside the f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from vitrail.world import is_first
+
 VERBS = (
     "models",
     "check",
@@ -26,3 +30,9 @@ VERBS = (
     "study",
     "convert",
 )
+TOGETHER = ("train", "pretrain", "evaluate", "predict", "embed")  # whose work the processes of torchrun share
+
+
+def takes_part(words: Sequence[str]) -> bool:
+    """Whether this process runs a command: all do if they share the work, otherwise the first."""
+    return is_first() or (words[:1] != [] and words[0] in TOGETHER and not {"-h", "--help"} & {*words})

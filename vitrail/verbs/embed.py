@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
+from vitrail.world import World, world
 
 if TYPE_CHECKING:
     from vitrail.data.image_like import ImageLike
@@ -26,7 +27,8 @@ def embed(
 ) -> Iterator[Embedding]:
     """Compute the feature vectors of images, the input of the model's head.
 
-    Vectors are returned one by one, in the order of the images. A path without images is an error. An unreadable file
+    Vectors are returned one by one, in the order of the images; under torchrun, each process has some of them, and
+    FILE.parquet becomes a folder with one file of each process. A path without images is an error. An unreadable file
     gives an embedding with an error; the command then exits with 1.
 
     Args:
@@ -46,7 +48,10 @@ def embed(
 
     if min(batch_size, workers) < 1:
         raise UserError(f"'batch_size' and 'workers' must be at least 1, but they are {batch_size} and {workers}.")
-    files, run = listed(images), run if isinstance(run, str) else Path(run)
+    together, files = World.join(), listed(images)
+    if together.size > 1:
+        files = iter(together.part([*files]))
+    run = run if isinstance(run, str) else Path(run)
     device = choose_device(device)
     check_engine(engine, device)  # before the weights are read
     predictor = Predictor.of(*open_run(run, device, headless=True), device, engine)
@@ -62,6 +67,8 @@ def show(embeddings: Iterator[Embedding], *, out: str) -> int:
     from vitrail.evaluate.embed import write
 
     written = write(embeddings, out)
+    if not world().first():
+        return 0
     for file, error in written.unreadable:
         print(f"{file}  — unreadable: {error}")
     print(f"{written.images:,} vectors of length {written.width:,} are in {out}")

@@ -11,6 +11,7 @@ from vitrail.config import InputConfig, Size, coerce
 from vitrail.config.options import coerce_names
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
+from vitrail.world import World, world
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,6 +95,7 @@ def evaluate(
     from vitrail.runs.predictor import source_card
     from vitrail.runs.run import Run
 
+    World.join()
     if not isinstance(run, str | PathLike):
         if method != "head":
             raise UserError(f"--method {method} needs a run or a weights file, but got a {type(run).__name__}.")
@@ -128,19 +130,20 @@ def evaluate(
     chosen = _chosen(method, {"k": k, "shots": shots, "draws": draws, "seed": seed, "templates": templates})
     how["img_size"] = None if img_size is None else coerce(InputConfig, "img_size", img_size)
     if method == "head":
-        opened = run_data(home, data, where, card, {"model": card.task})
+        opened = world().in_turn(lambda: run_data(home, data, where, card, {"model": card.task}))
         return evaluate_on(run, opened, split, **how)
     if method == "zeroshot":
         if data is None:
             raise UserError(f"--method zeroshot needs labelled data: vitrail evaluate {run} LABELLED --method zeroshot")
-        return classify_on(run, open_data(data, **where), split, **how, **chosen)
+        opened = world().in_turn(lambda: open_data(data, **where))
+        return classify_on(run, opened, split, **how, **chosen)
     if data is None and not card.task.labelled:
         raise UserError(
             f"{run} was pre-trained without labels, so its own data has none to measure with. Give labelled data: "
             f"vitrail evaluate {run} LABELLED --method {method}"
         )
     # Not by the seed: the same images are always held out, so results are comparable and cached features stay valid.
-    opened = run_data(home, data, where, card, {})
+    opened = world().in_turn(lambda: run_data(home, data, where, card, {}))
     return probe_on(run, opened, method, split, **how, **chosen)
 
 
@@ -163,6 +166,8 @@ def show(metrics: Scores | ProbeMetrics | FewShotMetrics | RealScores, *, json: 
     Args:
         json: print JSON
     """
+    if not world().first():
+        return 0
     if json and metrics.folder is not None:
         print((metrics.folder / "metrics.json").read_text(encoding="utf-8"), end="")
     else:

@@ -19,7 +19,6 @@ def plan(
     method: Method | None = None,
     device: str | None = None,
     devices: str | None = None,
-    shard: bool = False,
     utilisation: float | None = None,
     price: float | None = None,
     watts: float | None = None,
@@ -36,7 +35,6 @@ def plan(
         method: self-supervised method, to plan `vitrail pretrain`
         device (NAME): cpu, cuda or mps of this machine, or a known GPU such as A100 (default: the fastest here)
         devices (NxNAME): several GPUs, which share each batch: 8xA100
-        shard: shard weights, gradients and optimiser state over the devices, as FSDP does
         utilisation: share of a GPU's peak rate that is reached (default: 0.4)
         price: price of a device for an hour, in any currency
         watts: power of a device (default: a GPU's maximum)
@@ -48,7 +46,7 @@ def plan(
 
     where = machine(device, devices)
     config, opened = planned(data, classes, method, where, settings)
-    return make_plan(config, opened, where, shard=shard, utilisation=utilisation, price=price, watts=watts)
+    return make_plan(config, opened, where, utilisation=utilisation, price=price, watts=watts)
 
 
 def show(plan: Plan, *, json: bool = False) -> int:

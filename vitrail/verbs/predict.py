@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitrail.errors import UserError
 from vitrail.runs import EngineName
+from vitrail.world import World, world
 
 if TYPE_CHECKING:
     from vitrail.data.image_like import ImageLike
@@ -51,7 +52,7 @@ def predict(
         engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
     """
     from vitrail.data.images import allow_pixels
-    from vitrail.evaluate.predict import listed
+    from vitrail.evaluate.predict import listed, together
     from vitrail.runs.predictor import Predictor
     from vitrail.runs.words import classify_by, label_names
 
@@ -62,6 +63,7 @@ def predict(
         raise UserError(f"'threshold' must be a probability from 0 to 1, but it is {threshold:g}.")
     if max_pixels is not None:
         allow_pixels(max_pixels)
+    World.join()
     files = listed(images)
     names = None if labels is None else label_names(labels)
     if templates and names is None:
@@ -75,7 +77,8 @@ def predict(
         task = predictor.card.task
         if task.meant == "values":
             raise UserError(f"--threshold needs probabilities, but a {task.title} model predicts {task.meant}.")
-    return predictor(files, top, threshold=threshold, batch_size=batch_size, workers=workers, windows=windows)
+    how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "windows": windows}
+    return together(lambda mine: predictor(mine, top, threshold=threshold, **how), files, batch_size)
 
 
 def show(
@@ -94,6 +97,8 @@ def show(
     """
     from vitrail.evaluate.predict import write, write_file
 
+    if not world().first():
+        return len([*predictions])  # none, once the first process has those of this one
     if pictures is not None:
         from vitrail.evaluate.pictures import with_pictures
 

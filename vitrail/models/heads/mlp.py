@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.models.heads.head import Head, level_widths
+from vitrail.models.layers import Dropout
 from vitrail.models.model import ModelConfig
+from vitrail.models.norm import BatchNorm2d
 
 CHANNELS = 256  # as of SegFormer's B0 and B1; the larger ones have 768
 _DROP = 0.1
@@ -43,8 +45,8 @@ class Mlp(Head):
         widths, channels = level_widths(body), CHANNELS
         self.linear_c = nn.ModuleList(_Projection(width, channels) for width in widths)
         self.linear_fuse = nn.Conv2d(len(widths) * channels, channels, 1, bias=False)
-        self.batch_norm = nn.BatchNorm2d(channels)
-        self.dropout = nn.Dropout(_DROP)
+        self.batch_norm = BatchNorm2d(channels)
+        self.dropout = Dropout(_DROP)
         self.classifier = nn.Conv2d(channels, classes, 1)
         if not self.classifier.weight.is_meta:
             for module in self.modules():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.models.heads.head import Head, level_widths
 from vitrail.models.model import ModelConfig
+from vitrail.models.norm import BatchNorm2d
 
 CHANNELS = 256
 MLA_CHANNELS = 128
@@ -27,7 +28,7 @@ class ConvModule(nn.Module):
     def __init__(self, channels: int, out: int, kernel: int):
         super().__init__()
         self.conv = nn.Conv2d(channels, out, kernel, padding=kernel // 2, bias=False)
-        self.bn = nn.BatchNorm2d(out)
+        self.bn = BatchNorm2d(out)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.bn(self.conv(x)))

@@ -1,0 +1,179 @@
+"""Processes that are killed, hang or are stopped, and a machine that disappears: the result is the undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.launch import environment, run, torchrun
+from safetensors.numpy import load_file
+
+import vitrail
+from vitrail.train.checkpoint import load_checkpoint
+
+SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 64, "save_minutes": 0.0, "model_ema": 0.9, "shift": 1}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(small, tmp_path_factory):
+    """The weights of the run in one process."""
+    run = vitrail.train("digits", out=tmp_path_factory.mktemp("runs"), **small | SETTINGS)
+    return load_file(run / "model.safetensors")
+
+
+@pytest.fixture
+def words(small, tmp_path) -> list[str]:
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in (small | SETTINGS).items()]
+    return ["train", "digits", f"--out={tmp_path}", "--name=run", *settings]
+
+
+def same(run: Path, expected: dict[str, Any]) -> None:
+    weights = load_file(run / "model.safetensors")
+    assert weights.keys() == expected.keys()
+    for name, value in weights.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def until(condition: Callable[[], Any], seconds: float = 120) -> Any:
+    """What a condition gives once it is true."""
+    for _ in range(int(seconds / 0.02)):
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not happen")
+
+
+def step(run: Path) -> int:
+    """The step of a run's checkpoint."""
+    state = load_checkpoint(run, "cpu")
+    return 0 if state is None else state["progress"]["step"]
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started, as Linux lists them."""
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def workers(agent: int) -> list[int]:
+    """The processes that torchrun has started and that are `vitrail`."""
+
+    def ours(pid: int) -> bool:
+        try:
+            return b"vitrail" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False
+
+    return sorted(filter(ours, children(agent)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
+    command = torchrun(2, "-m", "vitrail", *words, max_restarts=3, monitor_interval=0.1)
+    log = (tmp_path / "log").open("w+")
+    with subprocess.Popen(command, env=environment(VITRAIL_TIMEOUT="5"), stderr=log, stdout=log) as agent:
+        until(lambda: step(tmp_path / "run") >= 5)
+        first = workers(agent.pid)
+        os.kill(first[1], signal.SIGKILL)
+        second = until(lambda: (found := workers(agent.pid)) != first and len(found) == 2 and found)
+        begun = step(tmp_path / "run")
+        until(lambda: step(tmp_path / "run") > begun)
+        os.kill(second[0], signal.SIGSTOP)
+        until(lambda: "does not answer" in (tmp_path / "log").read_text())
+        time.sleep(1)
+        os.kill(second[0], signal.SIGCONT)  # torchrun would kill it half a minute later
+        assert agent.wait(120) == 0, (tmp_path / "log").read_text()[-5000:]
+    text = (tmp_path / "log").read_text()
+    assert text.count("Resuming after step") == 2
+    assert "exists" not in text
+    same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_a_stopped_run_resumes_on_another_number_of_processes(words, undisturbed, tmp_path):
+    log = (tmp_path / "log").open("w+")
+    command = torchrun(2, "-m", "vitrail", *words)
+    with subprocess.Popen(command, env=environment(), stderr=log, stdout=log) as agent:
+        until(lambda: step(tmp_path / "run") >= 5)
+        agent.send_signal(signal.SIGINT)
+        agent.wait(60)
+    assert "To resume: vitrail train --resume" in (tmp_path / "log").read_text()
+    before = step(tmp_path / "run")
+    assert 5 <= before < 40
+    done = run(4, "train", "--resume", str(tmp_path / "run"), "--shard", "full")
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert f"Resuming after step {before}." in done.stderr
+    same(tmp_path / "run", undisturbed)
+
+
+# Two machines
+
+HOSTS = ("10.213.7.1", "10.213.7.2")
+
+
+@pytest.fixture
+def machines():
+    """Two network namespaces with a cable between them."""
+    if shutil.which("ip") is None:
+        pytest.skip("There is no `ip`: install Debian's package iproute2.")
+    names = [f"vitrail{os.getpid()}{side}" for side in "ab"]
+
+    def ip(*words: str) -> None:
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"Network namespaces are not permitted here: {done.stderr.strip()}")
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "va", "netns", names[0], "type", "veth", "peer", "name", "vb", "netns", names[1])
+        for name, link, host in zip(names, ("va", "vb"), HOSTS, strict=True):
+            ip("-n", name, "address", "add", f"{host}/24", "dev", link)
+            for each in (link, "lo"):
+                ip("-n", name, "link", "set", each, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def test_a_machine_that_disappears_is_replaced(machines, words, undisturbed, tmp_path):
+    def start(number: int) -> subprocess.Popen[str]:
+        options = {
+            **{"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3, "monitor_interval": 0.1, "rdzv_backend": "c10d"},
+            **{"rdzv_endpoint": f"{HOSTS[0]}:29413", "rdzv_id": tmp_path.name, "local_addr": HOSTS[number]},
+            "rdzv_conf": "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1",
+        }
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        command = [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "vitrail", *words]
+        log = (tmp_path / f"log{number}").open("a")
+        env = environment(GLOO_SOCKET_IFNAME=("va", "vb")[number], VITRAIL_TIMEOUT="10")
+        where = ["ip", "netns", "exec", machines[number]]
+        return subprocess.Popen([*where, *command], env=env, stderr=log, stdout=log, text=True)
+
+    agents = [start(0), start(1)]
+    try:
+        until(lambda: step(tmp_path / "run") >= 5)
+        lost = [*workers(agents[1].pid), agents[1].pid]  # `ip netns exec` becomes the command
+        for pid in reversed(lost):
+            os.kill(pid, signal.SIGKILL)
+        agents[1].wait()
+        agents.append(start(1))
+        for agent in (agents[0], agents[2]):
+            assert agent.wait(180) == 0, (tmp_path / "log0").read_text()[-5000:]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                agent.kill()
+                agent.wait()
+    text = (tmp_path / "log0").read_text() + (tmp_path / "log1").read_text()
+    assert "Resuming after step" in text
+    same(tmp_path / "run", undisturbed)
