@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py                       # about 25 minutes, on an otherwise idle machine
     python benchmarks/serve.py --seconds 3 --soak 500 --clients 1 8    # a short look
+    python benchmarks/serve.py --table               # the tables of docs/serve.md, from the results
 
 ViT-Ti/16 with 10 classes, JPEG photographs, on every core. Each contestant runs in processes of its own, and the
 clients in this one:
@@ -38,10 +39,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from vitrail.device import hardware
 from vitrail.files import write_text
 
 HERE = Path(__file__).parent
@@ -362,13 +365,38 @@ def _noted(result: Result, pid: int) -> Result:
     return result
 
 
+def tables(results: list[dict[str, Any]]) -> str:
+    """Closed and open loops as Markdown: requests per second and latencies of each contestant."""
+    names = [*dict.fromkeys(result["contestant"] for result in results)]
+    closed = {(result["contestant"], result["clients"]): result for result in results if result["loop"] == "closed"}
+    clients = sorted({number for _, number in closed})
+    lines = [
+        "| requests/s (p99 in ms) | " + " | ".join(f"{number} client{'s'[: number > 1]}" for number in clients) + " |"
+    ]
+    lines.append("|---" * (1 + len(clients)) + "|")
+    for name in names:
+        cells = [f"{closed[name, n]['throughput']:.1f} ({closed[name, n]['p99']:.0f})" for n in clients]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", "| open loop | requests/s | p50 ms | p95 ms | p99 ms | failed |", "|---|---|---|---|---|---|"]
+    for result in results:
+        if result["loop"] != "closed":
+            times = " | ".join(f"{result[quantile]:.0f}" for quantile in ("p50", "p95", "p99"))
+            share = result["loop"].removeprefix("open, ")
+            lines.append(f"| {result['contestant']}, {share} | {result['rate']:.1f} | {times} | {result['failed']} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--soak", type=int, default=20_000, help="requests at the end, for the memory")
     parser.add_argument("--only", nargs="+", help="some contestants")
+    parser.add_argument("--table", action="store_true", help="print the tables of the last results")
     chosen = parser.parse_args()
+    if chosen.table:
+        print(tables(json.loads(RESULTS.read_text())["results"]))
+        return
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
         samples = make_samples(model)
@@ -380,7 +408,12 @@ def main() -> None:
         memory = soak(*known["vitrail"], samples, chosen.soak) if chosen.soak else []
     for answered, mebibytes in memory[:: max(1, len(memory) // 10)]:
         print(f"after {answered:,} requests: {mebibytes:.0f} MiB")
-    document = {"results": [result.to_json() for result in results], "memory": memory, "seconds": chosen.seconds}
+    document = {
+        "hardware": hardware("cpu"),
+        "results": [result.to_json() for result in results],
+        "memory": memory,
+        "seconds": chosen.seconds,
+    }
     write_text(RESULTS, json.dumps(document, indent=2) + "\n")
 
 
