@@ -11,7 +11,7 @@ from peers import transformers
 
 from vitrail.errors import UserError
 from vitrail.models import build
-from vitrail.models.dense import Dense, DenseConfig
+from vitrail.models.dense import Dense, DenseConfig, with_head
 from vitrail.models.heads import HEADS
 from vitrail.models.vit import ViTConfig
 from vitrail.tasks import Masks
@@ -60,6 +60,17 @@ def test_every_pair_of_backbone_and_head_learns_or_says_why_not(family, head):
     owned = [p for stage in model.stages() for p in stage.parameters()]
     assert len(owned) == len({id(p) for p in owned}) == len(list(model.parameters()))
     assert DenseConfig.from_plain(config.to_plain()) == config
+
+
+def test_the_mask_transformer_cannot_learn_two_classes():
+    """A LayerNorm over two logits is a step function: away from zero it has no gradient."""
+    with pytest.raises(UserError, match=r"The head mask needs at least three classes, not 2: .* Use --head linear"):
+        with_head(BODIES["vit"], Masks.heads, 2, {"head": "mask"})
+    for classes, slope in ((2, 0.01), (3, 1.0)):
+        norm = HEADS["mask"](BODIES["vit"], classes).mask_norm
+        logits = torch.tensor([0.3, -0.1, 0.2])[:classes].requires_grad_()
+        norm(logits)[0].backward()
+        assert (logits.grad.abs().max() < slope) == (classes == 2)
 
 
 def test_a_pyramid_gets_the_mlp_head_and_a_vit_the_linear_one():

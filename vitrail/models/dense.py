@@ -119,8 +119,11 @@ class _Fields:
 
 
 def with_head(body: ModelConfig, heads: Sequence[str], classes: int, options: Mapping[str, Any]) -> ModelConfig:
-    """A backbone with one of the heads of a task; `options` may name it, and change the backbone."""
-    return DenseConfig.of(body, heads, classes, **options)
+    """A backbone with one of the heads of a task, to be trained; `options` may name it, and change the backbone."""
+    config = DenseConfig.of(body, heads, classes, **options)
+    if reason := HEADS[config.head].too_few(classes):
+        raise UserError(f"The head {config.head} {reason}")
+    return config
 
 
 class Dense(Model):

@@ -30,6 +30,11 @@ class Head(nn.Module):
         """Why the head cannot be built on a backbone: "needs …"; empty if it can."""
         return ""
 
+    @classmethod
+    def too_few(cls, classes: int) -> str:  # noqa: ARG003
+        """Why the head cannot learn this number of classes: "needs …"; empty if it can."""
+        return ""
+
     def read(self, backbone: Model, images: Tensor) -> Any:
         """What the head reads from the backbone: by default its feature maps."""
         return backbone.features(images, levels=self.levels)

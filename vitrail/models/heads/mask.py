@@ -45,6 +45,15 @@ class MaskTransformer(Head):
             )
         return ""
 
+    @classmethod
+    def too_few(cls, classes: int) -> str:
+        if classes > 2:
+            return ""
+        return (
+            f"needs at least three classes, not {classes}: its LayerNorm over the logits of two leaves their sign, "
+            "from which hardly anything is learnt. Use --head linear."
+        )
+
     def forward(self, read: Tensor) -> Tensor:
         grid = read.shape[2], read.shape[3]
         x = self.dec_proj(read.flatten(2).transpose(1, 2))  # B N D
