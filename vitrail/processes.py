@@ -56,7 +56,10 @@ class Processes(World):
                     f"processes. Use torchrun --nproc-per-node {gpus}."
                 )
             torch.cuda.set_device(self._place)  # what "cuda" means from here on
-        self._store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+        meeting = timedelta(seconds=TIMEOUT)
+        self._store, _, _ = next(dist.rendezvous("env://", timeout=meeting))
+        self._store.set(f"vitrail/{self.rank}", "here")  # processes may start at different times
+        self._store.wait([f"vitrail/{rank}" for rank in range(self.size)], meeting)
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENT)
@@ -191,13 +194,14 @@ class Processes(World):
     def wrap(self, objective: M) -> M:
         if self._plain is not None:
             return objective
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified", UserWarning)
-        wrapped: Any = DistributedDataParallel(
-            objective,
-            broadcast_buffers=False,  # statistics are shared where they are made
-            find_unused_parameters=True,  # such as the last layer of DINO's head in the first epoch
-            gradient_as_bucket_view=True,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` has a new name in torch 2.13
+            wrapped: Any = DistributedDataParallel(
+                objective,
+                broadcast_buffers=False,  # statistics are shared where they are made
+                find_unused_parameters=True,  # such as the last layer of DINO's head in the first epoch
+                gradient_as_bucket_view=True,
+            )
         return wrapped  # type: ignore[no-any-return]
 
     def accumulating(self, wrapped: Any, last: bool) -> AbstractContextManager[None]:
