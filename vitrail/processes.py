@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
+import time
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -56,7 +58,7 @@ class Processes(World):
                     f"processes. Use torchrun --nproc-per-node {gpus}."
                 )
             torch.cuda.set_device(self._place)  # what "cuda" means from here on
-        self._store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+        self._store = self._meet()
         backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENT)
@@ -66,6 +68,32 @@ class Processes(World):
 
     def first(self) -> bool:
         return self.rank == 0
+
+    def _meet(self) -> dist.Store:
+        """A store for this start of the processes, once all of them are there.
+
+        torchrun keeps its store when it starts them again, with the addresses of those before. So each process asks
+        under a new name, and the first one answers with a name for this start.
+        """
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT)))
+        store.set_timeout(timedelta(seconds=TIMEOUT))
+        name = uuid.uuid4().hex
+        if self.rank:
+            store.set(f"vitrail/asks/{self.rank}", name)
+            name = store.get(f"vitrail/answer/{name}").decode()
+            store.set(f"vitrail/{name}/{self.rank}", "here")
+            store.wait([f"vitrail/{name}/all"])
+            return dist.PrefixStore(name, store)
+        late, given_up = {*range(1, self.size)}, time.monotonic() + TIMEOUT
+        while late and time.monotonic() < given_up:
+            for rank in [rank for rank in late if store.check([f"vitrail/asks/{rank}"])]:
+                store.set(f"vitrail/answer/{store.get(f'vitrail/asks/{rank}').decode()}", name)
+            late = {rank for rank in late if not store.check([f"vitrail/{name}/{rank}"])}
+            time.sleep(0.02)
+        if late:
+            raise UserError(f"Process {min(late)} has not started after {TIMEOUT:.0f} seconds. Look at its machine.")
+        store.set(f"vitrail/{name}/all", "here")
+        return dist.PrefixStore(name, store)
 
     def speaks(self) -> bool:
         try:
@@ -191,13 +219,14 @@ class Processes(World):
     def wrap(self, objective: M) -> M:
         if self._plain is not None:
             return objective
-        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified", UserWarning)
-        wrapped: Any = DistributedDataParallel(
-            objective,
-            broadcast_buffers=False,  # statistics are shared where they are made
-            find_unused_parameters=True,  # such as the last layer of DINO's head in the first epoch
-            gradient_as_bucket_view=True,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` has a new name in torch 2.13
+            wrapped: Any = DistributedDataParallel(
+                objective,
+                broadcast_buffers=False,  # statistics are shared where they are made
+                find_unused_parameters=True,  # such as the last layer of DINO's head in the first epoch
+                gradient_as_bucket_view=True,
+            )
         return wrapped  # type: ignore[no-any-return]
 
     def accumulating(self, wrapped: Any, last: bool) -> AbstractContextManager[None]:
