@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent / "coming-from.md"
 INTRO = f"""# Coming from timm, ultralytics, Hugging Face, fastai or torchvision
 
 Type what you are used to: a flag, keyword, command or model name of these tools is answered with vitrail's own,
-before anything starts. No option has two names, so every command in a log or a paper reads the same.
+before anything starts.
 
 ```
 $ vitrail train photos/ --learning-rate 3e-4 --fp16

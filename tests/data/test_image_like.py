@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 
 import numpy as np
+import pandas
+import polars
 import pytest
 import torch
 from PIL import Image
@@ -101,7 +103,9 @@ def test_one_image_and_many_of_any_iterable():
         assert (first.name, second.name) == ("image 1", "image 2")
         assert np.array_equal(first.pixels(), COLOUR)
         assert np.array_equal(second.pixels(), COLOUR[::-1])
-    assert [image.name for image in given(np.array(["a.png", "b.png"]))] == ["a.png", "b.png"]
+    names = ["a.png", "b.png"]
+    for series in (np.array(names), pandas.Series(names), polars.Series(names)):
+        assert [image.name for image in given(series)] == names
     assert [image.name for image in given(COLOUR)] == ["image 1"]
 
 
@@ -146,6 +150,8 @@ def test_what_is_no_image_is_an_error_without_its_content():
         assert len(str(caught.value)) < 300
     with pytest.raises(UserError, match="binary mode"):
         given_image(io.StringIO("text"))
+    with pytest.raises(UserError, match="binary mode"):
+        given_image(io.TextIOWrapper(io.BytesIO(_png(COLOUR)), encoding="utf-8"))
     for bad, reason in (
         (np.zeros((1, 2, 3, 4, 5)), "shape"),
         (np.zeros((0, 3)), "shape"),

@@ -175,6 +175,7 @@ X, Y = pixels(4, 3, 3), np.array([0, 1, 0, 1])
         ({"x_train": X, "y_train": Y * 1j}, "labels must be integers from 0 or text, but they are complex128"),
         ({"x_train": np.where(X > 9, np.nan, 0.5), "y_train": Y}, "negative or NaN"),
         ({"x_train": X / 255 - 0.5, "y_train": Y}, "negative or NaN"),
+        ({"x_train": X * 16.0, "y_train": Y}, "floats must be from 0 to 1 or from 0 to 255"),
         ({"x_train": X, "y_train": Y, "x_val": X / 255, "y_val": Y}, "one numeric type"),
         ({"x_train": X.astype(str), "y_train": Y}, "one numeric type"),
         ({"x_train": X}, "must contain both x_train and y_train"),

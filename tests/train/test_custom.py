@@ -176,7 +176,7 @@ def test_on_epoch_sees_the_scores_and_stops_the_run(how):
 
     def on_epoch(progress):
         seen.append(progress.rows[-1]["val_top1"])
-        return len(seen) == 2
+        return np.equal(len(seen), 2)
 
     run = vitrail.train((X, Y), name="stopped", on_epoch=on_epoch, **how | {"epochs": 5})
     assert [row["val_top1"] for row in run.history] == pytest.approx(seen)
@@ -196,6 +196,7 @@ def test_on_epoch_sees_the_scores_and_stops_the_run(how):
         ({"optimizer": lambda _: None}, "must return a torch.optim.Optimizer, but it returned NoneType"),
         ({"objective": "ce"}, "'objective' must be a function, but it is str"),
         ({"on_epoch": 3}, "'on_epoch' must be a function, but it is int"),
+        ({"model": torch.nn.Flatten}, "'model' must be a name or a module, but it is a class"),
         ({"objective": torch.nn.CrossEntropyLoss}, r"a subclass of Objective: write CrossEntropyLoss\("),
         (
             {"objective": lambda outputs, _: outputs.mean(dim=1)},
@@ -206,7 +207,7 @@ def test_on_epoch_sees_the_scores_and_stops_the_run(how):
         ({"schedule": lambda _: None}, r"must return a number from 0 up, but schedule\(0\) returned None"),
         ({"schedule": lambda done: done - 1}, r"but schedule\(0\) returned -1\.0"),
     ],
-    ids=["augment", "optimizer", "text", "on_epoch", "class", "rows", "float", "detached", "None", "negative"],
+    ids=["augment", "optimizer", "text", "on_epoch", "model", "class", "rows", "float", "detached", "None", "negative"],
 )
 def test_wrong_functions_are_refused(own, message, how, tmp_path):
     with pytest.raises(UserError, match=message):

@@ -170,6 +170,8 @@ def _coerce(name: str, hint: Any, value: object) -> Any:
         choices = get_args(hint)
         if value in choices:
             return value
+        if str(value).lower() in choices:  # AdamW, as others write it
+            return str(value).lower()
         raise UserError(
             f"'{name}' must be one of {', '.join(choices)}, but it is {shown(value)}.{nearest(str(value), choices)}"
         )

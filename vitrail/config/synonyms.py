@@ -39,7 +39,7 @@ TIMM_TAGS = (
     (r"vit_(tiny|small|base|large)_(patch(16|32)|r\d*_s(16|32)(_p8)?)_(224|384)", "augreg_in21k_ft_in1k"),
 )
 
-_BOXES = "vitrail classifies whole images; it has no boxes."
+_NMS = "Overlapping boxes are removed by the model's own rule. Use --threshold for fewer or more of them."
 
 FLAGS: dict[str, Rows] = {
     "train": TRAIN,  # also for `pretrain`, as far as it has the option
@@ -58,13 +58,16 @@ FLAGS: dict[str, Rows] = {
         ("hf", "output-dir", "--out"),
         ("ul", "save-json", "metrics.json is written to --out; --json prints it."),
         ("ul", "plots", "Figures are always written to --out."),
-        ("ul", "iou", _BOXES),
+        ("ul", "iou", "Boxes are measured at all of COCO's overlaps, 0.5 to 0.95."),
         ("ul", "conf", "Metrics use the thresholds of the model. See predict --threshold."),
         ("timm", "amp", "On a CPU choose --engine; bf16 where it is faster."),
     ),
     # Also for `embed` and `explain`, as far as they have the option.
     "predict": (
         ("ul", "source", "IMAGES"),
+        ("ul", "json", "--format json"),
+        ("ul", "confidence", "--threshold"),
+        ("hf", "score-threshold", "--threshold"),
         ("timm", "data-dir", "IMAGES"),
         ("timm", "checkpoint", "RUN"),
         ("ul tv", "weights", "RUN"),
@@ -82,23 +85,36 @@ FLAGS: dict[str, Rows] = {
         ("ul", "save-txt", "--format csv"),
         ("ul", "save-conf", "Every answer has its probability."),
         ("ul", "save", "--out FILE writes the predictions to a file."),
-        ("ul", "show", "Pictures of predictions are drawn by `vitrail explain RUN IMAGES`."),
+        ("ul", "show", "--pictures FOLDER draws masks and boxes; `vitrail explain` shows where a model looks."),
         ("ul", "stream", "Predictions are always returned one by one."),
-        ("ul", "iou", _BOXES),
-        ("ul", "max-det", _BOXES),
+        ("ul", "iou", _NMS),
+        ("ul", "max-det", _NMS),
         ("ul", "augment", "Every image is predicted once."),
         ("ul", "half", "On a CPU choose --engine; bf16 where it is faster."),
         ("timm", "label-type", "Labels are the class names that travel with the model."),
         ("timm", "num-classes", "The classes are those of the model."),
     ),
+    "serve": (
+        ("tv", "bind", "--host"),
+        ("tv", "address", "--host"),
+        ("tv", "listen", "--host"),
+        ("tv", "batch-size", "--max-batch"),
+        ("tv", "num-workers", "--workers"),
+        ("tv", "cors", "CORS is off: requests of other sites are refused. Put a proxy in front of the service."),
+    ),
     "export": (
         ("ul", "weights", "RUN"),
         ("ul timm", "model", "RUN"),
         ("timm", "checkpoint", "RUN"),
-        ("timm", "dynamic-size", "The batch size is free; the image size is that of the model."),
-        ("ul", "dynamic", "The batch size is free; the image size is that of the model."),
+        ("timm", "dynamic-size", "Batch size, height and width are dynamic; --no-preprocess fixes the size."),
+        ("ul", "dynamic", "Batch size, height and width are dynamic; --no-preprocess fixes the size."),
         ("ul timm", "opset", "The opset is fixed; the export prints it."),
         ("ul", "simplify", "The graph is written as small as it can be."),
+        ("ul", "half", "Files are float32, or int8 with --int8."),
+        ("timm", "fp16", "Files are float32, or int8 with --int8."),
+        ("hf", "quantize", "--int8"),
+        ("ul", "imgsz", "The image size is that of the model; files resize images of any size themselves."),
+        ("ul", "nms", "Non-maximum suppression is always in the graph of box models."),
         ("ul", "keras", "ONNX files run in ONNX Runtime, OpenVINO and TensorRT."),
     ),
 }
@@ -133,8 +149,10 @@ VERBS: Rows = (
     ("hf", "feature-extraction", "embed RUN IMAGES --out FILE"),
     ("ul", "help", "--help"),
     ("ul", "version", "--version"),
-    ("ul", "detect", "vitrail classifies whole images; it has no boxes."),
-    ("ul", "segment", "vitrail classifies whole images; it has no masks."),
+    ("ul", "detect", "train DATA or vitrail predict RUN IMAGES"),
+    ("ul", "segment", "train DATA or vitrail predict RUN IMAGES"),
+    ("ul", "tune", "train DATA --find-lr"),
+    ("ul", "benchmark", "export RUN"),
     ("ul", "track", "vitrail classifies single images; it has no video."),
 )
 

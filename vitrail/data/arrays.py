@@ -259,6 +259,11 @@ def _pixels(images: Sequence[Array], where: str) -> list[Pixels]:
             scale = 255.0
         elif 127 < top <= 255 or top == 0:
             scale = 1.0
+        elif kind.kind == "f" and top > 255:  # whose white nobody knows when single images are predicted later
+            raise UserError(
+                f"{where}: floats must be from 0 to 1 or from 0 to 255, but the largest is {top:g}. Divide them by "
+                "their white point, or store 16-bit integers."
+            )
         else:
             scale = 255 / top
             log.info("%s: pixel values are scaled from 0..%g to 0..255.", where, top)

@@ -97,7 +97,10 @@ def given_image(image: Any, number: int = 1) -> GivenImage:
     except UnreadableImage as error:
         return GivenImage(name, error)
     if callable(getattr(image, "read", None)):
-        content = image.read()
+        try:
+            content = image.read()
+        except UnicodeDecodeError:
+            content = ""
         if isinstance(content, str):
             raise UserError("A file of an image must be opened in binary mode: open(path, 'rb').")
         return GivenImage(name, content)
@@ -110,7 +113,7 @@ def one_or_many(images: Any) -> Iterable[Any]:
     """The images one by one, or in the batches of a loader; raises UserError if there cannot be any."""
     if isinstance(images, str | Path | bytes | bytearray | memoryview | Image.Image | GivenImage):
         return (images,)
-    if (is_array(images) and images.ndim > 1) or callable(getattr(images, "read", None)):
+    if (is_array(images) and len(images.shape) > 1) or callable(getattr(images, "read", None)):
         return (images,)
     if isinstance(images, Iterable):
         return images

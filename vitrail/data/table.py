@@ -186,8 +186,12 @@ def _with_suffixes(home: Path, names: Sequence[str]) -> dict[str, Path]:
 def _all_missing(path: str, column: str, home: Path, first: Path) -> str:
     """The message for a table none of whose images exist, with the folder that has the first one."""
     places = [folder for folder in subfolders(home) if any(folder.glob(f"{glob.escape(first.stem)}.*"))]
-    hint = f"Use --image-dir {places[0]}." if places else "Set --image-dir to the folder of the images."
+    hint = f"Use --image-dir {max(places, key=_count)}." if places else "Set --image-dir to the folder of the images."
     return f"None of the images in the column '{column}' of {path} exist: {first} is the first. {hint}"
+
+
+def _count(folder: Path) -> int:
+    return sum(1 for _ in folder.iterdir())
 
 
 def _by_class(title: str, path: str, known: Mapping[Path, tuple[list[str], str, int]], verify: bool) -> Found:

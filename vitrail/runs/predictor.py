@@ -163,6 +163,11 @@ class Predictor:
         `img_size` is another image size than the model's, for which position embeddings are resampled.
         """
         path = source.path if isinstance(source, Run) else source
+        if not isinstance(path, str | Path):
+            raise UserError(
+                "A model to predict with must be a run folder, a weights file or an exported file, but it is of type "
+                f"{type(path).__name__}. Train or save it first."
+            )
         self._model: TorchModel | ExportedModel
         if is_exported(path):
             _no_name(path, model)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -45,7 +46,8 @@ class Custom:
 
     def stops(self, progress: Progress) -> bool:
         """Calls `on_epoch`; whether it stops the run."""
-        return self.on_epoch is not None and self.on_epoch(progress) is True
+        stop: object = None if self.on_epoch is None else self.on_epoch(progress)
+        return isinstance(stop, bool | np.bool_) and bool(stop)
 
     def augmented(self, pixels: Tensor, white: float) -> Tensor:
         """Pixels (B, C, H, W), from 0 to `white`, after the caller's augmentation."""

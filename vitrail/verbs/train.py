@@ -76,6 +76,8 @@ def train(
     if config is not None:
         data, settings = with_file(Path(config), data, resume, settings)
     module = settings.pop("model") if isinstance(settings.get("model"), nn.Module) else None
+    if callable(settings.get("model")):
+        raise UserError("'model' must be a name or a module, but it is a class or a function. Call it: model=Model().")
     custom = Custom(module, augment, objective, optimizer, schedule, on_epoch)  # type: ignore[arg-type]
     folder = None if resume is None else str(resume)
     if plan:

@@ -36,6 +36,8 @@ def locate(source: str | Path) -> Path:
     except OSError as error:  # a folder without permission, or a name that is too long
         raise UserError(f"{str(source)[:80]} cannot be opened: {error.strerror}.") from error
     if path.suffix not in SUFFIXES and not is_index(path):
+        if path.suffix.lower() in (".onnx", ".xml"):
+            raise UserError(f"{path} is an exported file, which only predicts. Use the run that it was exported from.")
         raise UserError(f"Weights must be a run folder or a {', '.join(SUFFIXES)} file, but {path} is neither.")
     return path
 
