@@ -231,7 +231,7 @@ def reading(path: object, what: str, advice: str = "") -> Iterator[None]:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}{end}") from error
+        raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}{end}") from error
     except MemoryError as error:
         raise UserError(f"{path} cannot be read: it needs more memory than there is{end}") from error
     except RecursionError as error:

@@ -121,10 +121,10 @@ def load_facts(run: str | Path, batch_size: int = 256, workers: int = 2, device:
         return replace(facts, outputs=outputs, targets=targets, scores=scores, samples=samples)
     with reading(opened.path / "evaluation", "a folder of scores"):
         kept = opened.own_scores()
-        scores = None if kept is None else card.task.restore(kept)
-    if scores is not None:
+        earlier = None if kept is None else card.task.restore(kept)
+    if earlier is not None:
         note = "The scores were measured when the data was available."
-        return replace(facts, notes=(*notes, note), scores=scores, samples=card.task.sample(scores, None, None))
+        return replace(facts, notes=(*notes, note), scores=earlier, samples=card.task.sample(earlier, None, None))
     return facts
 
 

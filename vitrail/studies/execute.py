@@ -78,7 +78,7 @@ class Folder:
         if not file.exists():
             return None
         with reading(file, "a record of scores", "Delete it: the run is measured again, not trained again."):
-            scores: Scores = read_json(file)["scores"]
+            scores: Scores = json.loads(read_text(file))["scores"]
             for value in scores.values():
                 np.asarray(value, float)  # raises an error for what is not numbers
             return scores

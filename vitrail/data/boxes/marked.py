@@ -54,8 +54,10 @@ def number(value: Any, what: str, where: str) -> float:
         found = float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if not abs(found) <= _FURTHEST:  # so that NaN fails too
-        raise UserError(f"{where}: {what} must be a number up to {_FURTHEST:g}, but it is {shown(value)}.")
+    if not math.isfinite(found):
+        raise UserError(f"{where}: {what} must be a number, but it is {shown(value)}.")
+    if abs(found) > _FURTHEST:
+        raise UserError(f"{where}: {what} must be at most {_FURTHEST:g}, but it is {found:g}.")
     return found
 
 

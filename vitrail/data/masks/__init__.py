@@ -113,7 +113,9 @@ def _readable(pairs: Pairs) -> list[tuple[Path, RawMask, Seen]]:
     turned = 0
     for i, ((path, mask), fact) in enumerate(zip(pairs, facts, strict=True)):
         look = seen[i]
-        lies = isinstance(look, Seen) and look.size != (fact.h, fact.w) and look.size == (fact.w, fact.h)
+        if not isinstance(look, Seen) or look.size == (fact.h, fact.w):
+            continue
+        lies = look.size == (fact.w, fact.h)
         if lies and isinstance(mask, MaskFile) and (turn := orientation(path)) in TURNS:
             masks[i] = replace(mask, turn=turn)
             seen[i] = replace(look, size=(fact.h, fact.w))
