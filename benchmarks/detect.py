@@ -1,6 +1,6 @@
 """Detection from scratch: the dense head against detection tokens, on the same backbone and for about the same time.
 
-    python benchmarks/detect.py fcos 25 --data CELLS --keep RUNS
+    python benchmarks/detect.py fcos 25 60 --data CELLS --keep RUNS
     python benchmarks/detect.py yolos 25 --data CELLS
     python benchmarks/detect.py draw
 
@@ -98,7 +98,9 @@ def draw() -> None:
                 )
             minutes, ap50, _ = np.array(run["curve"]).T
             color = {"fcos": BLUE}.get(run["head"], ORANGE)
-            axes.plot(minutes, 100 * ap50, color=color, label=f"{run['head']}, {run['epochs']:g} epochs")
+            longest = run["epochs"] == max(other["epochs"] for other in runs if other["head"] == run["head"])
+            style = {"color": color, "linestyle": "-" if longest else "--"}
+            axes.plot(minutes, 100 * ap50, **style, label=f"{run['head']}, {run['epochs']:g} epochs")
         axes.set_xlabel("minutes of training on two CPU cores")
         axes.set_ylabel("validation AP50 in %", color=GREY)
         axes.set_ylim(0, 100)

@@ -1,7 +1,7 @@
 """Segmentation of cell nuclei from scratch: the heads at equal time, and the figure of docs/segment.md.
 
     python benchmarks/segment.py train NUCLEI --heads linear --images 2100
-    python benchmarks/segment.py train NUCLEI --heads linear mask setr-naive setr-mla setr-pup --minutes 1 --size 128
+    python benchmarks/segment.py train NUCLEI --heads linear setr-naive setr-mla --minutes 1 --size 128
     python benchmarks/segment.py train NUCLEI --heads linear --minutes 1 --size 128 --pretrain mae
     python benchmarks/segment.py table
     python benchmarks/segment.py draw NUCLEI --run RUN

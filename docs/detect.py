@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/detect.md from a run of `benchmarks/detect.py fcos 25 --keep RUNS --data CELLS`.
+"""Draws the pictures of docs/detect.md from a run of `benchmarks/detect.py fcos 60 --keep RUNS --data CELLS`.
 
     python docs/detect.py RUNS/run
 

@@ -92,7 +92,7 @@ class Boxes(Annotated):
         """Models of other libraries have no thresholds: no validation images have chosen them."""
         if document["thresholds"]:
             return super().from_json(document)
-        return replace(super().from_json({**document, "thresholds": [0.5] * len(document["classes"])}), thresholds=())
+        return cls(super().from_json({**document, "thresholds": [0.5] * len(document["classes"])}).classes)
 
     # Targets ----------------------------------------------------------------------------------------------
 
