@@ -20,7 +20,10 @@ from safetensors.numpy import load_file
 import vitrail
 from vitrail.train.checkpoint import load_checkpoint
 
-SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 64, "save_minutes": 0.0, "model_ema": 0.9, "shift": 1}
+# Not Adam, which turns the rounding errors of gradients that are zero, such as those of key biases, into full steps.
+SETTINGS: dict[str, Any] = {
+    **{"epochs": 4, "batch_size": 64, "save_minutes": 0.0, "model_ema": 0.9, "shift": 1, "opt": "sgd", "lr": 0.02},
+}
 
 
 @pytest.fixture(scope="module")
