@@ -49,7 +49,6 @@ class Processes(World):
         self._place = int(os.environ.get("LOCAL_RANK", self.rank))  # among the processes of this machine
         self._views = 1
         self._plain: Any = None  # the objective before it was sharded, without its weights
-        self._mesh: Any = None
         timeout = timedelta(seconds=float(os.environ.get("VITRAIL_TIMEOUT", TIMEOUT)))
         gpus = torch.cuda.device_count()
         if gpus:
