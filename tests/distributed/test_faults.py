@@ -153,7 +153,7 @@ def test_a_machine_that_disappears_is_replaced(machines, words, undisturbed, tmp
         options = {
             **{"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3, "monitor_interval": 0.1, "rdzv_backend": "c10d"},
             **{"rdzv_endpoint": f"{HOSTS[0]}:29413", "rdzv_id": tmp_path.name, "local_addr": HOSTS[number]},
-            "rdzv_conf": "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1",
+            "rdzv_conf": f"is_host={1 - number},keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1",
         }
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "vitrail", *words]
