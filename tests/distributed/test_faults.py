@@ -81,8 +81,8 @@ def workers(agent: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
     command = torchrun(2, "-m", "vitrail", *words, max_restarts=3, monitor_interval=0.1)
-    log = (tmp_path / "log").open("w+")
-    with subprocess.Popen(command, env=environment(VITRAIL_TIMEOUT="15"), stderr=log, stdout=log) as agent:
+    env = environment(VITRAIL_TIMEOUT="15")
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: step(tmp_path / "run") >= 5)
         first = workers(agent.pid)
         os.kill(first[1], signal.SIGKILL)
@@ -102,9 +102,9 @@ def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_stopped_run_resumes_on_another_number_of_processes(words, undisturbed, tmp_path):
-    log = (tmp_path / "log").open("w+")
     command = torchrun(2, "-m", "vitrail", *words)
-    with subprocess.Popen(command, env=environment(), stderr=log, stdout=log) as agent:
+    env = environment()
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: step(tmp_path / "run") >= 5)
         agent.send_signal(signal.SIGINT)
         agent.wait(60)
@@ -157,10 +157,11 @@ def test_a_machine_that_disappears_is_replaced(machines, words, undisturbed, tmp
         }
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "vitrail", *words]
-        log = (tmp_path / f"log{number}").open("a")
-        env = environment(GLOO_SOCKET_IFNAME=("va", "vb")[number], VITRAIL_TIMEOUT="15")
+        # Without the second variable, torchrun tells a new machine the address of a store only once.
+        env = environment(GLOO_SOCKET_IFNAME=("va", "vb")[number], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         where = ["ip", "netns", "exec", machines[number]]
-        return subprocess.Popen([*where, *command], env=env, stderr=log, stdout=log, text=True)
+        with (tmp_path / f"log{number}").open("a") as log:
+            return subprocess.Popen([*where, *command], env=env, stderr=log, stdout=log, text=True)
 
     agents = [start(0), start(1)]
     try:
