@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from vitrail.errors import UserError
+from vitrail.world import started
 
 Precision = Literal["off", "bf16", "fp16"]
 
@@ -27,6 +28,8 @@ def choose_device(requested: str | None) -> str:
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     requested = device_name(requested)
+    if started() > 1 and requested.startswith("cuda:"):
+        raise UserError(f"Under torchrun, each process takes the GPU of its number. Remove --device {requested}.")
     try:
         torch.empty(0, device=requested)
     except (RuntimeError, AssertionError) as error:

@@ -7,6 +7,7 @@ gradients is the gradient of the whole batch. What is not a mean over images ask
 
 from __future__ import annotations
 
+import atexit
 import copy
 import os
 import time
@@ -48,7 +49,6 @@ class Processes(World):
         self._place = int(os.environ.get("LOCAL_RANK", self.rank))  # among the processes of this machine
         self._views = 1
         self._plain: Any = None  # the objective before it was sharded, without its weights
-        self._mesh: Any = None
         timeout = timedelta(seconds=float(os.environ.get("VITRAIL_TIMEOUT", TIMEOUT)))
         gpus = torch.cuda.device_count()
         if gpus:
@@ -63,6 +63,7 @@ class Processes(World):
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENT)
         self._control = dist.new_group(backend="gloo", timeout=timeout)  # does not wait for a GPU
+        atexit.register(dist.destroy_process_group)  # NCCL asks for it
         # A machine that replaces another one has not been started before.
         (self.restarted,) = self.agree(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0)
 

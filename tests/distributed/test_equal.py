@@ -24,8 +24,8 @@ RANDOM: dict[str, Any] = {
     **{"drop": 0.1, "drop_path": 0.2, "mixup": 0.4, "cutmix": 1.0, "randaug": 2, "reprob": 0.3, "shift": 1},
     **{"hflip": 0.5, "crop_scale": 0.6, "color_jitter": 0.2, "smoothing": 0.1, "model_ema": 0.9},
 }
-LONG = TINY | RANDOM | {"epochs": 50 / 14, "seed": 1}
-SHORT = TINY | {"epochs": 0.3}  # four steps
+LONG = TINY | RANDOM | {"epochs": 50 / 22, "lr": 1e-3}  # the recipe's rate is unstable with so much noise
+SHORT = TINY | {"epochs": 0.2}  # four steps
 DENSE = TINY | {"img_size": 32, "batch_size": 8, "epochs": 2}
 
 

@@ -20,7 +20,10 @@ from safetensors.numpy import load_file
 import vitrail
 from vitrail.train.checkpoint import load_checkpoint
 
-SETTINGS: dict[str, Any] = {"epochs": 4, "batch_size": 64, "save_minutes": 0.0, "model_ema": 0.9, "shift": 1}
+# Not Adam, which turns the rounding errors of gradients that are zero, such as those of key biases, into full steps.
+SETTINGS: dict[str, Any] = {
+    **{"epochs": 4, "batch_size": 64, "save_minutes": 0.0, "model_ema": 0.9, "shift": 1, "opt": "sgd", "lr": 0.02},
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +81,8 @@ def workers(agent: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
     command = torchrun(2, "-m", "vitrail", *words, max_restarts=3, monitor_interval=0.1)
-    log = (tmp_path / "log").open("w+")
-    with subprocess.Popen(command, env=environment(VITRAIL_TIMEOUT="15"), stderr=log, stdout=log) as agent:
+    env = environment(VITRAIL_TIMEOUT="15")
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: step(tmp_path / "run") >= 5)
         first = workers(agent.pid)
         os.kill(first[1], signal.SIGKILL)
@@ -87,7 +90,7 @@ def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
         begun = step(tmp_path / "run")
         until(lambda: step(tmp_path / "run") > begun)
         os.kill(second[0], signal.SIGSTOP)
-        until(lambda: "does not answer" in (tmp_path / "log").read_text())
+        until(lambda: (tmp_path / "log").read_text().count("does not answer") == 2)
         time.sleep(1)
         os.kill(second[0], signal.SIGCONT)  # torchrun would kill it half a minute later
         assert agent.wait(240) == 0, (tmp_path / "log").read_text()[-5000:]
@@ -99,9 +102,9 @@ def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_stopped_run_resumes_on_another_number_of_processes(words, undisturbed, tmp_path):
-    log = (tmp_path / "log").open("w+")
     command = torchrun(2, "-m", "vitrail", *words)
-    with subprocess.Popen(command, env=environment(), stderr=log, stdout=log) as agent:
+    env = environment()
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: step(tmp_path / "run") >= 5)
         agent.send_signal(signal.SIGINT)
         agent.wait(60)
@@ -150,14 +153,15 @@ def test_a_machine_that_disappears_is_replaced(machines, words, undisturbed, tmp
         options = {
             **{"nnodes": 2, "nproc_per_node": 1, "max_restarts": 3, "monitor_interval": 0.1, "rdzv_backend": "c10d"},
             **{"rdzv_endpoint": f"{HOSTS[0]}:29413", "rdzv_id": tmp_path.name, "local_addr": HOSTS[number]},
-            "rdzv_conf": "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1",
+            "rdzv_conf": f"is_host={1 - number},keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=1",
         }
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         command = [sys.executable, "-m", "torch.distributed.run", *flags, "-m", "vitrail", *words]
-        log = (tmp_path / f"log{number}").open("a")
-        env = environment(GLOO_SOCKET_IFNAME=("va", "vb")[number], VITRAIL_TIMEOUT="15")
+        # Without the second variable, torchrun tells a new machine the address of a store only once.
+        env = environment(GLOO_SOCKET_IFNAME=("va", "vb")[number], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
         where = ["ip", "netns", "exec", machines[number]]
-        return subprocess.Popen([*where, *command], env=env, stderr=log, stdout=log, text=True)
+        with (tmp_path / f"log{number}").open("a") as log:
+            return subprocess.Popen([*where, *command], env=env, stderr=log, stdout=log, text=True)
 
     agents = [start(0), start(1)]
     try:

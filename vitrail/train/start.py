@@ -121,7 +121,7 @@ def _run(
     data_changed: bool,
 ) -> Run:
     need_resume(resume, data_changed)
-    resume = resume or world().once(lambda: earlier(source, asked))
+    resume = resume or earlier(source, asked)
     if resume is not None:
         reopened, config = world().once(lambda: reopen(Path(resume), source, asked, verb))
         run = Run(reopened)
@@ -153,8 +153,8 @@ def earlier(source: Source | None, asked: Mapping[str, Any]) -> str | None:
     """The run that this command made before it failed, if torchrun starts it again."""
     if source is None or not world().restarted:
         return None
-    runs = map(Run, sorted(Path(asked.get("out", options()["out"].default)).glob("*/")))
-    return next((str(run) for run in runs if run.exists and run.launch == command(source, asked)), None)
+    folder, name = Path(asked.get("out", options()["out"].default)), command(source, asked)
+    return world().once(lambda: next((str(run) for run in map(Run, folder.glob("*/")) if run.launch == name), None))
 
 
 def command(source: Source, asked: Mapping[str, Any]) -> str:

@@ -95,14 +95,15 @@ def reported(trained: folders.Run) -> Run:
     """A run with its report. A failure to write it is only logged: the run itself is complete."""
     from vitrail.progress import log
     from vitrail.verbs.run import Run
-    from vitrail.world import world
+    from vitrail.world import alone, world
 
     run = Run(trained)
     run.holds = trained.holds
     if not world().first():
         return run
     try:
-        log.info(f"The report is {run.report()}")
+        with alone():
+            log.info(f"The report is {run.report()}")
     except Exception as error:
         why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
         log.warning(f"The run is complete, but its report failed: {why} Try again: vitrail report {run} --debug")
