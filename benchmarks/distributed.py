@@ -41,10 +41,10 @@ def start(processes: int, threads: int, part: str, isolated: bool = False) -> di
 def learner(model: str, size: int, batch: int, shard: str) -> tuple[Any, ...]:
     """What `vitrail.train.loop.steps` needs, for blank images of 1,000 classes."""
     from vitrail.data.blank import blank
-    from vitrail.train.loop import set_up
     from vitrail.train.prepare import make_card, open_splits, prepare
     from vitrail.train.progress import Progress
     from vitrail.train.resolve import resolve
+    from vitrail.train.setup import set_up
     from vitrail.world import World
 
     world = World.join()

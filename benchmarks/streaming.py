@@ -126,7 +126,7 @@ def read(address: str, rank: int, start: int, log: Path, soak: Soak, cache: floa
     from vitrail.data.shards import fetch
 
     fetch.SECONDS = soak.patience
-    split = open_data(address, shard_cache_gb=cache).splits["train"]
+    split = open_data(address, cache_gb=cache).splits["train"]
     loader = TrainBatches(split, Preprocess((SIDE, SIDE), 3), soak.batch, SEED)
     with log.open("ab", buffering=0) as file:
         for epoch in range(start // len(loader), EPOCHS):

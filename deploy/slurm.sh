@@ -17,7 +17,8 @@ set -euo pipefail
 
 data=$1 name=$2
 shift 2
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+machines=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+first=${machines%%$'\n'*}
 export VITRAIL_CACHE=${SLURM_TMPDIR:-/tmp}/vitrail # of each machine: remote shards are stored here
 export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / SLURM_GPUS_ON_NODE))
 

@@ -311,7 +311,7 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
         ("evaluate run --method kn", "'--method' must be one of head, knn, linear, fewshot, zeroshot, but it is 'kn'."),
         ("evaluate run --method fewshot --shots one", "'--shots' must be a whole number, but it is 'one'."),
         ("trian digits", "There is no command 'trian'. Did you mean 'train'?"),
-        ("", "The commands are models, check, train"),
+        ("", "The commands are models, check, shard, train"),
     ],
 )
 def test_a_command_that_cannot_be_read(refuses, words, message):

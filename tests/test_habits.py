@@ -130,7 +130,7 @@ INSTEAD = {
     "train photos --ignore-mismatched-sizes": "automatic",
     "train photos --push-to-hub": "vitrail convert RUN FOLDER --to hf --push OWNER/NAME",
     "train photos --fsdp full": "use --shard full under torchrun",
-    "train photos --world-size 2": "A run uses one device",
+    "train photos --world-size 2": "start the same command with torchrun",
     "train photos --deterministic": "bit-identical",
     "train photos --cache": "cached on disk by default",
     "train photos --time 1": "10m or 1h30m",
@@ -139,9 +139,9 @@ INSTEAD = {
     "train photos --test-only": "vitrail evaluate RUN",
     "train photos --freeze-epochs 1": "--body-lr",
     "train photos --pct-start 0.25": "--warmup-epochs counts epochs",
-    "predict r a.jpg --iou 0.5": "no boxes",
-    "predict r a.jpg --show": "vitrail explain RUN IMAGES",
-    "export r --dynamic": "The batch size is free",
+    "predict r a.jpg --iou 0.5": "Use --threshold",
+    "predict r a.jpg --show": "--pictures FOLDER draws masks and boxes",
+    "export r --dynamic": "Batch size, height and width are dynamic",
 }
 
 COMMANDS = {
@@ -159,7 +159,7 @@ COMMANDS = {
     "distill": "vitrail train DATA --teacher RUN",
     "resume": "vitrail train --resume RUN",
     "help": "vitrail --help",
-    "detect": "it has no boxes",
+    "detect": "vitrail train DATA",
 }
 
 KEYWORDS = {
@@ -252,7 +252,7 @@ def test_a_model_that_vitrail_does_not_have(name, answer):
 
 def test_devices_and_precisions_as_others_write_them(capsys):
     assert "The device 'cuda:0' cannot be used" in says(capsys, "train digits --device 0")
-    assert "A run uses one device, but --device is 0,1." in says(capsys, "train digits --device 0,1")
+    assert "A process uses one device, but --device is 0,1." in says(capsys, "train digits --device 0,1")
     assert cli.parse("train", ["digits", "--amp", "--epochs", "2"]) == {"data": "digits", "epochs": 2.0}
     assert cli.parse("train", ["--amp", "digits"]) == {"data": "digits"}
     assert cli.parse("train", ["digits", "--amp", "bf16"]) == {"data": "digits", "amp": "bf16"}

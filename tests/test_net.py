@@ -61,7 +61,6 @@ REFUSED = [
     "train digits --teacher nowhere.onnx --out new",
     "pretrain digits --device nonsense --out new",
     "study positions digits --budget 1s --out new",
-    "recipes deit --name=x",
 ]
 
 

@@ -165,7 +165,7 @@ def test_a_run_trains_and_is_evaluated_at_an_address(server, tmp_path, tiny):
 
 def test_the_cache_is_bounded_and_the_least_recently_used_shard_goes_first(written, server):
     limit = gib(written, split.HELD + 0.5)
-    whole = batches(server.address, shard_cache_gb=limit)
+    whole = batches(server.address, cache_gb=limit)
     assert sorted(chain(*whole)) == list(range(IMAGES))
     assert sum(path.stat().st_size for path in held()) <= limit * 2**30
     one = max(written.glob("train-*.tar"))
@@ -216,8 +216,8 @@ def test_abandoned_downloads_are_removed(written, server):
 
 
 def test_a_cache_that_is_too_small_is_refused(written, server):
-    with pytest.raises(UserError, match=r"--shard-cache-gb must hold 36 shards of .* Raise it"):
-        open_data(server.address, shard_cache_gb=gib(written, 5))
+    with pytest.raises(UserError, match=r"--cache-gb must hold 36 shards of .* Raise it"):
+        open_data(server.address, cache_gb=gib(written, 5))
 
 
 # What servers do

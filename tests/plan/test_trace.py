@@ -18,10 +18,10 @@ from vitrail.plan.machines import Machine
 from vitrail.plan.settings import planned
 from vitrail.plan.trace import trace
 from vitrail.tasks.objective import Batch
-from vitrail.train.loop import autocast
 from vitrail.train.optim import build_optimizers
 from vitrail.train.prepare import model_config
 from vitrail.train.recompute import recompute_activations
+from vitrail.train.setup import autocast
 from vitrail.train.transfer import set_learning, set_mode
 
 HERE = Machine("here", 1e9, {})

@@ -113,7 +113,6 @@ def test_the_images_decide_the_channels():
 ASKED = {
     "aug_repeats": 1,
     "cache_gb": 1.0,
-    "shard_cache_gb": 2.0,
     "streaming": True,
     "time_budget": Duration(600),
     "model": "vit_ti8",

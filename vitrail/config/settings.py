@@ -97,8 +97,7 @@ class SourceConfig:
     balanced_sampling: bool = option("sample all classes equally often", False, only="train")
     max_pixels: int | None = option("pixels of the largest image to read (default: 178956970)", None)
     workers: int = option("threads that read images", 2, alias="-j")
-    cache_gb: float = option("disk space for the cache of decoded images, in GiB (0 = off)", 10.0)
-    shard_cache_gb: float = option("disk space for the cache of remote tar shards, in GiB", 20.0)
+    cache_gb: float = option("disk space for decoded images, or for remote tar shards, in GiB (0 = off)", 10.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ def open_data(
     tokenizer: TokenizerName | None = None,
     context: int | None = None,
     mask_values: Sequence[str] | None = None,
-    shard_cache_gb: float | None = None,
+    cache_gb: float | None = None,
 ) -> Data:
     """Opens a data set and, unless it is streamed, verifies that every image can be read.
 
@@ -68,7 +68,7 @@ def open_data(
     the data may then lack some of them, needs no train split, and nothing is held out; data without splits becomes one
     split, "all". `image_dir` is the folder of a table's images. `max_pixels` is the limit of `allow_pixels`.
     `tokenizer` and `context` apply to captions.
-    `mask_values` gives the class of each value of masks, as in ("0=ground", "255=nucleus"). `shard_cache_gb` bounds
+    `mask_values` gives the class of each value of masks, as in ("0=ground", "255=nucleus"). `cache_gb` bounds
     the cache of remote shards.
     """
     if max_pixels is not None:
@@ -82,7 +82,7 @@ def open_data(
     kind = task_type(task) if task is not None else None if model is None else type(model)
     where = full_name(source) if is_object(source) else source
     try:
-        how: dict[str, Any] = {"image_dir": image_dir, "mask_values": mask_values, "shard_cache_gb": shard_cache_gb}
+        how: dict[str, Any] = {"image_dir": image_dir, "mask_values": mask_values, "cache_gb": cache_gb}
         found = open_source(source, data_dir, image_column, label_column, kind, streaming, model, **how)
         if val is not None:
             if folds:
@@ -231,12 +231,12 @@ def open_source(
     verify: bool = True,
     image_dir: str | None = None,
     mask_values: Sequence[str] | None = None,
-    shard_cache_gb: float | None = None,
+    cache_gb: float | None = None,
 ) -> Found:
     """The content of a source as stored; without `verify`, files listed in a table are assumed to be readable."""
     if (found := open_annotated(source, task, mask_values)) is not None:
         return found
-    how = streaming, model, verify, image_dir, shard_cache_gb
+    how = streaming, model, verify, image_dir, cache_gb
     if task is None or task.labelled:
         opened = _open_source(source, data_dir, image_column, label_column, task, *how)
         if opened.task.annotated and not opened.classes:
@@ -285,7 +285,7 @@ def _open_source(
     model: Task | None,
     verify: bool,
     image_dir: str | None,
-    shard_cache_gb: float | None,
+    cache_gb: float | None,
 ) -> Found:
     if is_object(source):
         if streaming:
@@ -309,7 +309,7 @@ def _open_source(
             f"but {source} is neither. Remove --streaming."
         )
     if is_address(source) and image_column is None:
-        return open_shards(source, _single(label_column), task, shard_cache_gb)
+        return open_shards(source, _single(label_column), task, cache_gb)
     if suffix == ".json":
         return open_coco(path, image_dir)
     if suffix in SUFFIXES:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.config import TrainConfig, override
+from vitrail.config.splits import split_settings
 from vitrail.data import Data, Source, full_name, open_data
 from vitrail.data.blank import IMAGENET_CLASSES, IMAGENET_IMAGES, blank
 from vitrail.errors import UserError
 from vitrail.models import canonical
 from vitrail.plan.estimate import Plan, make_plan
 from vitrail.plan.machines import Machine, machine
-from vitrail.runs.run import split_settings
 from vitrail.train.resolve import LORA_SCALE, resolve, typed
 from vitrail.train.resolve import plan as resolve_run
 

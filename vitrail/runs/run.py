@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from vitrail.config import CONFIG_FILE, TrainConfig, flat, load_yaml, save_yaml
+from vitrail.config.splits import split_settings
 from vitrail.data import Data, Source, full_name, is_object, is_there, open_data
 from vitrail.errors import UserError
 from vitrail.files import atomic_folder, locked, read_json, read_text, reading
@@ -46,12 +46,6 @@ Row = dict[str, float]
 
 # The data of runs that were trained on Python objects in this process, by folder.
 _GIVEN: WeakValueDictionary[Path, Data] = WeakValueDictionary()
-
-# Settings that determine which images are in which split.
-_SPLIT = (
-    *("val", "val_fraction", "folds", "fold", "seed", "task", "streaming", "tokenizer", "context"),
-    *("data_dir", "image_dir", "image_column", "label_column", "max_pixels", "mask_values", "shard_cache_gb"),
-)
 
 
 class Run:
@@ -400,8 +394,3 @@ def _python_call(config: TrainConfig, path: str) -> str:
     given = ["data" if name == "data" else f"{name}={name}" for name in config.python or ()]
     verb = "pretrain" if config.source.task in METHODS else "train"
     return f"vitrail.{verb}({', '.join([*given, f'resume={path!r}'])})"
-
-
-def split_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, by flat name, that determine which images are in which split."""
-    return {name: settings[name] for name in _SPLIT if settings.get(name) is not None}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vitrail.config import Duration, TrainConfig, TransferConfig, options
+from vitrail.config.splits import split_settings
 from vitrail.data import Data, open_data
 from vitrail.errors import UserError
 from vitrail.progress import log
-from vitrail.runs.run import split_settings
 from vitrail.studies.study import Job
 from vitrail.train.pace import images_per_second
 from vitrail.train.resolve import resolve, typed

@@ -81,7 +81,8 @@ class Pairs(Task):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Task:
-        tokenizer, ids = Tokenizer.from_json(document["tokenizer"]), document["config"]["text"]["vocab"]
+        tokenizer = Tokenizer.from_json(document["tokenizer"])
+        ids = document["config"]["text"]["vocab"] if "config" in document else tokenizer.vocab  # in the card of a model
         if tokenizer.kind != "unknown" and tokenizer.vocab != ids:
             raise UserError(f"The tokenizer has {tokenizer.vocab} tokens, but the model reads {shown(ids)}.")
         return cls((), tokenizer, int(document["context"]), int(document["dims"]))

@@ -23,9 +23,10 @@ from vitrail.models import Model
 from vitrail.progress import log, track
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.divergence import Diverged
-from vitrail.train.loop import set_up, steps
+from vitrail.train.loop import steps
 from vitrail.train.prepare import make_card, open_splits
 from vitrail.train.progress import Progress
+from vitrail.train.setup import set_up
 from vitrail.train.summary import describe
 from vitrail.world import world
 

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from vitrail.config import TrainConfig
 from vitrail.data import Data
-from vitrail.data.dataset import Targets
 from vitrail.data.identity import identity
 from vitrail.data.loader import TrainBatches
 from vitrail.evaluate.stream import run_model
@@ -34,16 +33,15 @@ from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
 from vitrail.train.interruption import Interruption
 from vitrail.train.journal import Silence
-from vitrail.train.objectives import build_objective
-from vitrail.train.optim import build_optimizers, set_lr
+from vitrail.train.optim import set_lr
 from vitrail.train.prepare import make_card, open_splits
 from vitrail.train.progress import Progress
-from vitrail.train.recompute import recompute_activations
 from vitrail.train.schedule import Schedule
 from vitrail.train.seeds import derive
+from vitrail.train.setup import autocast, set_up
 from vitrail.train.transfer import set_mode
 from vitrail.train.watch import Watch
-from vitrail.weights import Card, save
+from vitrail.weights import save
 from vitrail.weights.added import save_added
 from vitrail.world import World
 
@@ -178,32 +176,3 @@ def train(
             checkpoint()
         if stop:
             raise KeyboardInterrupt
-
-
-def set_up(
-    model: Model,
-    card: Card,
-    config: TrainConfig,
-    targets: Targets,
-    progress: Progress,
-    world: World,
-    custom: Custom = NOTHING,
-) -> tuple[Objective, list[Optimizer], torch.amp.GradScaler]:
-    """What `steps` needs besides data, to train a model on images with these targets."""
-    torch.manual_seed(derive(config.run.seed, 0, 2))  # initial weights of what the objective adds, such as a decoder
-    objective = build_objective(model.to(config.run.device), card, config, targets, progress, custom)
-    objective.to(config.run.device)
-    if config.run.grad_checkpointing:
-        recompute_activations(model)  # after the moving average was copied from the model
-    if config.run.compile:
-        objective.compile()
-    world.shard(objective, config.run.shard, torch.bfloat16 if config.run.amp == "bf16" else None)
-    added = objective.added().values()
-    optimizers = build_optimizers(model, config.optim, config.weights is not None, added, custom)
-    return objective, optimizers, torch.amp.GradScaler(config.run.device, enabled=config.run.amp == "fp16")
-
-
-def autocast(config: TrainConfig) -> partial[torch.autocast]:
-    """The context of a forward pass in the run's precision."""
-    precision = torch.bfloat16 if config.run.amp == "bf16" else torch.float16
-    return partial(torch.autocast, torch.device(config.run.device).type, precision, enabled=config.run.amp != "off")

@@ -11,10 +11,10 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.train.batch import make_batch, read_size
 from vitrail.train.custom import NOTHING, Custom
-from vitrail.train.loop import autocast
 from vitrail.train.optim import build_optimizers
 from vitrail.train.prepare import make_card, prepare, preprocessing
 from vitrail.train.recompute import recompute_activations
+from vitrail.train.setup import autocast
 
 _SECONDS = 2
 

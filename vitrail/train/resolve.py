@@ -303,7 +303,6 @@ def check(config: TrainConfig) -> TrainConfig:
         ("channels", config.input.channels, config.input.channels >= 1, "at least 1"),
         ("workers", config.source.workers, config.source.workers >= 1, "at least 1"),
         ("cache_gb", config.source.cache_gb, config.source.cache_gb >= 0, "at least 0"),
-        ("shard_cache_gb", config.source.shard_cache_gb, config.source.shard_cache_gb > 0, "above 0"),
         ("crop_scale", a.crop_scale, 0 < a.crop_scale <= 1, "above 0 and at most 1"),
         ("color_jitter", a.color_jitter, 0 <= a.color_jitter <= 1, "between 0 and 1, a share"),
         ("smoothing", a.smoothing, 0 <= a.smoothing < 1, "at least 0 and below 1"),

@@ -16,7 +16,7 @@ from vitrail.runs.run import Run
 from vitrail.train.resolve import check
 
 # Settings that do not affect the result: they may change on resume.
-_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb", "shard", "shard_cache_gb"}
+_FREE_ON_RESUME = {"device", "workers", "save_minutes", "data_dir", "cache_gb", "shard"}
 
 
 def reopen(

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from vitrail.config import ArchConfig, TrainConfig, Verb, flat, options
+from vitrail.config.splits import split_settings
 from vitrail.data import Data, Source, full_name, is_object, open_data
 from vitrail.device import keep_freed_memory
 from vitrail.errors import UserError, shortlist
@@ -18,7 +19,7 @@ from vitrail.evaluate.measure import evaluate_on
 from vitrail.files import locked
 from vitrail.models import Model, register_module
 from vitrail.progress import log, log_to_console
-from vitrail.runs.run import Run, split_settings
+from vitrail.runs.run import Run
 from vitrail.tasks.scores import Scores
 from vitrail.train.calibrate import calibrate
 from vitrail.train.checkpoint import checkpoint_path

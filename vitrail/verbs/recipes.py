@@ -31,9 +31,9 @@ def recipes(
         method: self-supervised method of a pre-training recipe (default: mae, or the recipe's own)
         **settings: every option of `vitrail.config.TrainConfig`, by its flat name
     """
+    from vitrail.config.splits import split_settings
     from vitrail.data import full_name, open_data
     from vitrail.data.blank import blank
-    from vitrail.runs.run import split_settings
     from vitrail.train.recipes import RECIPES
     from vitrail.train.resolve import plan, typed
     from vitrail.train.start import DEFAULT_METHOD, HELD_OUT

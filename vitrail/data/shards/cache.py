@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows, where two processes may download the same shard; the first one's is replaced
     fcntl = None  # type: ignore[assignment]
 
-GIGABYTES = 20.0  # GiB of the cache by default
+GIGABYTES = 10.0  # GiB of the cache by default
 _ABANDONED = 3600  # seconds after the last write, from which on an unfinished download is removed
 _NAME = re.compile(r"\.?[0-9a-f]{32}-(\d{1,15})(\.\d+\.tmp)?")
 
@@ -78,7 +78,7 @@ class RemoteFile:
         except OSError as error:
             raise UserError(
                 f"{self.address} cannot be stored in {path.parent}: {error.strerror or error}. Set $VITRAIL_CACHE to a "
-                "folder with space, or lower --shard-cache-gb."
+                "folder with space, or lower --cache-gb."
             ) from error
 
 

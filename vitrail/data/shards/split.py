@@ -165,7 +165,7 @@ def check_room(files: Sequence[ShardFile], source: object) -> None:
     needed = sum(file.size for file in remote[:HELD])
     if remote and needed > remote[0].limit:
         raise UserError(
-            f"--shard-cache-gb must hold {min(HELD, len(remote))} shards of {source} at a time, "
+            f"--cache-gb must hold {min(HELD, len(remote))} shards of {source} at a time, "
             f"{needed / 2**30:.3g} GiB, but it is {remote[0].limit / 2**30:.3g}. Raise it, or write smaller shards: "
             "vitrail shard --shard-size."
         )

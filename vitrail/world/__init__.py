@@ -1,7 +1,7 @@
 """The processes of a run. Nothing else in the package knows how many there are.
 
 `World` is a single process, for which every method is the identity. Under torchrun, `World.join` makes this process one
-of several, `vitrail.processes.Processes`, which act as one: every process has the weights and a share of each batch,
+of several, `Processes` in `processes.py`, which act as one: every process has the weights and a share of each batch,
 and whatever is drawn, measured, decided or normalised is that of the whole batch. Nothing here loads torch.
 """
 
@@ -42,7 +42,7 @@ class World:
         """The world of this process: under torchrun, all of its processes, once they have met."""
         global _world
         if started() > 1 and _world.size == 1:
-            from vitrail.processes import Processes
+            from vitrail.world.processes import Processes
 
             _world = Processes()
         return _world
