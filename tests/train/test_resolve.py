@@ -111,6 +111,7 @@ def test_the_images_decide_the_channels():
 
 
 ASKED = {
+    "shard": "off",
     "aug_repeats": 1,
     "cache_gb": 1.0,
     "streaming": True,

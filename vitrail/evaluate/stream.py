@@ -98,7 +98,7 @@ def stream(
 def _share(images: int, batch_size: int) -> range:
     """The images that this process computes: whole batches, the same ones as in a single process."""
     mine = world().part(range(math.ceil(images / batch_size)))
-    return range(mine.start * batch_size, min(mine.stop * batch_size, images))
+    return range(mine[0] * batch_size, min((mine[-1] + 1) * batch_size, images)) if mine else range(0)
 
 
 def _merge(meters: Sequence[Meter]) -> None:

@@ -40,7 +40,9 @@ class Silence:
     def __enter__(self) -> Silence:
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
     def step(self, progress: Progress, schedule: Schedule) -> None: ...
 

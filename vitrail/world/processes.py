@@ -21,8 +21,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -70,13 +72,13 @@ class Processes(World):
     def first(self) -> bool:
         return self.rank == 0
 
-    def _meet(self) -> dist.Store:
+    def _meet(self) -> Any:
         """A store for this start of the processes, once all of them are there.
 
         torchrun keeps its store when it starts them again, with the addresses of those before. So each process asks
         under a new name, and the first one answers with a name for this start.
         """
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT)))
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=TIMEOUT)))
         store.set_timeout(timedelta(seconds=TIMEOUT))
         name = uuid.uuid4().hex
         if self.rank:
@@ -84,7 +86,7 @@ class Processes(World):
             name = store.get(f"vitrail/answer/{name}").decode()
             store.set(f"vitrail/{name}/{self.rank}", "here")
             store.wait([f"vitrail/{name}/all"])
-            return dist.PrefixStore(name, store)
+            return PrefixStore(name, store)
         late, given_up = {*range(1, self.size)}, time.monotonic() + TIMEOUT
         while late and time.monotonic() < given_up:
             for rank in [rank for rank in late if store.check([f"vitrail/asks/{rank}"])]:
@@ -94,7 +96,7 @@ class Processes(World):
         if late:
             raise UserError(f"Process {min(late)} has not started after {TIMEOUT:.0f} seconds. Look at its machine.")
         store.set(f"vitrail/{name}/all", "here")
-        return dist.PrefixStore(name, store)
+        return PrefixStore(name, store)
 
     def speaks(self) -> bool:
         try:
@@ -121,7 +123,7 @@ class Processes(World):
     def drawn(self, draw: Callable[[int], Tensor], rows: int, dim: int = 0) -> Tensor:
         drawn = draw(self.size * rows)
         dim %= drawn.ndim
-        each = drawn.unflatten(dim, (self._views, self.size, -1))
+        each: Tensor = drawn.unflatten(dim, (self._views, self.size, -1))  # type: ignore[no-untyped-call]
         return each.select(dim + 1, self.rank).flatten(dim, dim + 1)
 
     @contextmanager
@@ -151,7 +153,7 @@ class Processes(World):
         return self.total(torch.cat([padding[0], rows, padding[1]]))
 
     def total(self, value: Tensor) -> Tensor:
-        summed: Tensor = _Sum.apply(value)
+        summed: Tensor = _Sum.apply(value)  # type: ignore[no-untyped-call]
         return summed
 
     def average(self, value: Tensor) -> Tensor:
@@ -228,11 +230,11 @@ class Processes(World):
                 find_unused_parameters=True,  # such as the last layer of DINO's head in the first epoch
                 gradient_as_bucket_view=True,
             )
-        return wrapped  # type: ignore[no-any-return]
+        return wrapped
 
     def accumulating(self, wrapped: Any, last: bool) -> AbstractContextManager[None]:
         if self._plain is None:
-            return nullcontext() if last else wrapped.no_sync()  # type: ignore[no-any-return]
+            return nullcontext() if last else wrapped.no_sync()
         wrapped.set_requires_gradient_sync(last)
         return nullcontext()
 
@@ -315,7 +317,7 @@ class _Sum(torch.autograd.Function):
         return summed
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: Tensor) -> Tensor:
         summed = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(summed)
         return summed
