@@ -8,7 +8,7 @@ PRETRAINED = "timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 Rows = tuple[tuple[str, str, str], ...]
 
 _START = f"Name the weights to start from: `--weights {PRETRAINED}`."
-_TORCHRUN = "For several GPUs, start the same command with torchrun: torchrun --nproc-per-node 8 -m vitrail train DATA."
+_TORCHRUN = "For several GPUs, start the same command with torchrun: see docs/distributed.md."
 _FSDP = "For a model that does not fit on one GPU, use --shard full under torchrun."
 _KEPT = "A run keeps one epoch, chosen by --best, and its last checkpoint."
 _EVERY_EPOCH = "A run validates, logs and saves after every epoch, and saves a checkpoint every --save-minutes."
