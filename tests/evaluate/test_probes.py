@@ -40,8 +40,8 @@ def arrays() -> Arrays:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the trained run that may be changed."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+    """A copy of the trained run that may be changed, without what other tests have kept in it."""
+    return Path(shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("features")))
 
 
 def pictures(path: Path, classes: tuple[int, ...], images: int = 240) -> Path:

@@ -112,7 +112,8 @@ def test_a_run_that_was_stopped_says_how_far_it_came(trained, tmp_path):
 def test_a_run_may_come_to_its_end_within_an_epoch(tmp_path, epochs, steps, stopped):
     config = vitrail.recipes("small", "digits", epochs=epochs)
     run = Run.create(override(config, {"out": str(tmp_path), "name": "run"}))
-    run.metrics_file.write_text("\n".join(["step", *map(str, steps)]))
+    rows = [f"{epoch},{step},0.1,1" for epoch, step in enumerate(steps, start=1)]
+    run.metrics_file.write_text("\n".join(["epoch,step,lr,seconds", *rows]))
     assert RunFacts(run).stopped == stopped
 
 

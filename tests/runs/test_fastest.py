@@ -185,7 +185,7 @@ def test_predict_evaluate_and_embed_choose(cache, trained, digits, tmp_path, cap
     assert sum(same) >= 0.98 * len(plain)  # all of them, unless it chose bf16 and there are ties
     vectors = [len(e.features) for e in vitrail.embed(trained, [digits], batch_size=32)]
     assert len(vectors) == len(plain)
-    run = shutil.copytree(trained, tmp_path / "run")
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("features"))
     vitrail.evaluate(run, batch_size=64, method="knn", out=tmp_path / "knn")
     results = json.loads(cache.read_text())
     assert ["outputs of" in key for key in results] == [True, False, False]

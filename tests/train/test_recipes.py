@@ -30,7 +30,7 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def trained(tmp_path):
+def weights(tmp_path):
     return model_file(tmp_path)
 
 
@@ -202,8 +202,8 @@ def test_the_paper_finetunes_for_its_number_of_steps(images, epochs):
     assert published("paper-finetune", images)["epochs"] == epochs
 
 
-def test_trained_weights_become_larger_for_the_papers_finetuning_and_keep_their_architecture(trained, tmp_path):
-    assert resolve("made-up", data_of(), {"weights": trained, "recipe": "paper-finetune"}).input.img_size == (12, 12)
+def test_trained_weights_become_larger_for_the_papers_finetuning_and_keep_their_architecture(weights, tmp_path):
+    assert resolve("made-up", data_of(), {"weights": weights, "recipe": "paper-finetune"}).input.img_size == (12, 12)
     config = replace(canonical("vit_nano16")[1], img_size=(112, 112), classes=2)
     card = Card(model="vit_nano16", config=config, task=Multiclass(("x", "y")), preprocess=Preprocess((112, 112), 3))
     save(tmp_path / "photos.safetensors", build(config), card)

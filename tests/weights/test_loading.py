@@ -205,8 +205,11 @@ def test_a_card_of_something_else_is_named(path, content):
 
 def test_foreign_files_are_refused_by_name(tmp_path):
     (tmp_path / "model.onnx").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"run folder or a \.safetensors, .* file, but .*model\.onnx is neither"):
+    with pytest.raises(UserError, match=r"model\.onnx is an exported file, which only predicts"):
         load(tmp_path / "model.onnx")
+    (tmp_path / "model.txt").write_bytes(b"x")
+    with pytest.raises(UserError, match=r"run folder or a \.safetensors, .* file, but .*model\.txt is neither"):
+        load(tmp_path / "model.txt")
     with pytest.raises(UserError, match="nowhere is neither a run folder nor a weights file"):
         load(tmp_path / "nowhere")
     with pytest.raises(UserError, match="neither a run folder nor a weights file"):

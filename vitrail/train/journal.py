@@ -7,7 +7,10 @@ import io
 import logging
 import math
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +35,20 @@ _DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarte
 class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Loses a line on a full disk, which the next checkpoint reports; the default prints a traceback."""
+
+
+@contextmanager
+def _errors_of_threads() -> Iterator[None]:
+    """Raises the first error of a thread that ended in this context, instead of printing its traceback."""
+    errors: list[BaseException] = []
+    before = threading.excepthook
+    threading.excepthook = lambda ended: errors.append(ended.exc_value or SystemExit())
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+    if errors:
+        raise errors[0]
 
 
 class Silence:
@@ -121,7 +138,10 @@ class Journal(Silence):
         values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
         folder, suffix = str(self._run.events_folder), f".{row['epoch']:06}"
         try:
-            with SummaryWriter(folder, purge_step=int(row["epoch"]), filename_suffix=suffix) as events:
+            with (
+                _errors_of_threads(),
+                SummaryWriter(folder, purge_step=int(row["epoch"]), filename_suffix=suffix) as events,
+            ):
                 for name, value in values.items():
                     events.add_scalar(name, value, int(row["epoch"]))
         except OSError as error:  # a copy of metrics.csv for TensorBoard: the run goes on without it

@@ -247,8 +247,8 @@ class Processes(World):
         half = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
         modules = {*objective.modules()}
         stages = [stage for stage in objective.model.stages() if stage in modules] if objective.stagewise else []
-        for stage in stages:
-            fully_shard(stage, mesh=mesh, mp_policy=half)
+        for stage in stages:  # the last one is called more than once for auxiliary losses, and needed first again
+            fully_shard(stage, mesh=mesh, mp_policy=half, reshard_after_forward=stage is not stages[-1])
         # What is in no stage that is a module, such as embeddings, norms and heads, stays gathered during a step.
         fully_shard(objective, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
         average = objective.parts()["kept"]
