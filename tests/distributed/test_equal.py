@@ -78,7 +78,7 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
 def shared(cases: dict[str, Case]) -> dict[str, Case]:
     """Every second case sharded: which weights are, is decided by the stages of the model, not by its task."""
     return {
-        name: (verb, data, how | {"shard": ("off", "full")[number % 2]})
+        name: (verb, data, how | {"shard": "full" if number % 2 and not name.startswith("words") else "off"})
         for number, (name, (verb, data, how)) in enumerate(cases.items())
     }
 
