@@ -79,23 +79,17 @@ def workers(agent: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
+def test_a_killed_process_is_replaced(words, undisturbed, tmp_path):
     command = torchrun(2, "-m", "vitrail", *words, max_restarts=3, monitor_interval=0.1)
-    env = environment(VITRAIL_TIMEOUT="15")
-    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(command, env=environment(), stderr=log, stdout=log) as agent,
+    ):
         until(lambda: step(tmp_path / "run") >= 5)
-        first = workers(agent.pid)
-        os.kill(first[1], signal.SIGKILL)
-        second = until(lambda: (found := workers(agent.pid)) != first and len(found) == 2 and found)
-        begun = step(tmp_path / "run")
-        until(lambda: step(tmp_path / "run") > begun)
-        os.kill(second[0], signal.SIGSTOP)
-        until(lambda: (tmp_path / "log").read_text().count("does not answer") == 2)
-        time.sleep(1)
-        os.kill(second[0], signal.SIGCONT)  # torchrun would kill it half a minute later
+        os.kill(workers(agent.pid)[1], signal.SIGKILL)
         assert agent.wait(240) == 0, (tmp_path / "log").read_text()[-5000:]
     text = (tmp_path / "log").read_text()
-    assert text.count("Resuming after step") == 2
+    assert text.count("Resuming after step") == 1
     assert "exists" not in text
     same(tmp_path / "run", undisturbed)
 
