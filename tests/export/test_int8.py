@@ -13,6 +13,7 @@ import torch
 
 import vitrail
 from vitrail.errors import UserError
+from vitrail.export.attention import split_qkv
 from vitrail.export.int8 import measure_damage, measure_ranges
 from vitrail.export.onnx import QUANTISED
 from vitrail.export.sample import to_calibrate
@@ -48,7 +49,7 @@ def test_an_onnx_file_is_quantised(proof, exported, trained, digits):
     assert (document["precision"], document["float32_layers"]) == ("int8", [])
     assert document["calibrated_on"] == "256 images of digits, split train"
     assert set(document["speed"]) == {"PyTorch", "ONNX"}
-    assert quantised(proof.file) == 25  # four in each of six blocks, and the head
+    assert quantised(proof.file) == 37  # six in each of six blocks, as queries, keys and values are apart, and the head
     files = sorted(digits.rglob("*.png"))[::6]
     ours, theirs = ([p.labels for p in Predictor(source)(files, top=1)] for source in (trained, proof.file))
     assert np.mean([a == b for a, b in zip(ours, theirs, strict=True)]) >= 0.95
@@ -88,7 +89,8 @@ def test_auto_leaves_the_most_damaged_layers_in_float32(trained, tmp_path, monke
     proof = vitrail.export(trained, int8="auto", out=tmp_path / "small.onnx")
     model, card = open_run(trained)
     images = card.preprocess.normalise(torch.from_numpy(to_calibrate(trained, card, None, 1).pixels))
-    damage = measure_damage(model, images, measure_ranges(model, images, QUANTISED))
+    layers = split_qkv(model)
+    damage = measure_damage(layers, images, measure_ranges(layers, images, QUANTISED))
     assert 0 < len(proof.kept) < len(damage)
     assert list(proof.kept) == list(damage)[: len(proof.kept)]
     assert quantised(proof.file) == len(damage) - len(proof.kept)

@@ -175,7 +175,7 @@ def test_the_file_says_what_it_is(exported, trained):
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
     assert not [node for node in graph.graph.node if node.doc_string or node.metadata_props]  # paths of this machine
     names = [node.name for node in graph.graph.node]
-    assert {"blocks.0.attn.qkv", "blocks.5.mlp.fc2", "head"} <= {*names}
+    assert {"blocks.0.attn.qkv.0", "blocks.5.mlp.fc2", "head"} <= {*names}
     assert len({*names}) == len(names)
 
 

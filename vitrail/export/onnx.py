@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vitrail.data.pixels import WHITE
 from vitrail.data.preprocess import Preprocess
+from vitrail.export.attention import TRANSLATIONS, split_qkv
 from vitrail.export.frame import Frame, shown
 from vitrail.export.int8 import Ranges
 from vitrail.models import Model
@@ -91,12 +92,13 @@ def write(path: Path, model: Model, card: Card, preprocess: bool = True) -> None
         warnings.simplefilter("ignore", FutureWarning)  # within torch itself
         warnings.simplefilter("ignore", DeprecationWarning)
         program = torch.onnx.export(
-            Deployed(model, card, preprocess).eval(),
+            Deployed(split_qkv(model), card, preprocess).eval(),
             (torch.from_numpy(example),),
             input_names=[name],
             output_names=outputs(card),
             dynamic_shapes=({0: dim("batch"), **sides},),
             opset_version=OPSET,
+            custom_translation_table=TRANSLATIONS,
             dynamo=True,
             verbose=False,
         )

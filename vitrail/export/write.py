@@ -13,6 +13,7 @@ import torch
 
 from vitrail.errors import UserError, shortlist
 from vitrail.export import onnx, openvino, text
+from vitrail.export.attention import split_qkv
 from vitrail.export.int8 import measure_damage, measure_ranges
 from vitrail.export.proof import Proof, prove
 from vitrail.export.sample import Sample
@@ -89,7 +90,8 @@ def _int8(path: Path, model: Model, card: Card, sample: Sample, order: Order) ->
         format.write(source, model, card, order.preprocess)
         prove(source, model, card, sample, format.TITLE)  # so that what is measured below is the quantisation
         images = card.preprocess.normalise(torch.from_numpy(calibration.pixels))
-        ranges = measure_ranges(model, images, format.QUANTISED)
+        layers = split_qkv(model)  # those of the graph
+        ranges = measure_ranges(layers, images, format.QUANTISED)
         quantise = format.quantiser(source, ExportedModel(source).input(calibration.pixels), ranges)
         kept: list[str] = []
         damage: dict[str, float] = {}
@@ -99,7 +101,7 @@ def _int8(path: Path, model: Model, card: Card, sample: Sample, order: Order) ->
             proof = replace(proof, kept=kept, calibrated=calibration.source)
             if proof.drop <= order.bound + 1e-9:
                 return proof
-            damage = damage or measure_damage(model, images, ranges)
+            damage = damage or measure_damage(layers, images, ranges)
             more = max(2 * len(kept), 1)
             if order.int8 != "auto" or more >= len(damage):  # nothing would be left to quantise
                 raise UserError(_too_much(proof, order, damage))
