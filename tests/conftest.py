@@ -63,7 +63,10 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
 
 @pytest.fixture(scope="session", autouse=True)
 def _speed_measured_once() -> Iterator[None]:
-    """Exports measure the speed of a model in processes of their own: here once for each kind of file."""
+    """Exports measure the speed of a model in processes of their own: here once for each kind of file.
+
+    Plans, time budgets and studies measure that of training: here for a moment.
+    """
     from vitrail.runs.speed import measured
 
     known: dict[str, Any] = {}
@@ -76,6 +79,8 @@ def _speed_measured_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.export.write.measured", remembered)
+        patch.setattr("vitrail.train.pace._SECONDS", 0.2)
+        patch.setattr("vitrail.studies.cost._MEASURED", 0.05)
         yield
 
 
@@ -199,6 +204,20 @@ def vitrail_says(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any,
         return caught.value.code, out, err
 
     return run
+
+
+@pytest.fixture
+def own_models() -> Iterator[None]:
+    """Forgets the models that a test registers."""
+    from vitrail.models import CONFIGS, FAMILIES
+    from vitrail.models.module import MODULES
+
+    registries: tuple[dict[str, Any], ...] = (FAMILIES, CONFIGS, MODULES)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import shutil
 from dataclasses import replace
 from typing import get_args, get_type_hints
@@ -54,7 +53,7 @@ TRACED = {
     **{f"all switches, {pool}": replace(SMALL, pool=pool, pos="relative", **SWITCHES) for pool in ("map", "cls_dist")},
     **RELATIVES,
 }
-# What takes milliseconds is run with every switch alone too, and shapes with every pool and position together.
+# What takes milliseconds is run with every switch alone too. Large models are built where they are counted.
 REAL = {
     **TRACED,
     "vit_nano4": models.CONFIGS["vit_nano4"],
@@ -62,9 +61,6 @@ REAL = {
     "CLIP": replace(SMALL, stem="clip", act="quick_gelu"),
     "act=gelu_tanh": replace(SMALL, act="gelu_tanh"),
 }
-PAIRS = {f"{pool}-{pos}": replace(SMALL, pool=pool, pos=pos) for pool, pos in itertools.product(POOLS, POSITIONS)}
-# Large models are built where they are counted: as slow as they are deep, even on the meta device.
-ALL = {**PAIRS, **REAL}
 
 every_small_model = pytest.mark.parametrize("config", REAL.values(), ids=REAL)
 every_traced_model = pytest.mark.parametrize("config", TRACED.values(), ids=TRACED)
@@ -88,7 +84,7 @@ def on_meta(config: ModelConfig) -> tuple[nn.Module, Tensor]:
         return models.build(config), torch.empty(2, config.channels, *config.img_size)
 
 
-@pytest.mark.parametrize("config", ALL.values(), ids=ALL)
+@every_small_model
 @torch.no_grad()
 def test_shapes(config):
     model, x = on_meta(config)
