@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import vitrail
 from vitrail import models
 from vitrail.tasks import METHODS, TASKS
@@ -39,27 +37,31 @@ def names(node: ast.AST) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", outside("tasks"), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_tasks_compare_the_name_of_a_task(path):
-    compared = [node.lineno for node in nodes(path) if isinstance(node, ast.Compare) and strings(node) & TASK_NAMES]
-    chosen = [
-        node.lineno
-        for node in nodes(path)
-        if isinstance(node, ast.Dict) and {key.value for key in node.keys if isinstance(key, ast.Constant)} & TASK_NAMES
-    ]
-    assert not compared
-    assert not chosen  # a dictionary by task is a comparison in disguise
+def where(path: Path, node: ast.expr) -> str:
+    return f"{path.relative_to(PACKAGE)}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", outside("models", "weights"), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_models_and_weights_ask_for_the_family_of_a_model(path):
+def test_only_tasks_compare_the_name_of_a_task():
+    compared, chosen = [], []
+    for path, node in ((path, node) for path in outside("tasks") for node in nodes(path)):
+        if isinstance(node, ast.Compare) and strings(node) & TASK_NAMES:
+            compared.append(where(path, node))
+        elif isinstance(node, ast.Dict):
+            if {key.value for key in node.keys if isinstance(key, ast.Constant)} & TASK_NAMES:
+                chosen.append(where(path, node))
+    assert compared == []
+    assert chosen == []  # a dictionary by task is a comparison in disguise
+
+
+def test_only_models_and_weights_ask_for_the_family_of_a_model():
     families = {part.__name__ for config, model in models.FAMILIES.values() for part in (config, model)}
     asked = [
-        node.lineno
+        where(path, node)
+        for path in outside("models", "weights")
         for node in nodes(path)
         if isinstance(node, ast.Call) and names(node.func) & {"isinstance", "issubclass"} and names(node) & families
     ]
-    assert not asked
+    assert asked == []
 
 
 def test_no_module_is_longer_than_400_lines():
