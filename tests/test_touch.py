@@ -42,15 +42,17 @@ def where(path: Path, node: ast.expr) -> str:
 
 
 def test_only_tasks_compare_the_name_of_a_task():
-    compared, chosen = [], []
-    for path, node in ((path, node) for path in outside("tasks") for node in nodes(path)):
-        if isinstance(node, ast.Compare) and strings(node) & TASK_NAMES:
-            compared.append(where(path, node))
-        elif isinstance(node, ast.Dict):
-            if {key.value for key in node.keys if isinstance(key, ast.Constant)} & TASK_NAMES:
-                chosen.append(where(path, node))
-    assert compared == []
-    assert chosen == []  # a dictionary by task is a comparison in disguise
+    found = []
+    for path in outside("tasks"):
+        for node in nodes(path):
+            if isinstance(node, ast.Compare):
+                used = strings(node)
+            elif isinstance(node, ast.Dict):  # a dictionary by task is a comparison in disguise
+                used = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+            else:
+                continue
+            found += [where(path, node)] if used & TASK_NAMES else []
+    assert found == []
 
 
 def test_only_models_and_weights_ask_for_the_family_of_a_model():
