@@ -6,7 +6,9 @@ import dataclasses
 import math
 import re
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -38,10 +40,14 @@ class Option:
     bare: bool  # its flag may be given without a value, which means the default
 
 
-def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
+_hints = cache(get_type_hints)  # it compiles every annotation
+
+
+@cache
+def options(cls: type[Any] = TrainConfig) -> Mapping[str, Option]:
     """All settings of a configuration class and its groups, by flat name."""
     found: dict[str, Option] = {}
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     for f in dataclasses.fields(cls):
         if is_dataclass(hints[f.name]):
             inner = options(hints[f.name])
@@ -136,7 +142,7 @@ def from_plain(cls: type[C], document: object, where: str = "") -> C:
     """A validated configuration from dictionaries, lists and plain values, as in YAML and JSON."""
     if not isinstance(document, dict):
         raise UserError(f"{where or 'The file'} must contain settings, but it contains {shown(document)}.")
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     unknown_setting(document, hints)
     values = {}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # configurations are dataclasses
