@@ -40,14 +40,14 @@ class Option:
     bare: bool  # its flag may be given without a value, which means the default
 
 
-_hints = cache(get_type_hints)  # it compiles every annotation
+type_hints = cache(get_type_hints)  # it compiles every annotation
 
 
 @cache
 def options(cls: type[Any] = TrainConfig) -> Mapping[str, Option]:
     """All settings of a configuration class and its groups, by flat name."""
     found: dict[str, Option] = {}
-    hints = _hints(cls)
+    hints = type_hints(cls)
     for f in dataclasses.fields(cls):
         if is_dataclass(hints[f.name]):
             inner = options(hints[f.name])
@@ -142,7 +142,7 @@ def from_plain(cls: type[C], document: object, where: str = "") -> C:
     """A validated configuration from dictionaries, lists and plain values, as in YAML and JSON."""
     if not isinstance(document, dict):
         raise UserError(f"{where or 'The file'} must contain settings, but it contains {shown(document)}.")
-    hints = _hints(cls)
+    hints = type_hints(cls)
     unknown_setting(document, hints)
     values = {}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # configurations are dataclasses
