@@ -7,8 +7,9 @@ import math
 import re
 import types
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -135,7 +136,13 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path) -> object:
     """The plain values in a YAML file; raises UserError for anything else."""
     with reading(path, "a YAML file"):
-        return yaml.load(read_text(path, _LONGEST), _Loader)
+        return deepcopy(_parsed(read_text(path, _LONGEST)))
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> object:
+    """The values in a YAML text. A run's is read several times, and the parser is slow."""
+    return yaml.load(text, _Loader)
 
 
 def from_plain(cls: type[C], document: object, where: str = "") -> C:
