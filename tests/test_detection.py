@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 pytestmark = pytest.mark.usefixtures("detector", "plain_runs")  # only `detector` has figures and a report
 
 TINY: dict[str, Any] = {
-    "model": "vit_nano8",
+    "model": "vit_w64d2h2m128p8",
     "stem": "conv",
     "img_size": 64,
     "epochs": 4,
