@@ -61,7 +61,7 @@ class Together(nn.Module):
 def vits() -> list[ModelConfig]:
     """Every pool and every position, and every switch."""
     switched = replace(VIT, pos="relative", head="tanh", stem="conv", act="swiglu", registers=2, layer_scale=0.1)
-    return [*(replace(VIT, pool=pool, pos=pos) for pool, pos in zip(POOLS, cycle(POSITIONS))), switched]
+    return [*(replace(VIT, pool=pool, pos=pos) for pool, pos in zip(cycle(POOLS), POSITIONS)), switched]
 
 
 def patterned() -> list[ModelConfig]:
