@@ -44,7 +44,7 @@ def captioned(folder: Path, each: int = 8) -> Path:
 
 
 SETTINGS = {
-    "model": "vit_nano4",
+    "model": "vit_w128d2h4m256p4",
     "img_size": 16,
     "stem": "patch",
     "opt": "adamw",

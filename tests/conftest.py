@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-# The smallest model that trains: 4 tokens per image. With so few, most of a step would be Muon's.
+# The smallest model with a name: 4 tokens per image. With so few, most of a step would be Muon's.
 TINY: dict[str, Any] = {
     "model": "vit_nano4",
     "img_size": 8,
@@ -43,15 +43,21 @@ def _isolated_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny() -> dict[str, Any]:
-    """Settings that train on digits in about a second."""
-    return dict(TINY)
+    """Settings that train on digits in half a second: two narrow blocks."""
+    return TINY | {"model": "vit_w64d2h2m128p4"}
+
+
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers share."""
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    folder = (tmp_path_factory.getbasetemp().parent if parallel else tmp_path_factory.getbasetemp()) / "once"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Path:
     """A worker's own copy of a folder that only one of the workers makes: `make(folder)`."""
-    parallel = "PYTEST_XDIST_WORKER" in os.environ
-    folder = (tmp_path_factory.getbasetemp().parent if parallel else tmp_path_factory.getbasetemp()) / "once" / name
-    folder.parent.mkdir(exist_ok=True)
+    folder = of_all_workers(tmp_path_factory) / name
     done = folder.with_name(f"{name}.done")
     with FileLock(folder.with_name(f"{name}.lock")):
         if not done.exists():
@@ -62,20 +68,25 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _speed_measured_once() -> Iterator[None]:
-    """Exports measure the speed of a model in processes of their own: here once for each kind of file."""
+def _speed_measured_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Exports measure the speed of a model in processes of their own: here once for each kind of file.
+
+    Plans, time budgets and studies measure that of training: here for a moment.
+    """
     from vitrail.runs.speed import measured
 
-    known: dict[str, Any] = {}
-
     def remembered(source: str | Path) -> Any:
-        kind = Path(source).suffix
-        if known.get(kind) is None:
-            known[kind] = measured(source)
-        return known[kind]
+        kind = Path(source).suffix.removeprefix(".safetensors") or ".torch"
+        known = of_all_workers(tmp_path_factory) / f"speed{kind}"
+        with FileLock(f"{known}.lock"):
+            if not known.exists() and (speed := measured(source)) is not None:
+                known.write_bytes(pickle.dumps(speed))
+        return pickle.loads(known.read_bytes()) if known.exists() else None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitrail.export.write.measured", remembered)
+        patch.setattr("vitrail.train.pace._SECONDS", 0.2)
+        patch.setattr("vitrail.studies.cost._MEASURED", 0.05)
         yield
 
 
@@ -199,6 +210,20 @@ def vitrail_says(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any,
         return caught.value.code, out, err
 
     return run
+
+
+@pytest.fixture
+def own_models() -> Iterator[None]:
+    """Forgets the models that a test registers."""
+    from vitrail.models import CONFIGS, FAMILIES
+    from vitrail.models.module import MODULES
+
+    registries: tuple[dict[str, Any], ...] = (FAMILIES, CONFIGS, MODULES)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, content in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(content)
 
 
 @pytest.fixture(scope="session")

@@ -1,42 +1,71 @@
-"""Runs a command that sends itself a signal just before a file takes its place, so that no test races with it.
-
-python tests/stopping.py SIGTERM fold2/last/state.pt 1 train digits --folds 3
-"""
+"""Stops commands in this process at a chosen file, so that no test races with them."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-
-def stop_at(name: str, file: str, count: int) -> None:
-    """Has this process signal itself when a file whose path ends like this is about to be replaced so many times."""
-    replace, left = Path.replace, count
-
-    def stopping(source: Path, target: Path) -> Path:
-        nonlocal left
-        left -= str(target).endswith(file)
-        if left == 0:
-            left = -1
-            os.kill(os.getpid(), signal.Signals[name])
-        return replace(source, target)
-
-    Path.replace = stopping  # type: ignore[method-assign]
+import pytest
 
 
-def stopped(name: str, file: str, count: int, words: list[str]) -> tuple[int, str]:
-    """The exit code and the messages of a command that is stopped so, on one thread."""
-    command = [sys.executable, __file__, name, file, str(count), *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+class Killed(BaseException):
+    """Ends a command in place of SIGKILL."""
 
 
-if __name__ == "__main__":
-    stop_at(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    from vitrail.cli import main
+@contextmanager
+def killed(folder: Path, left: Path, file: str, count: int = 1) -> Iterator[None]:
+    """Ends the command inside when a file whose path ends like this is about to be replaced so many times.
 
-    main(sys.argv[4:])
+    `left` is then a copy of its folder as SIGKILL would have left it: nothing was flushed or tidied up.
+    """
+
+    def kill() -> None:
+        shutil.copytree(folder, left)
+        raise Killed
+
+    with _hooked(file, count, before=kill), pytest.raises(Killed):
+        yield
+
+
+@contextmanager
+def copied(folder: Path, left: Path, file: str, count: int = 1) -> Iterator[None]:
+    """Copies a folder to `left` once such a file was replaced so many times. The command goes on."""
+    with _hooked(file, count, after=lambda: shutil.copytree(folder, left)):
+        yield
+
+
+@contextmanager
+def interrupted(file: str, count: int = 1) -> Iterator[None]:
+    """Sends this process SIGINT, as Ctrl+C does, when such a file is about to be replaced so many times."""
+    with _hooked(file, count, before=lambda: os.kill(os.getpid(), signal.SIGINT)):
+        yield
+
+
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def _hooked(
+    file: str, count: int, before: Callable[[], object] = _nothing, after: Callable[[], object] = _nothing
+) -> Iterator[None]:
+    replace, seen = Path.replace, 0
+
+    def replaced(source: Path, target: Path) -> Path:
+        nonlocal seen
+        seen += (chosen := str(target).endswith(file))
+        now = chosen and seen == count
+        if now:
+            before()
+        result = replace(source, target)
+        if now:
+            after()
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", replaced)
+        yield

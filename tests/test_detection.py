@@ -18,13 +18,16 @@ from torchless import predict_evaluate_and_serve
 
 import vitrail
 from vitrail.data import open_data
+from vitrail.plan.machines import machine
+from vitrail.plan.settings import planned
+from vitrail.plan.trace import Tracer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 pytestmark = pytest.mark.usefixtures("detector", "plain_runs")  # only `detector` has figures and a report
 
 TINY: dict[str, Any] = {
-    "model": "vit_nano8",
+    "model": "vit_w64d2h2m128p8",
     "stem": "conv",
     "img_size": 64,
     "epochs": 4,
@@ -220,7 +223,9 @@ def test_settings_that_do_not_suit_boxes_are_refused(shapes, tmp_path):
             vitrail.train(shapes, out=tmp_path, name="wrong", **(TINY | wrong))
 
 
-def test_a_run_is_planned_with_its_memory(shapes):
-    for head in ("fcos", "detr"):
-        plan = vitrail.plan(data=shapes, device="A100", **(TINY | {"head": head}))
-        assert plan.parameters > 500_000
+def test_a_run_is_planned_with_its_memory(shapes, detector):
+    plan = vitrail.plan(data=shapes, device="A100", **TINY)
+    assert plan.parameters == sum(p.numel() for p in vitrail.load(detector).parameters())
+    assert plan.memory.activations > 0
+    config, data = planned(shapes, None, None, machine("A100"), TINY | {"head": "detr"})
+    assert Tracer(data, gpu=True)(config).operations != plan.operations  # whose loss assigns boxes to objects

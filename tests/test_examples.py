@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from vitrail.models.module import MODULES
-
-pytestmark = pytest.mark.usefixtures("plain_runs")
+pytestmark = pytest.mark.usefixtures("plain_runs", "own_models")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs an example in this process, and returns what it prints."""
 
     def run(name: str, *words: object) -> str:
@@ -28,10 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         return capsys.readouterr().out
 
-    known = dict(MODULES)
-    yield run
-    MODULES.clear()
-    MODULES.update(known)
+    return run
 
 
 def test_multilabel(run):

@@ -60,7 +60,7 @@ REFUSED = [
     "train digits --folds 1 --out new",
     "train digits --teacher nowhere.onnx --out new",
     "pretrain digits --device nonsense --out new",
-    "study positions digits --budget 1s --out new",
+    "study pooling digits --budget 1s --out new",
 ]
 
 

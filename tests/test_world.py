@@ -10,6 +10,8 @@ import vitrail
 from vitrail.train.checkpoint import load_checkpoint
 from vitrail.world import World, world
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 @pytest.fixture
 def join(monkeypatch):

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, habits, options
+from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, habits, options, type_hints
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log_to_console
 from vitrail.verbs import VERBS, takes_part
@@ -171,7 +171,7 @@ def _setting(option: Option) -> Argument:
     many = kind == Floats
     kind = float if many else kind
     about = (metavar or _metavar(kind), option.help, option.default, many)
-    group = _summary(get_type_hints(TrainConfig)[option.group]).rstrip(".") if option.group else ""
+    group = _summary(type_hints(TrainConfig)[option.group]).rstrip(".") if option.group else ""
     return Argument(option.name, kind, *about, bare=option.bare, alias=option.alias, group=group)
 
 

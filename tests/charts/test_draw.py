@@ -72,7 +72,7 @@ def test_confusion_colours_are_shares_of_the_row_even_of_a_row_without_images():
     assert shares.tolist() == [[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize(("classes", "widest"), [(2, 800), (20, 2000), (100, 2300), (1000, 2300)])
+@pytest.mark.parametrize(("classes", "widest"), [(2, 800), (20, 2000), (1000, 2300)])
 def test_confusion_of_few_and_many_classes_fits_a_screen(classes: int, widest: int, tmp_path: Path):
     figure = draw(confusion_of([f"class {i}" for i in range(classes)]))
     axes = figure.axes[0]

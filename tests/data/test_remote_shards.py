@@ -27,6 +27,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.shards import cache, fetch, split
 from vitrail.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "streaming.py"
 IMAGES, SHARDS = 960, 48
 

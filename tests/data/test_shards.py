@@ -22,6 +22,8 @@ from vitrail.data.preprocess import Preprocess
 from vitrail.data.shards import index
 from vitrail.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path_factory):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -52,15 +50,3 @@ def test_a_name_that_is_taken_is_refused(name, configs):
     with pytest.raises(UserError, match="There already is a model"):
         models.register(name, OddConfig, Odd, configs)
     assert "odd" not in models.FAMILIES
-
-
-def test_nobody_else_asks_which_family_a_model_is():
-    """Outside `models/` and `weights/` no family is imported: a model says itself what it can do."""
-    package = Path(models.__file__).parents[1]
-    kinds = {kind.__name__ for pair in models.FAMILIES.values() for kind in pair}
-    for path in package.rglob("*.py"):
-        if path.relative_to(package).parts[0] in ("models", "weights"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                assert not kinds & {alias.name for alias in node.names}, path

@@ -16,7 +16,7 @@ from vitrail.models.swin import SwinConfig
 from vitrail.models.vit import ViTConfig
 from vitrail.plan.machines import Machine
 from vitrail.plan.settings import planned
-from vitrail.plan.trace import trace
+from vitrail.plan.trace import Trace, Tracer
 from vitrail.tasks.objective import Batch
 from vitrail.train.optim import build_optimizers
 from vitrail.train.prepare import model_config
@@ -49,6 +49,10 @@ def _tiny_models(monkeypatch):
 def resolved(model: str, side: int = 32, **settings: object) -> tuple[TrainConfig, Data]:
     asked = {"model": model, "img_size": side, "recipe": "small", "device": "cpu", "amp": "off", **settings}
     return planned(5000, 10, None, HERE, asked)
+
+
+def trace(config: TrainConfig, data: Data) -> Trace:
+    return Tracer(data)(config)
 
 
 def really_saved(config: TrainConfig, data: Data) -> tuple[int, int, int]:

@@ -39,7 +39,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny: dict[str, Any]) -> Path:
             name = f"\"><script>window.hacked=3<'{i}.png".replace("/", "")
             Image.fromarray((images[i].reshape(8, 8) * 15).astype(np.uint8)).save(folder / name)
             writer.writerow([name, CLASSES[labels[i]]])
-    run = vitrail.train(folder / "digits.csv", out=folder, name="a run", task="multiclass", **(tiny | {"epochs": 2}))
+    how = tiny | {"model": "vit_w32d2h2m64p4", "epochs": 2, "task": "multiclass"}
+    run = vitrail.train(folder / "digits.csv", out=folder, name="a run", **how)
     vitrail.report(run)
     return run
 

@@ -23,9 +23,10 @@ TASK = Multiclass(("a", "b", "c"))
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty cache folder, and no patience: the first batch is followed by a speed test."""
+    """An empty cache folder, and no patience: the first batch is followed by a speed test, a short one."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fastest, "_PATIENCE", 0.0)
+    monkeypatch.setattr(fastest, "_SECONDS", 0.1)
     return tmp_path / "cache" / "engines.json"
 
 
@@ -61,6 +62,12 @@ def only(monkeypatch, **programs: Program) -> None:
         monkeypatch.setitem(PROGRAMS, name, replace(PROGRAMS[name], available=lambda: False))
     for name, program in programs.items():
         monkeypatch.setitem(PROGRAMS, name, program)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """One engine, which takes no time to build: where the choice is not the point."""
+    only(monkeypatch, packed=made(lambda module, images: module(images)))
 
 
 def costs_nothing(cache) -> None:
@@ -133,6 +140,7 @@ def test_a_remembered_engine_must_still_be_safe(cache, run, monkeypatch):
     assert "The engine packed is not used" in said
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "\xff\x00"])
 def test_a_damaged_cache_is_replaced(cache, run, content):
     cache.parent.mkdir()
@@ -142,6 +150,7 @@ def test_a_damaged_cache_is_replaced(cache, run, content):
     assert result["engine"] == name
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("entry", [1, {}, {"engine": "warp", "speed": 2.0, "cost": 0.0}, {"engine": "packed"}])
 def test_a_damaged_entry_is_replaced(cache, run, entry):
     run()
@@ -151,6 +160,7 @@ def test_a_damaged_entry_is_replaced(cache, run, entry):
     assert result["engine"] == name
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_unwritable_cache_does_not_stop_the_job(tmp_path, run, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "file" / "cache"))
@@ -168,6 +178,7 @@ def test_without_a_result_a_job_waits(cache, model, monkeypatch):
     assert not cache.exists()
 
 
+@pytest.mark.usefixtures("quick")
 def test_results_depend_on_the_architecture_and_the_batch_size(cache, model):
     other = randomise(build(TINY["swin"])).eval()
     with torch.inference_mode():

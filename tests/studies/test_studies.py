@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import runpy
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from stopping import killed
 
 import vitrail
 from vitrail import UserError
@@ -45,13 +43,9 @@ def tiny(lab):
     return Findings([Claim("it runs", f"{sum(tuned(tuned=1)):.3f}", "agrees")], [chart], ["Small."])
 
 
-def add_tiny():
-    register("tiny", question="Does it run?", paper="no figure", fair="images")(tiny)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _tiny_study():
-    add_tiny()
+    register("tiny", question="Does it run?", paper="no figure", fair="images")(tiny)
     yield
     del STUDIES["tiny"]
 
@@ -116,15 +110,9 @@ def test_the_result_is_json_figures_and_a_page(whole):
 
 
 def test_a_kill_in_the_middle_changes_nothing(whole, tmp_path):
-    folder = tmp_path / "killed"
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:3]; import test_studies, vitrail; from stopping import stop_at; "
-        "stop_at('SIGKILL', 'model.safetensors', 2); test_studies.add_tiny(); "
-        "vitrail.study('tiny', 'digits', out=sys.argv[3], **test_studies.SHORT)"
-    )
-    here = Path(__file__).parent
-    child = subprocess.run([sys.executable, "-c", code, here, here.parent, folder], check=False)
-    assert child.returncode == -signal.SIGKILL
+    folder = tmp_path / "left"
+    with killed(tmp_path / "killed", folder, "model.safetensors", 2):
+        vitrail.study("tiny", "digits", out=tmp_path / "killed", **SHORT)
     assert len(list(folder.glob("records/*.json"))) == 1
     vitrail.study("tiny", "digits", out=folder, **SHORT)
     assert (folder / "study.json").read_bytes() == (whole.folder / "study.json").read_bytes()

@@ -8,7 +8,7 @@ import statistics
 
 import numpy as np
 import pytest
-from stopping import stopped
+from stopping import interrupted
 
 import vitrail
 from vitrail.cli import main
@@ -109,9 +109,10 @@ def test_a_fold_is_evaluated_on_the_images_that_it_did_not_learn(straight, tmp_p
         )
 
 
-def test_folds_that_were_stopped_go_on_and_end_the_same(straight, tmp_path, small):
+def test_folds_that_were_stopped_go_on_and_end_the_same(straight, tmp_path, small, vitrail_says):
     run = tmp_path / "cv"
-    code, said = stopped("SIGINT", "fold2/last/state.pt", 1, words(run, small))
+    with interrupted("fold2/last/state.pt"):
+        code, _, said = vitrail_says(*words(run, small))
     assert code == 130
     assert f"vitrail train --resume {run}\n" in said
     assert list(json.loads((run / "folds.json").read_text())["folds"]) == ["1"]

@@ -12,6 +12,8 @@ import vitrail
 from vitrail.runs.run import Run
 from vitrail.train import start
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_training_saves_and_stops(tiny, tmp_path, number):

@@ -15,6 +15,8 @@ from vitrail.errors import UserError
 from vitrail.train import loggers
 from vitrail.train.loggers import check_loggers
 
+pytestmark = pytest.mark.usefixtures("plain_runs")
+
 # In a process of its own: the clients start threads and services that outlive a test.
 TRAIN = """
 import sys, vitrail

@@ -45,9 +45,8 @@ def groups_of(model, optimizers):
 
 @every_model
 @every_optimiser
-@pytest.mark.parametrize("pretrained", [False, True])
-def test_every_parameter_is_in_exactly_one_group(config, opt, pretrained):
-    model = build(config)
+def test_every_parameter_is_in_exactly_one_group(config, opt):
+    model, pretrained = build(config), config is SMALL
     found = groups_of(model, build_optimizers(model, replace(OPTIM, opt=opt, layer_decay=0.8), pretrained))
     assert found.keys() == {name for name, _ in model.named_parameters()}
     assert {len(homes) for homes in found.values()} == {1}

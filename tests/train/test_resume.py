@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import pickle
+import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from stopping import stopped
+from stopping import interrupted, killed
 
 import vitrail
 from vitrail.cli import main
@@ -124,17 +124,20 @@ def test_the_run_to_compare_with_is_worth_it(straight):
     assert any(not torch.equal(state["model"][name], value) for name, value in state["kept"].items())
 
 
-def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path):
-    run = tmp_path / "run"
+def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path, vitrail_says):
+    first, second, run = tmp_path / "first", tmp_path / "second", tmp_path / "third"
 
     # Before there is a checkpoint, and in the middle of an epoch.
-    for checkpoint, words in ((1, begin(run)), (3, command("--resume", run))):
-        code, said = stopped("SIGKILL", "state.pt", checkpoint, words)
-        assert code == -signal.SIGKILL, said
+    with killed(first, second, "state.pt"):
+        main(begin(first))
+    assert load_checkpoint(second, "cpu") is None
+    with killed(second, run, "state.pt", 3):
+        main(command("--resume", second))
     assert load_checkpoint(run, "cpu")["progress"]["step"] == 2
 
     # Politely: it saves at the end of the step, and says how to go on.
-    code, said = stopped("SIGINT", "state.pt", 2, command("--resume", run))
+    with interrupted("state.pt", 2):
+        code, _, said = vitrail_says(*command("--resume", run))
     assert code == 130
     assert f"vitrail train --resume {run}" in said
     assert "Traceback" not in said
@@ -323,51 +326,56 @@ def test_a_checkpoint_replaces_the_one_before(tmp_path):
     assert [path.name for path in checkpoint_path(tmp_path).parent.iterdir()] == ["state.pt"]
 
 
-# A file that grows beyond the limit fails as on a full disk: the system writes what fits, then refuses.
-FULL = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-
-
-def run_full(code, limit):
-    words = [sys.executable, "-c", FULL.format(limit=limit) + code]
-    return subprocess.run(words, capture_output=True, text=True)
-
-
-def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
-    pytest.importorskip("resource")
-    save_checkpoint(tmp_path, {"good": torch.arange(5)})
-    code = f"""
+# A file that grows beyond the limit fails as on a full disk: the system writes what fits, then refuses. The process
+# imports torch once, and forks for each case.
+FULL = """
+import os, resource, sys
 from pathlib import Path
 import torch
-from vitrail.errors import UserError
-from vitrail.train.checkpoint import save_checkpoint
-try:
-    save_checkpoint(Path({str(tmp_path)!r}), {{"large": torch.zeros(100_000)}})
-except UserError as error:
-    print(error)
+import vitrail.train.checkpoint, vitrail.verbs.train
+from vitrail.cli import main
+
+def save(run):
+    vitrail.train.checkpoint.save_checkpoint(Path(run), {"large": torch.zeros(100_000)})
+
+def train(run):
+    words = "--epochs 0.2 --batch-size 256 --model vit_nano4 --img-size 8 --name".split()
+    main(["train", "digits", *words, Path(run).name, "--out", str(Path(run).parent)])
+
+for what, run, limit in zip(*3 * [iter(sys.argv[1:])]):
+    if child := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(f"{what} ended with {code}", file=sys.stderr, flush=True)
+        continue
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    globals()[what](run)
+    break
 """
-    answer = run_full(code, 100_000)
-    assert answer.returncode == 0, answer.stderr
-    assert f"Could not write {checkpoint_path(tmp_path)}: File too large." in answer.stdout
-    assert torch.equal(load_checkpoint(tmp_path, "cpu")["good"], torch.arange(5))
-    assert [path.name for path in checkpoint_path(tmp_path).parent.iterdir()] == ["state.pt"]
 
 
-@pytest.mark.parametrize(
-    ("limit", "file", "sentence"),
-    [
-        (100, "config.yaml", "The run folder {run} cannot be created: File too large."),
-        (1_000_000, "model.safetensors", "Could not write {run}/model.safetensors: File too large."),
-    ],
-)
-def test_training_on_a_full_disk_ends_with_one_sentence(tmp_path, limit, file, sentence):
+def test_a_full_disk_ends_with_one_sentence_and_leaves_the_earlier_checkpoint(tmp_path):
     pytest.importorskip("resource")
-    run = tmp_path / "run"
-    words = ["train", "digits", "--out", str(tmp_path), "--name", "run", "--epochs", "0.2", "--batch-size", "256"]
-    words += ["--model", "vit_nano4", "--img-size", "8"]
-    answer = run_full(f"from vitrail.cli import main; main({words!r})", limit)
-    assert answer.returncode == 2, answer.stderr
-    assert answer.stderr.splitlines()[-1].startswith(f"vitrail: {sentence.format(run=run)}")
-    assert "Traceback" not in answer.stderr
+    saved, none, begun = tmp_path / "saved", tmp_path / "none", tmp_path / "begun"
+    save_checkpoint(saved, {"good": torch.arange(5)})
+    cases = (("save", saved, 100_000), ("train", none, 100), ("train", begun, 1_000_000))
+    words = [str(word) for case in cases for word in case]
+    said = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=True).stderr
+    saving, creating, writing, end = re.split(r"^\w+ ended with (?:1|2)\n", said, flags=re.M)
+    assert end == ""
+
+    assert saving.splitlines()[-1].startswith(
+        f"vitrail.errors.UserError: Could not write {checkpoint_path(saved)}: File too large."
+    )
+    assert torch.equal(load_checkpoint(saved, "cpu")["good"], torch.arange(5))
+    assert [path.name for path in checkpoint_path(saved).parent.iterdir()] == ["state.pt"]
+
+    for told, sentence in (
+        (creating, f"The run folder {none} cannot be created: File too large."),
+        (writing, f"Could not write {begun}/model.safetensors: File too large."),
+    ):
+        assert told.splitlines()[-1].startswith(f"vitrail: {sentence}")
+        assert "Traceback" not in told
     assert leftovers(tmp_path) == []
-    assert not (run / file).exists()
-    assert run.exists() == (file != "config.yaml")  # what never began leaves nothing behind
+    assert not none.exists()  # what never began leaves nothing behind
+    assert begun.exists()
+    assert not (begun / "model.safetensors").exists()

@@ -258,7 +258,7 @@ def test_a_survey_says_what_inspecting_says(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory) -> Path:
+def judge(tmp_path_factory, plain_runs) -> Path:  # noqa: ARG001
     """A run that knows digits well, in a few seconds."""
     out = tmp_path_factory.mktemp("runs")
     return vitrail.train("digits", out=out, name="judge", model="vit_nano4", img_size=8, stem="patch", epochs=4)

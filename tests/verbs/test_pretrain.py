@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from peers import identical
 from PIL import Image
 from safetensors.torch import load_file
+from stopping import copied
 
 import vitrail
 from vitrail.data import open_data
@@ -20,7 +17,15 @@ from vitrail.tasks import METHODS
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
-QUICK = {"epochs": 2, "batch_size": 64, "workers": 1, "device": "cpu"}
+QUICK = {
+    "model": "vit_nano4",
+    "img_size": 8,
+    "stem": "patch",
+    "opt": "adamw",
+    "epochs": 2,
+    "batch_size": 64,
+    "workers": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +40,12 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, digits):
-    """A run of every method on digits, without their labels."""
-    out = tmp_path_factory.mktemp("runs")
-    return {
-        method: vitrail.pretrain(digits, method=method, out=out, name=method, probe=digits, **QUICK)
-        for method in METHODS
-    }
+    """A run of every method on digits, without their labels, and beside it what a kill after its first epoch leaves."""
+    out, found = tmp_path_factory.mktemp("runs"), {}
+    for method in METHODS:
+        with copied(out / method, out / f"{method}-killed", "last/state.pt"):
+            found[method] = vitrail.pretrain(digits, method=method, out=out, name=method, probe=digits, **QUICK)
+    return found
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -60,38 +65,16 @@ def test_every_method_leaves_a_headless_model(runs, method):
     assert run.decoder_file.exists()
 
 
-KILL = """
-import os, signal, sys
-from vitrail.train.journal import Journal
-step = Journal.step
-def killing(self, progress, schedule):
-    step(self, progress, schedule)
-    if progress.step == schedule.per_epoch + 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-Journal.step = killing
-from vitrail.cli import main
-main(sys.argv[1:])
-"""
-
-
 @pytest.mark.parametrize("method", ["mae", "dino", "lejepa"])  # a decoder; a teacher and its centre; BatchNorm
-def test_killed_runs_resume_to_the_bit(method, runs, digits, tmp_path):
-    """A run killed in its second epoch ends with the weights of an undisturbed one."""
-    settings = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
-    words = ["pretrain", str(digits), "--method", method, *settings, "--out", str(tmp_path), "--name", "killed"]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILL, *words, "--probe", str(digits)], capture_output=True, text=True, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert len(Run(tmp_path / "killed").history) == 1
-    vitrail.pretrain(resume=tmp_path / "killed")
+def test_killed_runs_resume_to_the_bit(method, runs):
+    """A run killed after its first epoch ends with the weights of an undisturbed one."""
+    killed = runs[method].path.with_name(f"{method}-killed")
+    assert len(Run(killed).history) == 1
+    vitrail.pretrain(resume=killed)
     for name in ("model.safetensors", "decoder.safetensors"):
-        assert identical(load_file(runs[method] / name), load_file(tmp_path / "killed" / name))
+        assert identical(load_file(runs[method] / name), load_file(killed / name))
     timed = {"seconds", "wait"}
-    rows = [
-        [{k: row[k] for k in row.keys() - timed} for row in Run(run).history]
-        for run in (runs[method], tmp_path / "killed")
-    ]
+    rows = [[{k: row[k] for k in row.keys() - timed} for row in Run(run).history] for run in (runs[method], killed)]
     assert rows[0] == rows[1]
 
 

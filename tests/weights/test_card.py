@@ -34,8 +34,6 @@ card = read_card(Path({str(path)!r}))
 assert card.classes == ("a", "b") and card.preprocess.img_size == (8, 8)
 card.to_json()
 assert "torch" not in sys.modules
-assert card.config.classes == 2
-assert "torch" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -16,6 +16,7 @@ from vitrail.config.options import (
     save_yaml,
     to_plain,
     to_yaml,
+    type_hints,
     unknown_setting,
 )
 from vitrail.config.settings import (
@@ -81,5 +82,6 @@ __all__ = [
     "save_yaml",
     "to_plain",
     "to_yaml",
+    "type_hints",
     "unknown_setting",
 ]

@@ -6,7 +6,10 @@ import dataclasses
 import math
 import re
 import types
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, is_dataclass
+from functools import cache, lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -38,10 +41,14 @@ class Option:
     bare: bool  # its flag may be given without a value, which means the default
 
 
-def options(cls: type[Any] = TrainConfig) -> dict[str, Option]:
+type_hints = cache(get_type_hints)  # it compiles every annotation
+
+
+@cache
+def options(cls: type[Any] = TrainConfig) -> Mapping[str, Option]:
     """All settings of a configuration class and its groups, by flat name."""
     found: dict[str, Option] = {}
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     for f in dataclasses.fields(cls):
         if is_dataclass(hints[f.name]):
             inner = options(hints[f.name])
@@ -129,14 +136,20 @@ class _Loader(yaml.SafeLoader):
 def read_yaml(path: Path) -> object:
     """The plain values in a YAML file; raises UserError for anything else."""
     with reading(path, "a YAML file"):
-        return yaml.load(read_text(path, _LONGEST), _Loader)
+        return deepcopy(_parsed(read_text(path, _LONGEST)))
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> object:
+    """The values in a YAML text. A run's is read several times, and the parser is slow."""
+    return yaml.load(text, _Loader)
 
 
 def from_plain(cls: type[C], document: object, where: str = "") -> C:
     """A validated configuration from dictionaries, lists and plain values, as in YAML and JSON."""
     if not isinstance(document, dict):
         raise UserError(f"{where or 'The file'} must contain settings, but it contains {shown(document)}.")
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     unknown_setting(document, hints)
     values = {}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # configurations are dataclasses

@@ -14,7 +14,7 @@ from vitrail.data import Data
 from vitrail.errors import UserError
 from vitrail.models import macs, parameters
 from vitrail.plan.machines import UTILISATION, Machine
-from vitrail.plan.trace import Trace, trace
+from vitrail.plan.trace import Trace, Tracer
 from vitrail.progress import log
 from vitrail.train.pace import images_per_second
 from vitrail.train.prepare import model_config
@@ -111,7 +111,8 @@ def make_plan(
     """The plan of a resolved configuration. Nothing of it is trained; a device of this machine is measured briefly."""
     _check(config, machine, utilisation, price, watts)
     architecture = model_config(config, data.task)
-    traced = trace(config, data, gpu=_is_gpu(machine))
+    trace = Tracer(data, gpu=_is_gpu(machine))
+    traced = trace(config)
     rate, basis = _rate(config, data, machine, traced, utilisation)
     val = len(data.splits["val"]) / 3 if "val" in data.splits else 0  # a forward pass is a third of a step
     images = len(data.splits["train"])
@@ -126,7 +127,7 @@ def make_plan(
         operations=traced.operations,
         variants=(
             _variant("", traced, config, machine),
-            *_variants(config, data, machine, traced),
+            *_variants(config, data, machine, trace),
         ),
         rate=rate,
         basis=basis,
@@ -211,12 +212,11 @@ def _variant(change: str, traced: Trace, config: TrainConfig, machine: Machine, 
     return Variant(change, memory, largest_batch(traced, machine, shard), memory.total <= USABLE * machine.memory)
 
 
-def _variants(config: TrainConfig, data: Data, machine: Machine, traced: Trace) -> Iterator[Variant]:
+def _variants(config: TrainConfig, data: Data, machine: Machine, trace: Tracer) -> Iterator[Variant]:
     """The run with other settings that change its memory."""
 
     def other(change: str, settings: dict[str, object]) -> Variant:
-        changed = override(config, settings)
-        return _variant(change, trace(changed, data, gpu=_is_gpu(machine)), config, machine)
+        return _variant(change, trace(override(config, settings)), config, machine)
 
     half = "bf16" if "bf16" in machine.peak or not machine.peak else "fp16"
     if config.run.amp == "off":
@@ -226,7 +226,7 @@ def _variants(config: TrainConfig, data: Data, machine: Machine, traced: Trace) 
     if not config.run.grad_checkpointing:
         yield other("--grad-checkpointing", {"grad_checkpointing": True})
     if machine.count > 1 and config.run.shard == "off":
-        yield _variant("--shard full", traced, config, machine, "full")
+        yield _variant("--shard full", trace(config), config, machine, "full")
     tuned = config.transfer.freeze is not None or config.transfer.lora_rank
     if data.task.labelled and not tuned:
         with suppress(UserError):  # without attention

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,8 @@ from vitrail.train.prepare import model_config
 from vitrail.train.recompute import recompute_activations
 from vitrail.train.transfer import set_learning, set_mode
 
-_UNTUNED: dict[str, object] = {"freeze": None, "lora_rank": 0}
+_WHOLE: dict[str, object] = {"grad_checkpointing": False}
+_UNTUNED: dict[str, object] = {"freeze": None, "lora_rank": 0, "lora_alpha": 0.0}
 _BATCHES = (2, 4)  # sizes traced; saved bytes are a linear function of the batch size
 
 
@@ -65,24 +67,40 @@ class Trace:
         return self.kept(images) + working if self.checkpointed else max(self.kept(images), working)
 
 
-def trace(config: TrainConfig, data: Data, *, gpu: bool = False) -> Trace:
-    """Traces a training step. For a GPU, attention is in half precision; on a CPU it stays in fp32."""
-    few, many = (_Step(config, data, gpu, size) for size in _BATCHES)
-    kept, operations = _line(few.saved.total, many.saved.total), few.backward()
-    if config.run.grad_checkpointing:
-        kept = _line(*(_Step(config, data, gpu, size, checkpointed=True).saved.total for size in _BATCHES))
-        operations += few.forward
-    parts = [few, many]
-    if _tuned(config):  # a frozen stage saves nothing, but it computes
-        parts = [_Step(override(config, _UNTUNED), data, gpu, size) for size in _BATCHES]
-    return Trace(
-        **few.sizes,
-        optimizer=few.optimizer_state(),
-        kept=kept,
-        stages=tuple(map(_line, *(step.saved.stages for step in parts))),
-        operations=operations / _BATCHES[0],
-        checkpointed=config.run.grad_checkpointing,
-    )
+class Tracer:
+    """Traces runs on the same data. Steps that several runs share are traced once.
+
+    For a GPU, attention is in half precision; on a CPU it stays in fp32.
+    """
+
+    def __init__(self, data: Data, *, gpu: bool = False):
+        self._data, self._gpu = data, gpu
+        self._known: dict[tuple[TrainConfig, int], _Step] = {}
+
+    def __call__(self, config: TrainConfig) -> Trace:
+        """Traces a training step."""
+        few, many = self._steps(override(config, _WHOLE))
+        kept, operations = _line(few.saved.total, many.saved.total), few.operations
+        if config.run.grad_checkpointing:
+            kept = _line(*(step.saved.total for step in self._steps(config)))
+            operations += few.forward
+        # A frozen stage saves nothing, but it computes.
+        parts = self._steps(override(config, _WHOLE | _UNTUNED)) if _tuned(config) else [few, many]
+        return Trace(
+            **few.sizes,
+            optimizer=few.optimizer,
+            kept=kept,
+            stages=tuple(map(_line, *(step.saved.stages for step in parts))),
+            operations=operations / _BATCHES[0],
+            checkpointed=config.run.grad_checkpointing,
+        )
+
+    def _steps(self, config: TrainConfig) -> list[_Step]:
+        """A step of each of the batch sizes."""
+        for size in _BATCHES:
+            if (config, size) not in self._known:
+                self._known[config, size] = _Step(config, self._data, self._gpu, size)
+        return [self._known[config, size] for size in _BATCHES]
 
 
 def _tuned(config: TrainConfig) -> bool:
@@ -98,7 +116,7 @@ def _line(few: float, many: float) -> Linear:
 class _Step:
     """A training step with a batch of `images`: the forward pass, and on demand the rest."""
 
-    def __init__(self, config: TrainConfig, data: Data, gpu: bool, images: int, checkpointed: bool = False):
+    def __init__(self, config: TrainConfig, data: Data, gpu: bool, images: int):
         with torch.device("meta"):
             model = build(model_config(config, data.task))
             if _tuned(config):
@@ -109,7 +127,7 @@ class _Step:
         with self._mode:
             modules = _modules(objective)
             _fake(modules)
-            if checkpointed:
+            if config.run.grad_checkpointing:
                 recompute_activations(model)
             set_mode(model)
             added = list(objective.added().values())
@@ -124,13 +142,15 @@ class _Step:
                 self._loss = objective(_batch(config, data, images))["loss"]
         self.forward = counter.get_total_flops()
 
-    def backward(self) -> float:
-        """The operations of the whole step."""
+    @cached_property
+    def operations(self) -> float:
+        """Of the whole step."""
         with self._mode, FlopCounterMode(display=False) as counter:
             torch.autograd.backward(self._loss)
         return self.forward + counter.get_total_flops()
 
-    def optimizer_state(self) -> int:
+    @cached_property
+    def optimizer(self) -> int:
         """The bytes of the optimisers' state after a step."""
         with self._mode:
             return _state_bytes(self._optimizers)

@@ -16,7 +16,7 @@ from vitrail.train.prepare import make_card, prepare, preprocessing
 from vitrail.train.recompute import recompute_activations
 from vitrail.train.setup import autocast
 
-_SECONDS = 2
+_SECONDS = 2.0
 
 
 def images_per_second(
@@ -24,9 +24,10 @@ def images_per_second(
     data: Data,
     custom: Custom = NOTHING,
     batch_size: int | None = None,
-    seconds: float = _SECONDS,
+    seconds: float | None = None,
 ) -> float:
-    """Approximate training speed: optimiser steps on blank images for some seconds."""
+    """Approximate training speed: optimiser steps on blank images for some seconds, by default two."""
+    seconds = _SECONDS if seconds is None else seconds
     model, _ = prepare(config, data, custom)
     device, size, targets = config.run.device, batch_size or config.optim.batch_size, data.splits["train"].targets
     objective = make_card(config, data, model).task.objective(model.to(device), config, targets).to(device)
