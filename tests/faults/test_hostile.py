@@ -22,7 +22,7 @@ from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
 from vitrail.data.images import UnreadableImage, read_image
 from vitrail.errors import UserError
-from vitrail.runs.exported import exported_card
+from vitrail.runs.exported import ExportedModel, exported_card
 from vitrail.runs.run import Run
 from vitrail.train.checkpoint import load_checkpoint, save_checkpoint
 from vitrail.train.config_file import read_settings
@@ -341,6 +341,16 @@ def test_weights_outside_an_onnx_file(exported, tmp_path, place):
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(UserError, match=r"may have weights only in model\.onnx\.data"):
         exported_card(folder / "model.onnx")
+
+
+def test_weights_beside_an_onnx_file_are_part_of_its_fingerprint(exported, tmp_path):
+    file = Path(shutil.copy(exported.file, tmp_path / "a.onnx"))
+    found = set()
+    for content in (None, b"1", b"2"):
+        if content is not None:
+            file.with_name("a.onnx.data").write_bytes(content)
+        found.add(ExportedModel(file).fingerprint())
+    assert len(found) == 3
 
 
 @pytest.mark.parametrize("damage", ["classes", "deep", "nan"])

@@ -22,6 +22,7 @@ from vitrail.studies.execute import Folder, of_part, prepare
 from vitrail.studies.ladders import FAMILIES
 from vitrail.studies.sets import cut
 from vitrail.studies.study import STUDIES, Claim, Findings, listed, register
+from vitrail.verbs.study import _removed_if_refused
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
@@ -207,6 +208,18 @@ def test_data_that_is_too_small(tmp_path):
         vitrail.study("pooling", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
     with pytest.raises(UserError, match="needs 4 classes, but few has 3"):
         vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
+
+
+def test_a_refused_study_removes_only_what_is_its_own(tmp_path):
+    with pytest.raises(UserError), _removed_if_refused(tmp_path / "studies" / "one"):
+        (tmp_path / "studies" / "one" / "data").mkdir(parents=True)
+        (tmp_path / "studies" / "other").mkdir()  # that another process has begun
+        raise UserError("")
+    assert [path.name for path in (tmp_path / "studies").iterdir()] == ["other"]
+    with pytest.raises(UserError), _removed_if_refused(tmp_path / "a" / "b"):
+        (tmp_path / "a" / "b").mkdir(parents=True)
+        raise UserError("")
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_folder_of_images_becomes_tables(digits, tmp_path):

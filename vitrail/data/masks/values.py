@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from vitrail.data.masks.raw import COLOUR, MaskFile, RawMask
 from vitrail.data.masks.raw import Values as RawValues
 from vitrail.data.pixels import UnreadableImage
 from vitrail.errors import UserError, shortlist
-from vitrail.files import write_text
+from vitrail.files import ANNOTATIONS, read_json, write_text
 from vitrail.progress import track
 from vitrail.tasks.mask_scores import IGNORE
 
@@ -113,10 +114,10 @@ def survey(masks: Sequence[RawMask]) -> list[Seen | str]:
         kinds = "".join(f"{mask.colours:d}{mask.turn}" for mask in masks if isinstance(mask, MaskFile))
         key = hashlib.blake2b(f"{_VERSION} {files_version(files)} {kinds}".encode(), digest_size=16).hexdigest()
         memory = cache_folder() / "masks" / f"{key}.json"
-        try:
-            return [_recalled(each) for each in json.loads(memory.read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # not there yet, or damaged
+        with suppress(Exception):  # not there yet, or damaged
+            known: list[Seen | str] = [_recalled(each) for each in read_json(memory, most=ANNOTATIONS)]
+            if len(known) == len(masks):
+                return known
 
     def look(mask: RawMask) -> Seen | str:
         try:
@@ -128,11 +129,9 @@ def survey(masks: Sequence[RawMask]) -> list[Seen | str]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(track(pool.map(look, masks), "reading masks", total=len(masks), unit="mask"))
     if memory is not None and not any(isinstance(each, str) for each in found):
-        try:
+        with suppress(OSError, UserError):  # a full or read-only disk: they are read again
             memory.parent.mkdir(parents=True, exist_ok=True)
             write_text(memory, json.dumps([[*each.size, list(each.pixels.items())] for each in found]))  # type: ignore[union-attr]
-        except OSError:
-            pass  # they are read again
     return found
 
 
