@@ -163,7 +163,7 @@ def test_wrong_questions_get_a_reason(service, files, path, params, status, code
 
 
 def test_an_unknown_parameter_is_answered_with_the_known_ones(service, photo):
-    for params, hint in (({"tops": 3}, "Did you mean 'top'?"), ({"x": 1}, "There are model, top, scores,")):
+    for params, hint in (({"tops": 3}, "Did you mean 'top'?"), ({"x": 1}, "The parameters are model, top, scores,")):
         assert hint in service.post("/predict", photo, **params).json()["error"]["message"]
     assert service.get("/model", name="file").status_code == 422
     assert service.get("/health", now=17).status_code == 200  # a probe may add what it likes

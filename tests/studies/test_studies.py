@@ -210,16 +210,20 @@ def test_data_that_is_too_small(tmp_path):
         vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
 
 
-def test_a_refused_study_removes_only_what_is_its_own(tmp_path):
-    with pytest.raises(UserError), _removed_if_refused(tmp_path / "studies" / "one"):
-        (tmp_path / "studies" / "one" / "data").mkdir(parents=True)
-        (tmp_path / "studies" / "other").mkdir()  # that another process has begun
-        raise UserError("")
-    assert [path.name for path in (tmp_path / "studies").iterdir()] == ["other"]
-    with pytest.raises(UserError), _removed_if_refused(tmp_path / "a" / "b"):
-        (tmp_path / "a" / "b").mkdir(parents=True)
-        raise UserError("")
-    assert not (tmp_path / "a").exists()
+@pytest.mark.parametrize("others", [(), ("other",)])
+def test_a_refused_study_removes_only_what_is_its_own(tmp_path, others):
+    studies = tmp_path / "studies"
+
+    def refused() -> None:
+        with _removed_if_refused(studies / "own"):
+            for name in ("own", *others):  # another process has begun a study there, too
+                (studies / name / "data").mkdir(parents=True)
+            raise UserError("refused")
+
+    with pytest.raises(UserError, match="refused"):
+        refused()
+    assert [path.name for path in tmp_path.rglob("*/data")] == ["data"] * len(others)
+    assert studies.exists() == bool(others)
 
 
 def test_a_folder_of_images_becomes_tables(digits, tmp_path):

@@ -91,10 +91,9 @@ def _routes(max_images: int) -> APIRouter:
 async def _check_parameters(request: Request) -> None:
     """Raises ApiError for parameters that a route does not have: a misspelled one would be ignored."""
     known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
-    for name in request.query_params:
-        if name not in known:
-            hint = nearest(name, known) or f" There are {', '.join(known)}."
-            raise ApiError(422, "bad_parameter", f"There is no parameter '{name[:100]}'.{hint}")
+    for name in (name[:100] for name in request.query_params if name not in known):
+        hint = nearest(name, known) or f" The parameters are {', '.join(known)}."
+        raise ApiError(422, "bad_parameter", f"There is no parameter '{name}'.{hint}")
 
 
 async def predict(
