@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import sys
 import tarfile
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pyarrow.parquet
 import tifffile
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import boxes_made
@@ -206,14 +207,7 @@ def _models(home: Path, whole: bool) -> None:
     (home / "weights-hf/model.json").unlink()  # so that the files of Hugging Face are read
     torch.save(model.state_dict(), home / "weights-pth/model.pth")
     write_card(home / "weights-pth/model.json", card)  # the tensors do not show the number of heads
-    (home / "weights-sharded").mkdir()
-    parts: dict[str, dict[str, torch.Tensor]] = {}
-    for number, (name, value) in enumerate(plain.state_dict().items()):
-        parts.setdefault(f"model-{number % 2 + 1:05}-of-00002.safetensors", {})[name] = value.contiguous()
-    for file, tensors in parts.items():
-        save_file(tensors, home / "weights-sharded" / file)
-    listed = {"weight_map": {name: file for file, tensors in parts.items() for name in tensors}}
-    (home / "weights-sharded/model.safetensors.index.json").write_text(json.dumps(listed))
+    _sharded(home / "weights-hf", home / "weights-sharded")
     if not whole:
         return
     (home / "search").mkdir()
@@ -225,6 +219,17 @@ def _models(home: Path, whole: bool) -> None:
     for name, end in EXPORTS.items():
         vitrail.export(trained.path, out=home / name / f"model.{end}", format=name)  # type: ignore[arg-type]
     vitrail.export(home / "run-pairs", out=home / "onnx-pairs/model.onnx")
+
+
+def _sharded(source: Path, target: Path) -> None:
+    """The weights of a folder of Hugging Face in two files with an index."""
+    shutil.copytree(source, target)
+    whole = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    files = {name: f"model-{number % 2 + 1:05}-of-00002.safetensors" for number, name in enumerate(whole)}
+    for file in {*files.values()}:
+        save_file({name: value for name, value in whole.items() if files[name] == file}, target / file)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
 
 if __name__ == "__main__":

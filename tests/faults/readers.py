@@ -205,7 +205,7 @@ def formats(home: Path) -> dict[str, Reader]:
             for end in WEIGHTS
         },
         "weights sharded": Reader(
-            home / "weights-sharded", partial(weights, name="model.safetensors.index.json"), ("model*",)
+            home / "weights-sharded", partial(weights, name="model.safetensors.index.json"), ("*",)
         ),
         "weights hf": Reader(home / "weights-hf", partial(weights, name="model.safetensors"), ("*",)),
         **{
