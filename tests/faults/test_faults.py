@@ -97,6 +97,7 @@ class Scenario:
 
 
 ENDS = {"kill": (-9,), "term": (-15, 130), "full": (0, 1, 2), "io": (0, 1, 2)}  # exit codes by fault
+SEARCH = ["search", "runs/done", "images", "images/a/0.png", "--index", "index.npz"]
 RESUME = ["train", "--resume", "runs/run"]
 SCENARIOS = {
     "train": Scenario(TRAIN, run, "runs/run", 3),
@@ -107,6 +108,7 @@ SCENARIOS = {
     "convert": Scenario(["convert", "runs/done", "out/a.safetensors"], digest, "out/a.safetensors", 2),
     "shard": Scenario(["shard", "images", "shards", "--shard-size", "5"], files, "shards", 3),
     "embed": Scenario(["embed", "runs/done", "images", "--out", "e.npz"], arrays, "e.npz", 2),
+    "search": Scenario(SEARCH, arrays, "index.npz", 1),
     "export": Scenario(["export", "runs/done", "--out", "out/a.onnx"], digest, "out/a.onnx", 0),
 }
 

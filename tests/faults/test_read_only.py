@@ -19,6 +19,7 @@ def home(trained: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) 
     (half / "config.yaml").write_text((half / "config.yaml").read_text().replace("epochs: 2.0", "epochs: 9.0"))
     for number in "01":
         shutil.copytree(digits / number, folder / "pictures" / number)
+    shutil.copy(folder / "pictures/0/0.png", folder / "pictures/1/0.png")  # an error for `check` to draw
     if not can_mount(folder / "disk"):
         pytest.skip("a folder cannot be mounted read-only here")
     return folder
