@@ -212,7 +212,7 @@ def _columns(
     log.info("%s: images are in the column '%s', labels in '%s'.", source, image, label)
     kind = features[label]
     kind = getattr(kind, "feature", kind)  # of a list of labels
-    return image, label, tuple(kind.names) if isinstance(kind, ClassLabel) else None
+    return image, label, tuple(map(str, kind.names)) if isinstance(kind, ClassLabel) else None
 
 
 def _only(names: Sequence[str]) -> str | None:

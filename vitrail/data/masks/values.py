@@ -25,7 +25,7 @@ from vitrail.data.masks.raw import COLOUR, MaskFile, RawMask
 from vitrail.data.masks.raw import Values as RawValues
 from vitrail.data.pixels import UnreadableImage
 from vitrail.errors import UserError, shortlist
-from vitrail.files import ANNOTATIONS, read_json, write_text
+from vitrail.files import ANNOTATIONS, read_text, write_text
 from vitrail.progress import track
 from vitrail.tasks.mask_scores import IGNORE
 
@@ -33,7 +33,7 @@ IGNORED = "ignore"  # the name of values that count nowhere
 WHITE = 255  # usually "no label", unless it is the only value besides 0
 REST = "*"  # all other values
 _MANY = 64  # more distinct values are numbers of instances, not of classes
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ def survey(masks: Sequence[RawMask]) -> list[Seen | str]:
         key = hashlib.blake2b(f"{_VERSION} {files_version(files)} {kinds}".encode(), digest_size=16).hexdigest()
         memory = cache_folder() / "masks" / f"{key}.json"
         with suppress(Exception):  # not there yet, or damaged
-            known: list[Seen | str] = [_recalled(each) for each in read_json(memory, most=ANNOTATIONS)]
-            if len(known) == len(masks):
-                return known
+            checksum, _, text = read_text(memory, ANNOTATIONS).partition("\n")
+            if checksum == _checksum(text):
+                return [_recalled(each) for each in json.loads(text)]
 
     def look(mask: RawMask) -> Seen | str:
         try:
@@ -131,8 +131,13 @@ def survey(masks: Sequence[RawMask]) -> list[Seen | str]:
     if memory is not None and not any(isinstance(each, str) for each in found):
         with suppress(OSError, UserError):  # a full or read-only disk: they are read again
             memory.parent.mkdir(parents=True, exist_ok=True)
-            write_text(memory, json.dumps([[*each.size, list(each.pixels.items())] for each in found]))  # type: ignore[union-attr]
+            text = json.dumps([[*each.size, list(each.pixels.items())] for each in found])  # type: ignore[union-attr]
+            write_text(memory, f"{_checksum(text)}\n{text}")
     return found
+
+
+def _checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _recalled(row: Any) -> Seen:
