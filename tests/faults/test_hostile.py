@@ -135,6 +135,22 @@ def test_fifos_named_like_images_and_data(tmp_path):
             open_data(str(tmp_path / name))
 
 
+def test_fifos_among_files_of_hugging_face(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [Image.new("RGB", (4, 4))] * 4, "label": ["a", "b"] * 2}
+    made = datasets.Dataset.from_dict(
+        rows, datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    )
+    (tmp_path / "files").mkdir()
+    made.to_parquet(tmp_path / "files" / "a.parquet")
+    made.save_to_disk(tmp_path / "saved")
+    os.mkfifo(tmp_path / "files" / "b.parquet")
+    os.mkfifo(tmp_path / "saved" / "data-1.arrow")
+    for name in ("files", "saved"):
+        with pytest.raises(UserError, match="is not a regular file"):
+            open_data(str(tmp_path / name))
+
+
 # Shards
 
 
