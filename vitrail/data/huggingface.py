@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.data.dataset import Found, reads_labels
 from vitrail.data.download import offline_if_unreachable
-from vitrail.data.folder import SPLITS, files_below, named_splits, stop, subfolders
+from vitrail.data.folder import SPLITS, check_regular, named_splits, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.labels import labelled_splits
 from vitrail.data.masks import unnamed_masks
@@ -26,7 +26,7 @@ from vitrail.data.rows import GlobalRows
 from vitrail.data.stream import StreamSplit
 from vitrail.data.verify import verify
 from vitrail.errors import UserError, nearest
-from vitrail.files import open_regular, reading
+from vitrail.files import open_regular
 from vitrail.progress import log, track
 from vitrail.tasks import Task
 from vitrail.tasks.captions import COLUMNS as CAPTIONS
@@ -95,7 +95,7 @@ def open_files(
 ) -> Found:
     """A Parquet or Arrow file, or a folder of them, with embedded images."""
     datasets = _import_datasets(path)
-    _check_regular(path)
+    check_regular(path)
     if path.is_dir():
         load = partial(datasets.load_dataset_builder, str(path))
     else:
@@ -104,18 +104,10 @@ def open_files(
     return _open(str(path), title, load, partial(_columns, str(path), image_column, label_column, task), streaming)
 
 
-def _check_regular(path: Path) -> None:
-    """Raises UserError for a FIFO, whose writer the library would wait for without end, and for devices."""
-    with reading(path, "a folder of files"):
-        for file in files_below(path, stop) if path.is_dir() else [path]:
-            if not file.is_file():
-                raise UserError(f"{file} is not a regular file. Remove it.")
-
-
 def open_saved(folder: Path, image_column: str | None, label_column: str | None, task: type[Task] | None) -> Found:
     """A folder written by `save_to_disk`, with one split or several; its files are memory-mapped."""
     datasets = _import_datasets(folder)
-    _check_regular(folder)
+    check_regular(folder)
     loaded = _call(str(folder), datasets.load_from_disk, str(folder))
     loaded = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     splits = {split: loaded[name] for split, name in named_splits(loaded, str(folder)).items()}
