@@ -222,7 +222,7 @@ def files_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Ite
 
 
 def check_regular(path: Path) -> None:
-    """Raises UserError if a file, or one in a folder, is not regular, for programs that would wait for a FIFO's writer."""
+    """Raises UserError if a file, or one below a folder, is a FIFO or a device: other libraries would wait for ever."""
     with reading(path, "a folder of files"):
         for file in files_below(path, stop) if path.is_dir() else [path]:
             if not file.is_file():
