@@ -36,7 +36,7 @@ from vitrail.weights import open_run
 from vitrail.weights.card import write_card
 from vitrail.weights.writing import write_weights
 
-PICTURES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "ppm", "jp2", "avif")
+PICTURES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "ppm", "jp2", "avif", "heic", "jxl")
 WEIGHTS = ("safetensors", "npz", "pth")
 EXPORTS = {"onnx": "onnx", "openvino": "xml"}
 TINY: dict[str, Any] = {
