@@ -1,4 +1,4 @@
-"""Runs command lines in forked children, with faults at chosen places: a kill, a full disk, a failing device.
+"""Runs command lines in forked children, with faults at chosen places: a signal, a full disk, a failing device.
 
 A server process imports vitrail once and forks for each command, which costs milliseconds instead of seconds. It reads
 cases as lines of JSON and answers in lines of JSON. Run as a program, this file is that server.
@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from typing import Any
 from vitrail.verbs import VERBS
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # What commands import anyway. Nothing is computed in the server: threads do not survive a fork.
 PRELOADED = (
@@ -38,13 +40,24 @@ PRELOADED = (
 ROOM = 4 * 2**30  # bytes of address space beyond that of the server
 
 
+# A bind mount in a mount namespace of its own; then runs the command that follows.
+_MOUNTED = ["unshare", "-rm", "sh", "-ec", 'mount --bind "$0" "$0"; mount -o remount,ro,bind "$0"; exec "$@"']
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether a folder can be made read-only here."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*_MOUNTED, str(folder), "true"], capture_output=True, check=False).returncode == 0
+
+
 @dataclass(frozen=True)
 class Case:
     """A command, where it runs, and the fault that strikes it."""
 
     words: list[str]
     folder: str
-    fault: str = ""  # "kill" at a change of the file system, "full" from a write on, "io" at a write
+    fault: str = ""  # "kill" or "term" at a change of the file system, "full" from a write on, "io" at a write
     at: int = 0  # the number of that change or write, from 1
     seconds: float = 60.0  # after which it counts as hanging
     environment: dict[str, str] = field(default_factory=dict)
@@ -82,11 +95,14 @@ class Answer:
 
 
 class Forks:
-    """The server, as a context."""
+    """The server, as a context. A folder may be read-only for it, and only for it: permissions do not bind root."""
+
+    def __init__(self, read_only: Path | None = None):
+        self._prefix = [] if read_only is None else [*_MOUNTED, str(read_only)]
 
     def __enter__(self) -> Forks:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-B", __file__]
+        command = [*self._prefix, sys.executable, "-B", __file__]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -132,8 +148,8 @@ class Faults:
         if not (event in CHANGES or writes) or not _counts(given[0]):
             return
         self.changes += 1
-        if self.case.fault == "kill" and self.changes == self.case.at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self.case.fault in SIGNALS and self.changes == self.case.at:
+            os.kill(os.getpid(), SIGNALS[self.case.fault])
 
     def before_write(self, stream: Any, data: Any) -> None:
         self.writes += 1

@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from vitrail.errors import UserError
-from vitrail.files import atomic_folder, locked, open_regular, reading, write_text
+from vitrail.files import atomic_folder, folder_beside, locked, move_together, open_regular, reading, write_text
 
 DEAD = 2**22 + 1  # above the largest process number
 
@@ -50,9 +51,35 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     assert list(place.parent.iterdir()) == [place]
 
 
+def test_files_that_belong_together_are_never_mixed(tmp_path, monkeypatch):
+    """A kill at any moment, as an exception instead of each rename."""
+    main, names, replace, left = tmp_path / "a.xml", ("a.bin", "a.xml", "a.xml.json"), Path.replace, 0
+
+    def killed(source: Path, target: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    for count in range(4):
+        for name in names:
+            (tmp_path / name).write_text("old")
+        left = count
+        with suppress(KeyboardInterrupt), folder_beside(main) as folder:
+            for name in names:
+                (folder / name).write_text("new")
+            move_together(list(folder.iterdir()), main)
+        texts = {path.read_text() for path in tmp_path.iterdir()}
+        assert texts == {"new"} if count == 3 else not main.exists()
+        assert not list(tmp_path.glob(".*"))
+
+
 def test_another_process_cannot_take_a_lock_and_a_killed_one_leaves_none(tmp_path):
     code = f"""
 import sys
+from contextlib import suppress
 from pathlib import Path
 from vitrail.files import locked
 with locked(Path({str(tmp_path)!r})):

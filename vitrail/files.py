@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,29 +61,61 @@ def atomic_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     An existing folder raises FileExistsError unless it is empty or to be replaced: then it is renamed before it is
     deleted, so that a kill leaves the old folder, the new one or none, and never a part.
     """
+    old = _temporary(path, "old")
+    with folder_beside(path) as temporary:
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                _flush(file)
+            flush_folder(temporary)
+            if replace and path.exists():
+                path.rename(old)
+            try:
+                temporary.rename(path)
+            except OSError:  # of many types, on different systems
+                if path.exists():
+                    raise FileExistsError(errno.EEXIST, "exists", str(path)) from None
+                raise
+            flush_folder(path.parent)
+        finally:
+            if not path.exists() and old.exists():
+                old.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Yields a temporary folder in the same folder as `path`, for files that are renamed into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     temporary.mkdir()
-    old = _temporary(path, "old")
     try:
         yield temporary
-        for file in temporary.iterdir():
-            _flush(file)
-        flush_folder(temporary)
-        if replace and path.exists():
-            path.rename(old)
-        try:
-            temporary.rename(path)
-        except OSError:  # of many types, on different systems
-            if path.exists():
-                raise FileExistsError(errno.EEXIST, "exists", str(path)) from None
-            raise
-        flush_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if not path.exists() and old.exists():
-            old.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def move_together(files: Sequence[Path], main: Path) -> None:
+    """Moves files that belong together to the folder of `main`, one of them, which is missing until all are there.
+
+    A kill then leaves the old files, the new ones, or no `main`: never one of them beside parts of the other.
+    """
+    for file in files:
+        _flush(file)
+    main.unlink(missing_ok=True)
+    flush_folder(main.parent)
+    for file in sorted(files, key=lambda file: file.name == main.name):
+        file.replace(main.with_name(file.name))
+    flush_folder(main.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Raises UserError if files cannot be written to a folder, which need not exist, before they are computed."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"The folder {folder} cannot be created: {there} is a file. Choose another.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{there} cannot be written to: it is read-only, or of another user. Choose another folder.")
 
 
 def _flush(path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
+import boxes_made
+import captioned
 import numpy as np
 import pytest
+import segmented
 from PIL import Image
 
 import vitrail
@@ -21,10 +25,10 @@ def images(digits, tmp_path):
     return shutil.copytree(digits, tmp_path / "images")
 
 
-def changes(folder, change):
-    before = identity(open_data(str(folder)))
+def changes(folder, change, task=None):
+    before = identity(open_data(str(folder), task=task))
     change()
-    return differences(before, identity(open_data(str(folder))))
+    return differences(before, identity(open_data(str(folder), task=task)))
 
 
 def test_a_copy_in_another_place_is_the_same_data(images, tmp_path):
@@ -72,6 +76,49 @@ def test_arrays(tmp_path):
     before = identity(open_data(str(tmp_path / "a.npz")))
     save()
     assert differences(before, identity(open_data(str(tmp_path / "a.npz")))) == ["the content of the images"]
+
+
+def test_masks(tmp_path):
+    folder = segmented.folder(tmp_path / "masks", images=6, val=2)
+    file = folder / "masks" / "train" / "0.png"
+
+    def paint():
+        with Image.open(file) as mask:
+            mask.load()
+        mask.putpixel((0, 0), (mask.getpixel((0, 0)) + 1) % 3)
+        mask.save(file)
+
+    assert changes(folder, lambda: shutil.copyfile(file, file.with_suffix(".bak")), "masks") == []
+    assert changes(folder, lambda: file.with_suffix(".bak").replace(file), "masks") == []  # the same, with a new time
+    assert changes(folder, paint, "masks") == ["the labels"]
+
+
+def test_boxes_and_polygons(tmp_path):
+    boxes_made.coco(tmp_path / "boxes")
+    segmented.labelme(tmp_path / "polygons")
+
+    def move():
+        for file, *path in (
+            (tmp_path / "boxes/annotations/instances_train.json", "annotations", 0, "bbox"),
+            (tmp_path / "polygons/0.json", "shapes", 0, "points", 0),
+        ):
+            document = place = json.loads(file.read_text())
+            for key in path:
+                place = place[key]
+            place[0] += 1
+            file.write_text(json.dumps(document))
+
+    before = identity(open_data(str(tmp_path / "boxes")))
+    assert changes(tmp_path / "polygons", move, "masks") == ["the labels"]
+    assert differences(before, identity(open_data(str(tmp_path / "boxes")))) == ["the labels"]
+
+
+def test_captions(tmp_path):
+    captioned.captioned(tmp_path, each=1)
+    files = [picture.with_suffix(".txt") for picture in sorted(tmp_path.glob("*.png"))]
+    for file in files:
+        file.write_text(file.stem)
+    assert changes(tmp_path, lambda: files[0].write_text("another"), "pairs") == ["the labels"]
 
 
 def test_checkpoints_of_earlier_versions_know_only_the_labels():

@@ -164,13 +164,18 @@ def build(home: Path, whole: bool = True) -> None:
 
 
 def fuzz(home: Path, seed: int, seconds: float, only: str) -> tuple[Counter[str], int]:
-    """Tries files and command lines for a time; prints failures; returns the numbers of cases and of failures."""
+    """Tries files and command lines for a time; prints failures; returns the numbers of cases and of failures.
+
+    Each process has honest files of its own: caches know where files are.
+    """
+    end = time.monotonic() + seconds
+    home.mkdir()
+    build(home)
     tried, failures = Counter[str](), 0
     sources = {"files": fuzz_files(seed, home, only)}
     if not only:
         sources["commands"] = fuzz_commands(seed, home)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not tried or time.monotonic() < end:
         for kind, source in sources.items():
             count, found = next(source)
             tried[kind] += count
@@ -188,13 +193,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        first = Path(folder) / "0"
-        first.mkdir()
-        build(first)
-        print("The honest files are built.", flush=True)
-        homes = [first, *(shutil.copytree(first, first.with_name(str(k))) for k in range(1, given.processes))]
+        homes = [Path(folder) / str(number) for number in range(given.processes)]
         with ProcessPoolExecutor(given.processes, get_context("spawn")) as pool:
-            seeds = [given.seed + k * APART for k in range(given.processes)]
+            seeds = [given.seed + number * APART for number in range(given.processes)]
             results = pool.map(fuzz, homes, seeds, repeat(given.seconds), repeat(given.only))
             tried, failures = Counter[str](), 0
             for counts, failed in results:

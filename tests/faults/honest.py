@@ -6,6 +6,8 @@ import base64
 import gzip
 import io
 import json
+import os
+import shutil
 import sys
 import tarfile
 from dataclasses import replace
@@ -18,6 +20,7 @@ import pyarrow.parquet
 import tifffile
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import boxes_made
@@ -25,15 +28,19 @@ import captioned
 import segmented
 
 import vitrail
+from vitrail.data import open_data
+from vitrail.data.cache import once
+from vitrail.data.loader import DecodedSplit, batches
+from vitrail.data.preprocess import Preprocess
 from vitrail.weights import open_run
 from vitrail.weights.card import write_card
 from vitrail.weights.writing import write_weights
 
-PICTURES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "ppm", "jp2", "avif")
+PICTURES = ("png", "jpg", "webp", "gif", "bmp", "tiff", "ppm", "jp2", "avif", "heic", "jxl")
 WEIGHTS = ("safetensors", "npz", "pth")
 EXPORTS = {"onnx": "onnx", "openvino": "xml"}
 TINY: dict[str, Any] = {
-    **{"model": "vit_nano4", "img_size": 8, "stem": "patch", "opt": "adamw", "batch_size": 8, "epochs": 1},
+    **{"model": "vit_w32d2h2m64p4", "img_size": 8, "stem": "patch", "opt": "adamw", "batch_size": 8, "epochs": 1},
     **{"workers": 1, "device": "cpu"},
 }
 FORM = "multipart/form-data; boundary=xxx"
@@ -65,7 +72,20 @@ def build(home: Path, whole: bool) -> None:
     _built_in(home, pixels[:, :8, :8, 0], labels)
     _annotated(home)
     _documents(home)
+    _embedded(home, pixels, labels)
     _models(home, whole)
+    os.environ["VITRAIL_CACHE"] = str(home / "caches")
+    read_with_cache(home)
+
+
+def read_with_cache(home: Path) -> None:
+    """Reads data of each kind that is cached."""
+    for name, task in (("images", None), ("masks", "masks"), ("shards", None)):
+        opened = open_data(str(home / name), task=task)
+        prepare = Preprocess((8, 8), opened.channels, bits=opened.bits)
+        for crops in (False, True):
+            kept = once(opened.splits["train"], prepare, crops, gigabytes=1.0)
+            kept.image(0) if isinstance(kept, DecodedSplit) else next(iter(batches(kept, prepare, 2, 1)))
 
 
 def _tables(folder: Path) -> None:
@@ -92,6 +112,18 @@ def _shards(folder: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
     (folder / "classes.json").write_text('["a", "b", "c"]')
+
+
+def _embedded(home: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
+    """Images inside Parquet files and inside a data set that Hugging Face's library has saved."""
+    import datasets
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])})
+    rows = {"image": [Image.fromarray(image) for image in pixels], "label": labels.tolist()}
+    made = datasets.Dataset.from_dict(rows, features=features)
+    made.save_to_disk(home / "saved")
+    (home / "embedded").mkdir()
+    made.to_parquet(home / "embedded/train.parquet")
 
 
 def _built_in(home: Path, pixels: np.ndarray, labels: np.ndarray) -> None:
@@ -175,6 +207,7 @@ def _models(home: Path, whole: bool) -> None:
     (home / "weights-hf/model.json").unlink()  # so that the files of Hugging Face are read
     torch.save(model.state_dict(), home / "weights-pth/model.pth")
     write_card(home / "weights-pth/model.json", card)  # the tensors do not show the number of heads
+    _sharded(home / "weights-hf", home / "weights-sharded")
     if not whole:
         return
     (home / "search").mkdir()
@@ -186,6 +219,17 @@ def _models(home: Path, whole: bool) -> None:
     for name, end in EXPORTS.items():
         vitrail.export(trained.path, out=home / name / f"model.{end}", format=name)  # type: ignore[arg-type]
     vitrail.export(home / "run-pairs", out=home / "onnx-pairs/model.onnx")
+
+
+def _sharded(source: Path, target: Path) -> None:
+    """The weights of a folder of Hugging Face in two files with an index."""
+    shutil.copytree(source, target)
+    whole = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    files = {name: f"model-{number % 2 + 1:05}-of-00002.safetensors" for number, name in enumerate(whole)}
+    for file in {*files.values()}:
+        save_file({name: value for name, value in whole.items() if files[name] == file}, target / file)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
 
 if __name__ == "__main__":

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from faults.honest import EXPORTS, FORM, PICTURES, WEIGHTS
+import aiohttp  # noqa: F401  # here, and not in every process that reads
+import datasets  # noqa: F401
+import fsspec  # noqa: F401
+from faults.honest import EXPORTS, FORM, PICTURES, WEIGHTS, read_with_cache
 from starlette.datastructures import Headers
 
 import vitrail
 from vitrail.data import open_data
 from vitrail.data.images import inspect_image, read_image, survey_image
 from vitrail.data.preprocess import Preprocess
+from vitrail.data.shards import fetch
 from vitrail.errors import UserError
 from vitrail.evaluate.real import _right as read_real
 from vitrail.runs.exported import exported_card
@@ -44,7 +51,7 @@ def pictures(file: Path) -> None:
         read(file)
 
 
-def data(source: Path, task: str | None = None, **how: Any) -> None:
+def data(source: str | Path, task: str | None = None, **how: Any) -> None:
     opened = open_data(str(source), task=task, **how)
     prepare = Preprocess((8, 8), opened.channels, bits=opened.bits)
     for split in opened.splits.values():
@@ -60,6 +67,31 @@ def built_in(folder: Path, files: int) -> None:
 
 def below(folder: Path, name: str, task: str | None = None) -> None:
     data(folder / name, task)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def at_address(folder: Path) -> None:
+    """Reads shards from a server, which is asked once and waited for a second."""
+    fetch.TRIES = fetch._FIRST_TRIES = fetch.SECONDS = 1
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            data(f"http://127.0.0.1:{server.server_address[1]}/")
+        finally:
+            server.shutdown()
+
+
+def caches(folder: Path, home: Path) -> None:
+    """A damaged cache must not matter."""
+    os.environ["VITRAIL_CACHE"] = str(folder)
+    try:
+        read_with_cache(home)
+    except UserError as error:
+        raise AssertionError("honest data is refused") from error
 
 
 def each(*reads: Callable[[], object]) -> None:
@@ -157,6 +189,10 @@ def formats(home: Path) -> dict[str, Reader]:
         "captions": Reader(home / "captions", partial(data, task="pairs", tokenizer="bpe"), ("*.txt",)),
         "coco captions": Reader(home / "captions", partial(below, name="captions.json"), ("captions.json",)),
         "shards with a manifest": Reader(home / "written", data, ("*",)),
+        "shards at an address": Reader(home / "written", at_address, ("*",)),
+        "embedded parquet": Reader(home / "embedded", data, ("*",)),
+        "saved data set": Reader(home / "saved", data, ("*",)),
+        "caches": Reader(home / "caches", partial(caches, home=home), ("*.sqlite", "*/*.*", "*/*/*")),
         "run": Reader(own, run, files),
         "config.yaml": Reader(own / "config.yaml", read_settings),
         "model.json": Reader(own, run, ("model.json",)),
@@ -168,6 +204,9 @@ def formats(home: Path) -> dict[str, Reader]:
             f"weights {end}": Reader(home / f"weights-{end}", partial(weights, name=f"model.{end}"), ("model*",))
             for end in WEIGHTS
         },
+        "weights sharded": Reader(
+            home / "weights-sharded", partial(weights, name="model.safetensors.index.json"), ("*",)
+        ),
         "weights hf": Reader(home / "weights-hf", partial(weights, name="model.safetensors"), ("*",)),
         **{
             name: Reader(home / name, partial(exported, name=f"model.{end}"), ("model.*",))

@@ -1,7 +1,7 @@
-"""A kill at every change of the file system, and a full or failing disk at every write, of every verb that writes.
+"""A signal at every change of the file system, and a full or failing disk at every write, of every verb that writes.
 
-After each fault, the same command or `--resume` gives what an undisturbed command gives, or one sentence. The suite
-tries a few places per verb; `make faults` tries all of them.
+SIGKILL and SIGTERM must end the command, wherever it is. After each fault, the same command or `--resume` gives what an
+undisturbed command gives, or one sentence. The suite tries a few places per verb; `make faults` tries all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forks import Answer, Case, Forks
+from forks import SIGNALS, Answer, Case, Forks
 from PIL import Image
 from safetensors.numpy import load_file
 
@@ -96,6 +96,8 @@ class Scenario:
     few: int = 3  # places tried in the suite, of each kind of fault
 
 
+ENDS = {"kill": (-9,), "term": (-15, 130), "full": (0, 1, 2), "io": (0, 1, 2)}  # exit codes by fault
+SEARCH = ["search", "runs/done", "images", "images/a/0.png", "--index", "index.npz"]
 RESUME = ["train", "--resume", "runs/run"]
 SCENARIOS = {
     "train": Scenario(TRAIN, run, "runs/run", 3),
@@ -106,6 +108,7 @@ SCENARIOS = {
     "convert": Scenario(["convert", "runs/done", "out/a.safetensors"], digest, "out/a.safetensors", 2),
     "shard": Scenario(["shard", "images", "shards", "--shard-size", "5"], files, "shards", 3),
     "embed": Scenario(["embed", "runs/done", "images", "--out", "e.npz"], arrays, "e.npz", 2),
+    "search": Scenario(SEARCH, arrays, "index.npz", 1),
     "export": Scenario(["export", "runs/done", "--out", "out/a.onnx"], digest, "out/a.onnx", 0),
 }
 
@@ -134,7 +137,7 @@ def places(count: int, few: int) -> list[int]:
     return sorted({round(x) for x in np.linspace(1, count, few)}) if few > 1 else [(count + 1) // 2] * few
 
 
-@pytest.mark.parametrize("fault", ["kill", "full", "io"])
+@pytest.mark.parametrize("fault", ENDS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_fault_costs_nothing(name, fault, home, forks, undisturbed, tmp_path):
     scenario = SCENARIOS[name]
@@ -143,11 +146,13 @@ def test_a_fault_costs_nothing(name, fault, home, forks, undisturbed, tmp_path):
     whole, wanted = undisturbed(name)
     few = scenario.few if fault == "kill" else max(scenario.few // 2, 1)
     failures = []
-    for at in places(whole.changes if fault == "kill" else whole.writes, few):
+    for at in places(whole.changes if fault in SIGNALS else whole.writes, few):
         folder = Path(shutil.copytree(home, tmp_path / "home"))
         case = Case(scenario.words, str(folder), fault, at, environment=environment(folder))
         struck = forks(case)
-        why = struck.trouble() if fault != "kill" or struck.code != -9 else ""
+        why = "" if struck.code < 0 else struck.trouble()
+        if not why and struck.code not in ENDS[fault]:
+            why = f"exit code {struck.code}: {struck.error[-500:]}"
         failures += [f"{fault} {at}: {why}"] * bool(why)
         if (again := recover(forks, case, scenario)) is not None:
             failures.append(f"{fault} {at}, then: {again}")

@@ -22,7 +22,7 @@ from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
 from vitrail.data.images import UnreadableImage, read_image
 from vitrail.errors import UserError
-from vitrail.runs.exported import exported_card
+from vitrail.runs.exported import ExportedModel, exported_card
 from vitrail.runs.run import Run
 from vitrail.train.checkpoint import load_checkpoint, save_checkpoint
 from vitrail.train.config_file import read_settings
@@ -132,6 +132,22 @@ def test_fifos_named_like_images_and_data(tmp_path):
         (tmp_path / name).unlink(missing_ok=True)
         os.mkfifo(tmp_path / name)
         with pytest.raises(UserError):
+            open_data(str(tmp_path / name))
+
+
+def test_fifos_among_files_of_hugging_face(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": [Image.new("RGB", (4, 4))] * 4, "label": ["a", "b"] * 2}
+    made = datasets.Dataset.from_dict(
+        rows, datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    )
+    (tmp_path / "files").mkdir()
+    made.to_parquet(tmp_path / "files" / "a.parquet")
+    made.save_to_disk(tmp_path / "saved")
+    os.mkfifo(tmp_path / "files" / "b.parquet")
+    os.mkfifo(tmp_path / "saved" / "data-1.arrow")
+    for name in ("files", "saved"):
+        with pytest.raises(UserError, match="is not a regular file"):
             open_data(str(tmp_path / name))
 
 
@@ -341,6 +357,16 @@ def test_weights_outside_an_onnx_file(exported, tmp_path, place):
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(UserError, match=r"may have weights only in model\.onnx\.data"):
         exported_card(folder / "model.onnx")
+
+
+def test_weights_beside_an_onnx_file_are_part_of_its_fingerprint(exported, tmp_path):
+    file = Path(shutil.copy(exported.file, tmp_path / "a.onnx"))
+    found = set()
+    for content in (None, b"1", b"2"):
+        if content is not None:
+            file.with_name("a.onnx.data").write_bytes(content)
+        found.add(ExportedModel(file).fingerprint())
+    assert len(found) == 3
 
 
 @pytest.mark.parametrize("damage", ["classes", "deep", "nan"])

@@ -14,6 +14,7 @@ import segmented
 
 import vitrail
 from vitrail.data import open_data
+from vitrail.data.boxes import yolo
 from vitrail.data.masks.raw import decode_runs
 from vitrail.data.pixels import UnreadableImage
 from vitrail.errors import UserError
@@ -142,6 +143,17 @@ def test_settings_of_yolo(tmp_path, text):
     boxes_made.yolo(tmp_path, text)
     with pytest.raises(UserError, match=r"data\.yaml"):
         open_data(str(tmp_path))
+
+
+def test_a_split_of_yolo_that_is_the_whole_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(yolo, "_OTHERS", 50)
+    for i in range(60):
+        (tmp_path / f"{i:02}.log").touch()
+    boxes_made.yolo(tmp_path / "a")
+    assert open_data(str(tmp_path / "a")).task.name == "boxes"
+    boxes_made.yolo(tmp_path / "b", f"names: [disc, square]\npath: {tmp_path}\ntrain: .\n")
+    with pytest.raises(UserError, match=r"is not a folder of images: it has 0 among 51 files\. Correct 'path' or"):
+        open_data(str(tmp_path / "b"))
 
 
 # Words

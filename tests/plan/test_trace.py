@@ -100,7 +100,7 @@ def test_activations_gradients_and_optimiser_state_are_those_of_a_real_step(mode
 
 @pytest.mark.parametrize(
     "settings",
-    [{"amp": "bf16"}, {"opt": "muon"}, {"opt": "lamb"}, {"opt": "sgd"}, {"lora_rank": 4}],
+    [{"amp": "bf16"}, {"opt": "muon"}, {"opt": "lamb"}, {"opt": "sgd"}, {"lora_rank": 4}, {"class_weights": True}],
     ids=str,
 )
 def test_every_option_that_changes_memory_is_traced(settings):

@@ -7,6 +7,8 @@ import html
 import json
 import re
 import shutil
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +85,16 @@ def test_a_run_says_what_it_came_to(trained, tmp_path):
     assert "Training is not finished" not in text
     assert re.search(r"kept epoch \d of 2: top-1 \d", text)
     assert re.search(r"Logits are divided by a temperature of \d\.\d\d; before: calibration error", page.read_text())
+
+
+def test_the_policy_allows_the_scripts_and_styles_of_the_page_alone(trained):
+    page = (trained / "report.html").read_text(encoding="utf-8")
+    policy = html.unescape(re.search('<meta http-equiv="Content-Security-Policy" content="(.*?)">', page)[1])
+    assert "unsafe" not in policy
+    own = re.findall(r"<script>(.*?)</script>", page, flags=re.S), re.findall(r"<style>(.*?)</style>", page, flags=re.S)
+    for kind, texts in zip(("script-src", "style-src"), own, strict=True):
+        hashes = {f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in texts}
+        assert set(re.search(f"{kind} (.*?);", policy)[1].split()) == hashes
 
 
 def test_a_run_without_an_epoch_says_so(trained, tmp_path):

@@ -141,6 +141,8 @@ def test_the_model_describes_itself(service, photo):
     [
         ("/predict", {"model": "digit"}, 404, "unknown_model"),
         ("/predict", {"top": 0}, 422, "bad_parameter"),
+        ("/predict", {"tops": 3}, 422, "bad_parameter"),
+        ("/embed", {"top": 3}, 422, "bad_parameter"),
         ("/explain", {"layer": 99}, 422, "no_such_layer"),
         ("/explain", {"layer": 1, "head": 99}, 422, "no_such_head"),
         ("/explain", {"patch": "9,9"}, 422, "no_such_patch"),
@@ -158,6 +160,21 @@ def test_the_model_describes_itself(service, photo):
 def test_wrong_questions_get_a_reason(service, files, path, params, status, code):
     answer = service.post(path, files[0].read_bytes(), **params)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_an_unknown_parameter_is_answered_with_the_known_ones(service, photo):
+    for params, hint in (({"tops": 3}, "Did you mean 'top'?"), ({"x": 1}, "The parameters are model, top, scores,")):
+        assert hint in service.post("/predict", photo, **params).json()["error"]["message"]
+    assert service.get("/model", name="file").status_code == 422
+    assert service.get("/health", now=17).status_code == 200  # a probe may add what it likes
+
+
+def test_head_is_answered_like_get_without_the_body(service):
+    for path in ("/", "/docs", "/assets/app.js", "/model", "/health", "/metrics", "/nothing", "/predict"):
+        get, head = service.get(path), service.client.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert head.status_code == 405
 
 
 def test_the_health_check_of_the_image_passes(service):

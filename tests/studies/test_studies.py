@@ -20,6 +20,7 @@ from vitrail.studies.execute import Folder, of_part, prepare
 from vitrail.studies.ladders import FAMILIES
 from vitrail.studies.sets import cut
 from vitrail.studies.study import STUDIES, Claim, Findings, listed, register
+from vitrail.verbs.study import _removed_if_refused
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
@@ -195,6 +196,22 @@ def test_data_that_is_too_small(tmp_path):
         vitrail.study("pooling", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
     with pytest.raises(UserError, match="needs 4 classes, but few has 3"):
         vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
+
+
+@pytest.mark.parametrize("others", [(), ("other",)])
+def test_a_refused_study_removes_only_what_is_its_own(tmp_path, others):
+    studies = tmp_path / "studies"
+
+    def refused() -> None:
+        with _removed_if_refused(studies / "own"):
+            for name in ("own", *others):  # another process has begun a study there, too
+                (studies / name / "data").mkdir(parents=True)
+            raise UserError("refused")
+
+    with pytest.raises(UserError, match="refused"):
+        refused()
+    assert [path.name for path in tmp_path.rglob("*/data")] == ["data"] * len(others)
+    assert studies.exists() == bool(others)
 
 
 def test_a_folder_of_images_becomes_tables(digits, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +126,18 @@ def test_folds_that_were_stopped_go_on_and_end_the_same(straight, tmp_path, smal
         ours, theirs = (folder / f"fold{number}" / "model.safetensors" for folder in (run, straight))
         assert ours.read_bytes() == theirs.read_bytes()
     assert (run / "fold1" / "model.safetensors").stat().st_mtime_ns == first
+
+
+def test_a_fold_that_was_killed_at_birth_is_begun_again(straight, tmp_path):
+    run = Path(shutil.copytree(straight, tmp_path / "cv"))
+    shutil.rmtree(run / "fold3")
+    (run / "fold3").mkdir()
+    (run / "fold3" / "config.yaml").touch()
+    document = json.loads((run / "folds.json").read_text())
+    del document["folds"]["3"]
+    (run / "folds.json").write_text(json.dumps(document))
+    vitrail.train(resume=run)
+    assert (run / "folds.json").read_text() == (straight / "folds.json").read_text()
 
 
 def test_one_fold_alone_is_an_ordinary_run_with_its_test_images(tmp_path, tiny):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,15 @@ def test_predict_in_every_format(vitrail_says, trained, digits):
     assert [line.split()[:2] for line in out.splitlines()] == [[line["file"], line["labels"][0]] for line in lines]
 
 
+@pytest.mark.parametrize("end", ["csv", "json", "txt"])
+def test_predictions_of_files_whose_names_are_not_text(vitrail_says, trained, digits, tmp_path, end):
+    name = os.fsdecode(b"bad\xff.png")
+    shutil.copy(next((digits / "7").iterdir()), tmp_path / name)
+    code, _, error = vitrail_says("predict", trained, tmp_path / name, "--out", f"a.{end}")
+    assert code == 0, error
+    assert "udcff.png" in Path(f"a.{end}").read_text()
+
+
 def test_predict_goes_on_after_a_bad_file_and_exits_1(vitrail_says, trained, digits):
     good = next((digits / "0").iterdir())
     Path("bad.png").write_bytes(good.read_bytes()[:50])
@@ -121,6 +132,9 @@ def test_recipes_as_a_list_and_one_with_all_its_values(vitrail_says):
     code, out, _ = vitrail_says("recipes")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(RECIPES)
+    code, out, _ = vitrail_says("recipes", "deit", "--name=x")
+    assert code == 0
+    assert "  name: x\n" in out
     code, out, _ = vitrail_says("recipes", "--json")
     assert json.loads(out) == recipes()
 

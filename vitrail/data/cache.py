@@ -16,7 +16,6 @@ import hashlib
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from vitrail.data.download import cache_folder
 from vitrail.data.images import Pixels
 from vitrail.data.loader import DecodedSplit, ReadySplit, batches, images
 from vitrail.data.preprocess import Preprocess
+from vitrail.files import atomic_folder
 from vitrail.progress import log, track
 
 _VERSION = 1  # increase when images are decoded or resized differently
@@ -132,25 +132,18 @@ def _made(folder: Path, split: Files, preprocess: Preprocess, crops: bool, gigab
     if shutil.disk_usage(place).free < size + _FREE:
         log.warning(f"Images are decoded in every epoch: {place} has no {size / 2**30:.1f} GiB left to cache them.")
         return split
-    unfinished = Path(tempfile.mkdtemp(dir=place, prefix="unfinished-"))
     try:
-        shapes = []
-        with (unfinished / _PIXELS).open("wb") as file:
-            for image in track(_kept(split, preprocess, crops, workers), "decoding once", len(split), "img"):
-                file.write(image.data)
-                shapes.append(image.shape)
-            file.flush()
-            os.fsync(file.fileno())
-        if crops:
-            starts = np.cumsum([0, *(math.prod(shape) for shape in shapes)])[:-1]
-            np.save(unfinished / _TABLE, np.column_stack([starts, shapes]))
-        try:
-            unfinished.rename(folder)
-        except OSError:  # another run was faster, with the same pixels
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with atomic_folder(folder) as unfinished:
+            shapes = []
+            with (unfinished / _PIXELS).open("wb") as file:
+                for image in track(_kept(split, preprocess, crops, workers), "decoding once", len(split), "img"):
+                    file.write(image.data)
+                    shapes.append(image.shape)
+            if crops:
+                starts = np.cumsum([0, *(math.prod(shape) for shape in shapes)])[:-1]
+                np.save(unfinished / _TABLE, np.column_stack([starts, shapes]))
+    except FileExistsError:
+        pass  # another run was faster, with the same pixels
     return _opened(folder, split, preprocess, crops) or split
 
 

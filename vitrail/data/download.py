@@ -10,11 +10,12 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vitrail.errors import UserError
+from vitrail.files import atomic_write
 from vitrail.progress import log, track
 
 _TIMEOUT = 30  # seconds
@@ -31,29 +32,38 @@ def cache_folder() -> Path:
 def download(address: str, path: Path, md5: str) -> None:
     """Downloads a file and verifies its MD5 checksum before giving it its name."""
     log.info("Downloading %s to %s.", address, path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    digest = hashlib.md5(usedforsecurity=False)  # the checksum that authors publish
-    try:
+    with _naming(address, path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(address, timeout=_TIMEOUT) as reply, temporary.open("wb") as file:
-            size = int(reply.headers.get("Content-Length") or 0) or None
-            chunks = iter(lambda: reply.read(_CHUNK), b"")
-            for chunk in track(chunks, path.name, total=size and math.ceil(size / _CHUNK), unit="chunk"):
-                file.write(chunk)
-                digest.update(chunk)
-            if size is not None and file.tell() < size:
-                raise UserError(f"{address} was cut off after {file.tell():,} of {size:,} bytes. Try again.")
-        if digest.hexdigest() != md5:
+    with atomic_write(path) as temporary, _naming(address, path):
+        found = _receive(address, temporary, path.name)
+        if found != md5:
             raise UserError(
-                f"{address} has the wrong checksum: its MD5 sum must be {md5}, but it is {digest.hexdigest()}. "
-                f"Try again, or get the file elsewhere and save it as {path}."
+                f"{address} has the wrong checksum: its MD5 sum must be {md5}, but it is {found}. Try again, or get "
+                f"the file elsewhere and save it as {path}."
             )
-        temporary.replace(path)
+
+
+@contextmanager
+def _naming(address: str, path: Path) -> Iterator[None]:
+    """Turns errors of the network and of the disk into a UserError."""
+    try:
+        yield
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise UserError(f"{address} could not be downloaded to {path}: {_reason(error)}.") from error
-    finally:
-        with suppress(OSError):  # the folder may not exist
-            temporary.unlink()
+
+
+def _receive(address: str, path: Path, title: str) -> str:
+    """Stores what a server sends; returns its MD5 checksum, the kind that authors publish."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with urllib.request.urlopen(address, timeout=_TIMEOUT) as reply, path.open("wb") as file:
+        size = int(reply.headers.get("Content-Length") or 0) or None
+        chunks = iter(lambda: reply.read(_CHUNK), b"")
+        for chunk in track(chunks, title, total=size and math.ceil(size / _CHUNK), unit="chunk"):
+            file.write(chunk)
+            digest.update(chunk)
+        if size is not None and file.tell() < size:
+            raise UserError(f"{address} was cut off after {file.tell():,} of {size:,} bytes. Try again.")
+    return digest.hexdigest()
 
 
 def answers(address: str) -> bool:

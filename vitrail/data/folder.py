@@ -13,6 +13,7 @@ from vitrail.data.dataset import Array, FileSplit, Found, Targets, reads_labels
 from vitrail.data.images import EXTENSIONS, ImageFacts
 from vitrail.data.verify import verify_files
 from vitrail.errors import UserError, shortlist
+from vitrail.files import reading
 from vitrail.progress import log
 from vitrail.tasks import Multiclass, Task
 
@@ -218,6 +219,14 @@ def files_below(folder: str | Path, onerror: Callable[[OSError], object]) -> Ite
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(here, name) for name in sorted(names) if not name.startswith("."))
+
+
+def check_regular(path: Path) -> None:
+    """Raises UserError if a file, or one below a folder, is a FIFO or a device: other libraries would wait for ever."""
+    with reading(path, "a folder of files"):
+        for file in files_below(path, stop) if path.is_dir() else [path]:
+            if not file.is_file():
+                raise UserError(f"{file} is not a regular file. Remove it.")
 
 
 def stop(error: OSError) -> NoReturn:

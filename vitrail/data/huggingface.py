@@ -17,7 +17,7 @@ import numpy as np
 
 from vitrail.data.dataset import Found, reads_labels
 from vitrail.data.download import offline_if_unreachable
-from vitrail.data.folder import SPLITS, named_splits, subfolders
+from vitrail.data.folder import SPLITS, check_regular, named_splits, subfolders
 from vitrail.data.images import ImageFacts, UnreadableImage, inspect_image
 from vitrail.data.labels import labelled_splits
 from vitrail.data.masks import unnamed_masks
@@ -56,8 +56,8 @@ def holds_images(path: Path) -> bool:
         folders = [path, *(child for child in subfolders(path) if child.name.lower() in (*SPLITS, "data"))]
         files = sorted(file for folder in folders for end in FILES for file in folder.glob(f"*{end}"))
         return bool(files) and holds_images(files[0])
-    if path.suffix == ".arrow":
-        return True
+    if not path.is_file() or path.suffix == ".arrow":
+        return path.is_file()
     try:
         import pyarrow  # type: ignore[import-not-found,import-untyped,unused-ignore]
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -95,6 +95,7 @@ def open_files(
 ) -> Found:
     """A Parquet or Arrow file, or a folder of them, with embedded images."""
     datasets = _import_datasets(path)
+    check_regular(path)
     if path.is_dir():
         load = partial(datasets.load_dataset_builder, str(path))
     else:
@@ -106,6 +107,7 @@ def open_files(
 def open_saved(folder: Path, image_column: str | None, label_column: str | None, task: type[Task] | None) -> Found:
     """A folder written by `save_to_disk`, with one split or several; its files are memory-mapped."""
     datasets = _import_datasets(folder)
+    check_regular(folder)
     loaded = _call(str(folder), datasets.load_from_disk, str(folder))
     loaded = loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
     splits = {split: loaded[name] for split, name in named_splits(loaded, str(folder)).items()}
@@ -212,7 +214,7 @@ def _columns(
     log.info("%s: images are in the column '%s', labels in '%s'.", source, image, label)
     kind = features[label]
     kind = getattr(kind, "feature", kind)  # of a list of labels
-    return image, label, tuple(kind.names) if isinstance(kind, ClassLabel) else None
+    return image, label, tuple(map(str, kind.names)) if isinstance(kind, ClassLabel) else None
 
 
 def _only(names: Sequence[str]) -> str | None:

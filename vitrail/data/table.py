@@ -15,6 +15,7 @@ from vitrail.data.boxes.table import box_columns, read_rows
 from vitrail.data.dataset import Found, reads_labels
 from vitrail.data.folder import SPLITS, from_files, from_paths, is_image, subfolders
 from vitrail.errors import UserError, nearest
+from vitrail.files import reading
 from vitrail.progress import log
 from vitrail.tasks import Task, other_tasks, task_type
 from vitrail.tasks.captions import COLUMNS as CAPTIONS
@@ -293,13 +294,11 @@ def _read_parquet(path: Path) -> tuple[list[str], Rows]:
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise UserError(f"{path}: reading Parquet needs pyarrow: pip install 'vitrail[data]'") from error
-    try:
+    with reading(path, "a readable Parquet file"):
         with pyarrow.parquet.ParquetFile(path) as file:
             table = file.read()
-    except pyarrow.ArrowInvalid as error:
-        raise UserError(f"{path} is not a readable Parquet file: {error}.") from error
-    columns = [[_as_text(cell) for cell in column.to_pylist()] for column in table.columns]
-    names = [name.strip() for name in table.column_names]
+        columns = [[_as_text(cell) for cell in column.to_pylist()] for column in table.columns]
+        names = [name.strip() for name in table.column_names]
     return names, {number: list(cells) for number, cells in enumerate(zip(*columns, strict=True), 1)}
 
 

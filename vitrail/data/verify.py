@@ -32,7 +32,7 @@ _STEP = 1024  # images submitted to the threads at a time, to limit memory
 _ROWS = 500  # keys per query
 _SECONDS = 5  # to wait for another writer
 _FIELDS = [field.name for field in fields(ImageFacts)]
-_TABLE = f"CREATE TABLE IF NOT EXISTS images (key BLOB PRIMARY KEY, {', '.join(_FIELDS)}) WITHOUT ROWID"
+_TABLE = f"CREATE TABLE IF NOT EXISTS facts (key BLOB PRIMARY KEY, {', '.join(_FIELDS)}, checksum) WITHOUT ROWID"
 
 
 def verify(
@@ -109,23 +109,29 @@ def _recall(keys: Iterable[bytes]) -> dict[bytes, ImageFacts]:
             for at in range(0, len(ordered), _ROWS):
                 some = ordered[at : at + _ROWS]
                 marks = ", ".join("?" * len(some))
-                for key, h, w, grey, bands, bits in memory.execute(
-                    f"SELECT * FROM images WHERE key IN ({marks})", some
-                ):
-                    known[key] = ImageFacts(int(h), int(w), bool(grey), int(bands), int(bits))
-    except (sqlite3.Error, OSError, ValueError, TypeError):
+                for key, *values, checksum in memory.execute(f"SELECT * FROM facts WHERE key IN ({marks})", some):
+                    h, w, grey, bands, bits = values
+                    facts = ImageFacts(h, w, bool(grey), bands, bits)
+                    if checksum == _checksum(key, facts):
+                        known[key] = facts
+    except Exception:
         return {}  # no database yet, or a damaged one
     return known
+
+
+def _checksum(key: bytes, facts: ImageFacts) -> bytes:
+    """Detects what the database does not: damage within a row."""
+    return hashlib.blake2b(key + repr(astuple(facts)).encode(), digest_size=8).digest()
 
 
 def _remember(learnt: Mapping[bytes, ImageFacts]) -> None:
     if not learnt:
         return
-    rows = [(key, *astuple(facts)) for key, facts in learnt.items()]
+    rows = [(key, *astuple(facts), _checksum(key, facts)) for key, facts in learnt.items()]
     try:
         with closing(_open()) as memory, memory:
             memory.execute(_TABLE)
-            memory.executemany(f"INSERT OR REPLACE INTO images VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            memory.executemany(f"INSERT OR REPLACE INTO facts VALUES ({', '.join('?' * len(rows[0]))})", rows)
     except sqlite3.OperationalError:
         pass  # locked, full or read-only
     except sqlite3.DatabaseError:

@@ -8,7 +8,6 @@ the file is replaced, so a run holds only the latest values.
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,9 @@ from vitrail.data.cache import once
 from vitrail.data.dataset import Split, annotated
 from vitrail.data.loader import images as images_of
 from vitrail.data.preprocess import Preprocess
+from vitrail.errors import UserError
 from vitrail.evaluate.stream import Keep, run_split, stream, stream_exported
-from vitrail.files import open_regular
+from vitrail.files import atomic_write, open_regular
 from vitrail.progress import log
 from vitrail.runs import EngineName
 from vitrail.runs.predictor import Predictor
@@ -156,15 +156,13 @@ def _read(file: Path, key: str, name: str, engine: EngineName) -> tuple[Vectors,
 
 
 def _keep(file: Path, key: str, name: str, values: Vectors, engine: str) -> None:
-    """Writes to a temporary file and renames it, so that concurrent programs do not interfere."""
+    """Keeps vectors for the next command, if the disk allows it."""
     if not world().first():
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".unfinished-") as folder:
-            unfinished = Path(folder) / file.name
+        with atomic_write(file) as temporary, temporary.open("wb") as stream:  # by a name, savez would change it
             arrays = {name: values}
-            np.savez(unfinished, key=key, engine=engine, **arrays)  # type: ignore[arg-type,unused-ignore]
-            unfinished.replace(file)
-    except OSError as error:
-        log.warning("The %s are not cached: %s cannot be written (%s).", name, file, error.strerror)
+            np.savez(stream, key=key, engine=engine, **arrays)  # type: ignore[arg-type,unused-ignore]
+    except (OSError, UserError) as error:
+        log.warning("The %s are not cached. %s", name, error)

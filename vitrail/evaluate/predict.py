@@ -112,7 +112,8 @@ def write_file(predictions: Iterable[Prediction], format: Format | None, path: P
     if format is None and path.suffix.lower() not in _SUFFIXES:
         raise UserError(f"--out must be a {', '.join(_SUFFIXES)} file, but it is {path}. Or set --format.")
     try:
-        with path.open("w", encoding="utf-8", newline="") as stream:
+        # File names may be undecodable.
+        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
             return write(track(predictions, "predicting", unit="img"), format or _SUFFIXES[path.suffix.lower()], stream)
     except OSError as error:
         raise UserError(f"Could not write {path}: {error.strerror}. Choose another --out.") from error

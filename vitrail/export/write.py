@@ -17,6 +17,7 @@ from vitrail.export.attention import split_qkv
 from vitrail.export.int8 import measure_damage, measure_ranges
 from vitrail.export.proof import Proof, prove
 from vitrail.export.sample import Sample
+from vitrail.files import folder_beside, move_together
 from vitrail.models import Model
 from vitrail.progress import log
 from vitrail.runs.engine import is_installed
@@ -48,10 +49,9 @@ class Order:
 def write_proven(path: Path, model: Model, card: Card, sample: Sample, order: Order, run: str | Path) -> Proof:
     """Writes a model to `path` and its proof next to it, or nothing if it loses more than it may."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # In a temporary folder but under the final name, which external weights refer to.
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".unfinished-") as folder:
-            unfinished = Path(folder) / path.name
+        with folder_beside(path) as folder:
+            unfinished = folder / path.name
             if model.reads_text:
                 text.write(unfinished, model, card)
             proof = (_int8 if order.int8 else _float32)(unfinished, model, card, sample, order)
@@ -59,11 +59,10 @@ def write_proven(path: Path, model: Model, card: Card, sample: Sample, order: Or
             proof = replace(proof, file=path, speeds={name: speed for name, speed in speeds.items() if speed})
             document = json.dumps(proof.to_json(), indent=2, ensure_ascii=False) + "\n"
             unfinished.with_name(f"{path.name}.json").write_text(document, encoding="utf-8")
-            for file in parts(path):
-                if file.name not in proof.parts:
-                    file.unlink()  # external weights of an older, larger model
-            for file in sorted(Path(folder).iterdir()):
-                file.replace(path.with_name(file.name))
+            left = [file for file in parts(path) if file.name not in proof.parts]
+            move_together(list(folder.iterdir()), path)
+            for file in left:
+                file.unlink()  # external weights of an older, larger model
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}. Choose another --out.") from error
     return proof

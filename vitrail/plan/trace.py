@@ -265,8 +265,8 @@ def _fake(modules: list[nn.Module]) -> None:
         return fakes[id(tensor)][1]
 
     for module in modules:
-        for own in (module._parameters, module._buffers):
-            own.update({name: fake(tensor) for name, tensor in own.items() if tensor is not None})
+        for own in (module._parameters, module._buffers, vars(module)):  # the last: class weights
+            own.update({name: fake(tensor) for name, tensor in own.items() if isinstance(tensor, Tensor)})
 
 
 def _state_bytes(optimizers: list[torch.optim.Optimizer]) -> int:

@@ -20,7 +20,7 @@ from vitrail.data.image_like import GivenImage, ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.data.npy import check_zip, read_member
 from vitrail.errors import UserError
-from vitrail.files import atomic_write, open_regular, reading
+from vitrail.files import atomic_write, check_writable, open_regular, reading
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor
 
@@ -109,6 +109,8 @@ class Finder:
         new = [
             i for i, (image, stamp) in enumerate(zip(every, stamps, strict=True)) if (image.name, stamp) not in known
         ]
+        if file is not None and new:
+            check_writable(file.parent)
         computed = dict(zip(new, self._vectors([every[i] for i in new]), strict=True))
         files, vectors, kept, unreadable = [], [], [], []
         for i, image in enumerate(every):

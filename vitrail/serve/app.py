@@ -11,14 +11,14 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, nearest
 from vitrail.runs.words import classify_by, label_names
 from vitrail.serve import page, schema
 from vitrail.serve.errors import ApiError
@@ -66,7 +66,8 @@ def create_app(settings: Settings, shared: Shared) -> ASGIApp:
 def _routes(max_images: int) -> APIRouter:
     router = APIRouter()
     body = schema.images_body(max_images)
-    post: Callable[..., Any] = partial(router.post, responses=schema.IMAGE_ERRORS)
+    known_only = [Depends(_check_parameters)]
+    post: Callable[..., Any] = partial(router.post, responses=schema.IMAGE_ERRORS, dependencies=known_only)
     one = schema.images_body(1)
     pictures: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}, "application/octet-stream": {}}}}
     post("/predict", response_model=schema.Predictions, openapi_extra=body)(predict)
@@ -77,12 +78,22 @@ def _routes(max_images: int) -> APIRouter:
         openapi_extra=one,
         responses={**schema.IMAGE_ERRORS, **pictures},
     )(explain)
-    router.get("/model", response_model=schema.ModelFacts, responses=schema.errors(404, 422))(model_facts)
+    router.get("/model", response_model=schema.ModelFacts, responses=schema.errors(404, 422), dependencies=known_only)(
+        model_facts
+    )
     router.get("/models", response_model=schema.ModelList, responses=schema.errors())(model_list)
     router.get("/health", response_model=schema.State, responses=schema.errors(503))(health)
     router.get("/ready", response_model=schema.State, responses=schema.errors(503))(ready)
     router.get("/metrics", response_class=PlainTextResponse, responses=schema.errors())(metrics)
     return router
+
+
+async def _check_parameters(request: Request) -> None:
+    """Raises ApiError for parameters that a route does not have: a misspelled one would be ignored."""
+    known = [parameter.alias for parameter in request.scope["route"].dependant.query_params]
+    for name in (name[:100] for name in request.query_params if name not in known):
+        hint = nearest(name, known) or f" The parameters are {', '.join(known)}."
+        raise ApiError(422, "bad_parameter", f"There is no parameter '{name}'.{hint}")
 
 
 async def predict(

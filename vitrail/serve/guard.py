@@ -44,6 +44,8 @@ class Guard:
             await self._app(scope, receive, send)  # the start and the end; there are no web sockets
             return
         begun, status, sent, received = time.monotonic(), 0, 0, 0
+        head = scope["method"] == "HEAD"
+        asked = {**scope, "method": "GET"} if head else scope  # answered like GET, without the body
 
         async def counted() -> Message:
             nonlocal received
@@ -61,12 +63,14 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
                 message["headers"] = headers.raw
             elif message["type"] == "http.response.body":
+                if head:
+                    message = {**message, "body": b""}
                 sent += len(message.get("body", b""))
             await send(message)
 
         try:
             refusal = self._refusal(scope["path"], Headers(scope=scope))
-            await (self._app if refusal is None else refusal.response())(scope, counted, guarded)
+            await (self._app if refusal is None else refusal.response())(asked, counted, guarded)
         finally:
             seconds = time.monotonic() - begun
             self._count(scope["path"], status, seconds)

@@ -18,7 +18,7 @@ from vitrail.charts.draw import save_charts
 from vitrail.config import TrainConfig, override
 from vitrail.data import Data
 from vitrail.errors import UserError
-from vitrail.files import free_name, write_text
+from vitrail.files import check_writable, free_name, write_text
 from vitrail.models import Model
 from vitrail.progress import log, track
 from vitrail.train.custom import NOTHING, Custom
@@ -38,6 +38,7 @@ _WIDTH = 4.0  # standard deviation of the smoothing, in steps
 def find_lr(config: TrainConfig, data: Data, model: Model, custom: Custom = NOTHING) -> Path:
     """Suggests a learning rate; returns the folder with the curve. If interrupted, it writes nothing."""
     config = override(config, {"model_ema": 0.0, "name": f"{config.run.name}-find-lr"})
+    world().once(lambda: check_writable(Path(config.run.out)))
     log.info(describe(config, data, model))
     losses = measure(config, data, model, custom)
     lr = suggest(losses)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitrail.config import InputConfig, Size, coerce
 from vitrail.config.options import coerce_names
 from vitrail.errors import UserError
+from vitrail.files import check_writable
 from vitrail.runs import EngineName
 from vitrail.world import World, world
 
@@ -107,6 +108,7 @@ def evaluate(
     run = run if isinstance(run, str) else Path(run)
     if preprocess is not None:
         raise UserError(f"'preprocess' is for model objects; {run} has its own.")
+    check_writable(Run.of(run).path if out is None else Path(out))
     how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "device": device, "engine": engine, "out": out}
     if real is not None:
         from vitrail.evaluate.real import evaluate_real

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,12 +88,15 @@ def study(
 @contextmanager
 def _removed_if_refused(folder: Path) -> Iterator[None]:
     """Removes a new folder, and those above it that are new, if what is enclosed raises UserError."""
-    new = next((path for path in (*reversed(folder.parents), folder) if not path.exists()), None)
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     except UserError:
-        if new is not None:
-            shutil.rmtree(new, ignore_errors=True)
+        if new:
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in new[1:]:
+            with suppress(OSError):  # another study has begun there
+                path.rmdir()
         raise
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from vitrail.config import read_yaml
 from vitrail.data.boxes.marked import Marked, Object, number
-from vitrail.data.folder import SPLITS, images_below, stop
+from vitrail.data.folder import SPLITS, files_below, is_image, stop
 from vitrail.errors import UserError, shown
 from vitrail.files import open_regular, read_lines, reading
 
 _EDGE = 1e-3  # by which a share may exceed 1: rounding of tools
 _YAML = (".yaml", ".yml")
 _LONGEST = 2**20  # bytes of such a file
+_OTHERS = 100_000  # files that are not images, more than which are walked only among many images
 
 
 def yolo_file(path: Path) -> Path | None:
@@ -70,7 +71,16 @@ def _images(file: Path, root: Any, folder: str, split: str) -> list[Path]:
         raise UserError(f"{file}: the folder of {split}, {folder}, does not exist. Correct 'path' or '{split}'.")
     if place.is_file():
         return [place.parent / line for line in read_lines(place, "a list of images") if line]
-    return list(images_below(place, stop))
+    images: list[Path] = []
+    for count, path in enumerate(files_below(place, stop), 1):
+        if is_image(path):
+            images.append(path)
+        elif count > max(_OTHERS, 10 * len(images)):  # 'train: /' would walk the whole disk
+            raise UserError(
+                f"{file}: {place} is not a folder of images: it has {len(images):,} among {count:,} files. Correct "
+                f"'path' or '{split}'."
+            )
+    return images
 
 
 def label_of(image: Path) -> Path:

@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from vitrail.data.masks.raw import COLOUR, MaskFile, RawMask
 from vitrail.data.masks.raw import Values as RawValues
 from vitrail.data.pixels import UnreadableImage
 from vitrail.errors import UserError, shortlist
-from vitrail.files import write_text
+from vitrail.files import ANNOTATIONS, read_text, write_text
 from vitrail.progress import track
 from vitrail.tasks.mask_scores import IGNORE
 
@@ -32,7 +33,7 @@ IGNORED = "ignore"  # the name of values that count nowhere
 WHITE = 255  # usually "no label", unless it is the only value besides 0
 REST = "*"  # all other values
 _MANY = 64  # more distinct values are numbers of instances, not of classes
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ def survey(masks: Sequence[RawMask]) -> list[Seen | str]:
         kinds = "".join(f"{mask.colours:d}{mask.turn}" for mask in masks if isinstance(mask, MaskFile))
         key = hashlib.blake2b(f"{_VERSION} {files_version(files)} {kinds}".encode(), digest_size=16).hexdigest()
         memory = cache_folder() / "masks" / f"{key}.json"
-        try:
-            return [_recalled(each) for each in json.loads(memory.read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError, KeyError):
-            pass  # not there yet, or damaged
+        with suppress(Exception):  # not there yet, or damaged
+            checksum, _, text = read_text(memory, ANNOTATIONS).partition("\n")
+            if checksum == _checksum(text):
+                return [_recalled(each) for each in json.loads(text)]
 
     def look(mask: RawMask) -> Seen | str:
         try:
@@ -128,12 +129,15 @@ def survey(masks: Sequence[RawMask]) -> list[Seen | str]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(track(pool.map(look, masks), "reading masks", total=len(masks), unit="mask"))
     if memory is not None and not any(isinstance(each, str) for each in found):
-        try:
+        with suppress(OSError, UserError):  # a full or read-only disk: they are read again
             memory.parent.mkdir(parents=True, exist_ok=True)
-            write_text(memory, json.dumps([[*each.size, list(each.pixels.items())] for each in found]))  # type: ignore[union-attr]
-        except OSError:
-            pass  # they are read again
+            text = json.dumps([[*each.size, list(each.pixels.items())] for each in found])  # type: ignore[union-attr]
+            write_text(memory, f"{_checksum(text)}\n{text}")
     return found
+
+
+def _checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _recalled(row: Any) -> Seen:

@@ -27,7 +27,8 @@ from vitrail.data.shards.cache import RemoteFile
 from vitrail.data.shards.files import ShardFile
 from vitrail.data.shards.split import Shard, read_at
 from vitrail.data.verify import verify
-from vitrail.files import reading
+from vitrail.errors import UserError
+from vitrail.files import atomic_write, reading
 from vitrail.progress import track
 from vitrail.version import VERSION
 
@@ -187,10 +188,8 @@ def _load_index(shard: ShardFile, field: str) -> Index | None:
 
 def _save_index(index: Index, field: str) -> None:
     file, stamp = _cache_entry(index.file, field)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     arrays = {name: getattr(index, name) for name in ("names", "places", "labels", "faults", "facts")}
-    with suppress(OSError):  # if the disk is full, the index is rebuilt next time
+    with suppress(OSError, UserError):  # if the disk is full, the index is rebuilt next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as stream:
+        with atomic_write(file) as temporary, temporary.open("wb") as stream:
             np.savez(stream, stamp=np.array(stamp), **arrays)
-        temporary.replace(file)
