@@ -32,12 +32,12 @@ DENSE = TINY | {"img_size": 32, "batch_size": 8, "epochs": 2}
 def long_cases() -> dict[str, Case]:
     return {
         "plain": ("train", "digits", LONG),
-        "accumulated": ("train", "digits", LONG | {"batch_size": 32, "grad_accum_steps": 2}),
+        "accumulated": ("train", "digits", LONG | {"grad_accum": 2}),
         "sharded": ("train", "digits", LONG | {"shard": "full"}),
         "sharded-accumulated": (
             "train",
             "digits",
-            LONG | {"shard": "full", "batch_size": 32, "grad_accum_steps": 2, "grad_checkpointing": True},
+            LONG | {"shard": "full", "grad_accum": 2, "grad_checkpointing": True},
         ),
     }
 

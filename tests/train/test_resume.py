@@ -25,14 +25,14 @@ from vitrail.train.checkpoint import checkpoint_path, load_checkpoint, save_chec
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
 # Everything that could be forgotten: an average, two optimisers, randomness in the data and in the model, and
-# five steps an epoch that each take two of its eleven batches.
+# five steps an epoch of two forward passes each.
 SETTINGS = {
     "model": "vit_nano4",
     "img_size": "8",
     "val_fraction": 0.5,
     "epochs": 3,
-    "batch_size": 80,
-    "grad_accum_steps": 2,
+    "batch_size": 160,
+    "grad_accum": 2,
     "model_ema": 0.9,
     "mixup": 0.8,
     "cutmix": 1.0,

@@ -62,7 +62,7 @@ def steps(
     `lr` gives the learning rate of the next step. Nothing is written to disk.
     """
     device, seed, optim, model = config.run.device, config.run.seed, config.optim, objective.model
-    accumulate, normalise, precision = optim.grad_accum_steps, loader.normalise, autocast(config)
+    accumulate, normalise, precision = optim.grad_accum, loader.normalise, autocast(config)
     placed = loader.task is not None
     per_epoch, forward = len(loader) // accumulate, world.wrap(objective)
     learnt = [p for module in (model, *objective.added().values()) for p in module.parameters()]

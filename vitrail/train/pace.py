@@ -28,7 +28,7 @@ def images_per_second(
 ) -> float:
     """Approximate training speed: optimiser steps on blank images for some seconds."""
     model, _ = prepare(config, data, custom)
-    device, size, targets = config.run.device, batch_size or config.optim.batch_size, data.splits["train"].targets
+    device, size, targets = config.run.device, batch_size or config.optim.pass_size, data.splits["train"].targets
     objective = make_card(config, data, model).task.objective(model.to(device), config, targets).to(device)
     if config.run.grad_checkpointing:
         recompute_activations(model)
@@ -50,7 +50,7 @@ def images_per_second(
         with precision():
             loss = objective(batch)["loss"]
         torch.autograd.backward(loss)
-        if (count + 2) % config.optim.grad_accum_steps == 0:
+        if (count + 2) % config.optim.grad_accum == 0:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
