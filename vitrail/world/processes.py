@@ -253,10 +253,6 @@ class Processes(World):
         self._plain = None
         if how == "off":
             return objective
-        if any(p.ndim == 0 for p in objective.parameters()):
-            raise UserError(
-                "--shard cannot divide models with scalar parameters, such as those of captions. Remove it."
-            )
         self._plain = _without_weights(copy.deepcopy(objective))
         mesh = self._sharded_over(how, next(objective.parameters()).device.type)
         half = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
