@@ -115,13 +115,10 @@ def measure_bytes(shard: str) -> dict[str, float]:
 
 
 def measure_save() -> dict[str, float]:
-    """The seconds of a checkpoint, and the part of them in which it is copied to memory; its bytes."""
-    import io
+    """The seconds of a checkpoint, and those of them in which training waits for a copy; its bytes."""
     import tempfile
 
-    import torch
-
-    from vitrail.train.checkpoint import checkpoint_path, save_checkpoint
+    from vitrail.train.checkpoint import Checkpoints, checkpoint_path
 
     parts = learner("vit_b16", 224, 2, "off")
     objective, optimizers, *_ = parts
@@ -129,13 +126,12 @@ def measure_save() -> dict[str, float]:
     state = {name: part.state_dict() for name, part in objective.parts().items()}
     state |= {f"optimizer {i}": optimizer.state_dict() for i, optimizer in enumerate(optimizers)}
     copied, saved = [], []
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, Checkpoints(Path(folder)) as checkpoints:
         for _ in range(TIMES):
             begun = time.perf_counter()
-            torch.save(state, io.BytesIO())
+            checkpoints.save(state)
             copied.append(time.perf_counter() - begun)
-            begun = time.perf_counter()
-            save_checkpoint(Path(folder), state)
+            checkpoints.wait()
             saved.append(time.perf_counter() - begun)
         size = checkpoint_path(Path(folder)).stat().st_size
     return {"copied": statistics.median(copied), "saved": statistics.median(saved), "bytes": size}
@@ -176,8 +172,9 @@ def main() -> None:
 
         found, every = start(1, 2, "measure-save"), 60 * options()["save_minutes"].default
         print(
-            f"{found['bytes'] / 2**20:,.0f} MiB in {found['saved']:.1f} s, {found['copied']:.1f} s of it to memory: "
-            f"{found['saved'] / every:.1%} of the {every / 60:g} minutes between checkpoints"
+            f"{found['bytes'] / 2**20:,.0f} MiB in {found['saved']:.1f} s. Training waits for {found['copied']:.1f} s "
+            f"of them: {found['copied'] / every:.1%} instead of {found['saved'] / every:.1%} of the {every / 60:g} "
+            "minutes between checkpoints."
         )
     elif part.startswith("measure-"):
         measure = {

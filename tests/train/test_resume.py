@@ -20,7 +20,7 @@ import vitrail
 from vitrail.cli import main
 from vitrail.config import TrainConfig, load_yaml, override, save_yaml
 from vitrail.errors import UserError
-from vitrail.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from vitrail.train.checkpoint import Checkpoints, checkpoint_path, load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
@@ -315,11 +315,15 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(copied):
 
 def test_a_checkpoint_replaces_the_one_before(tmp_path):
     assert load_checkpoint(tmp_path, "cpu") is None
-    for number in range(3):
-        save_checkpoint(tmp_path, {"number": number, "tensor": torch.full((4,), float(number))})
-        state = load_checkpoint(tmp_path, "cpu")
-        assert state["number"] == number
-        assert torch.equal(state["tensor"], torch.full((4,), float(number)))
+    tensor = torch.zeros(4)
+    with Checkpoints(tmp_path) as checkpoints:
+        for number in range(3):
+            checkpoints.save({"number": number, "tensor": tensor})
+            tensor += 1  # training goes on while the thread writes
+            checkpoints.wait()
+            state = load_checkpoint(tmp_path, "cpu")
+            assert state["number"] == number
+            assert torch.equal(state["tensor"], torch.full((4,), float(number)))
     assert [path.name for path in checkpoint_path(tmp_path).parent.iterdir()] == ["state.pt"]
 
 
@@ -334,14 +338,16 @@ def run_full(code, limit):
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
     pytest.importorskip("resource")
-    save_checkpoint(tmp_path, {"good": torch.arange(5)})
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save({"good": torch.arange(5)})
     code = f"""
 from pathlib import Path
 import torch
 from vitrail.errors import UserError
-from vitrail.train.checkpoint import save_checkpoint
+from vitrail.train.checkpoint import Checkpoints
 try:
-    save_checkpoint(Path({str(tmp_path)!r}), {{"large": torch.zeros(100_000)}})
+    with Checkpoints(Path({str(tmp_path)!r})) as checkpoints:
+        checkpoints.save({{"large": torch.zeros(100_000)}})
 except UserError as error:
     print(error)
 """
