@@ -17,6 +17,8 @@ from distributed.launch import environment, torchrun
 from distributed.worker import Case, train_all
 from safetensors.numpy import load_file
 
+import vitrail
+
 WORKER = Path(__file__).parent / "worker.py"
 
 # Everything that is drawn at random, and the moving average.
@@ -51,7 +53,9 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
         ("numbers", rng.normal(size=(64, 2)).astype(np.float32)),
     ):
         np.savez(folder / f"{name}.npz", images=images.astype(np.uint8), labels=labels)
-    masks, boxes = str(segmented.folder(folder / "masks")), str(boxes_made.voc(folder / "boxes", 20))
+    masks, boxes = str(folder / "mask-shards"), str(folder / "box-shards")
+    vitrail.shard(segmented.folder(folder / "masks"), masks, shard_size="9")
+    vitrail.shard(boxes_made.voc(folder / "boxes", 20), boxes, shard_size="9")
     words = str(captioned.captioned(folder / "words"))
     few: dict[str, Any] = {**SHORT, "batch_size": 16, "epochs": 2}
     pretrained = {**SHORT, "drop_path": 0.2}

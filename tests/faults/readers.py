@@ -157,6 +157,8 @@ def formats(home: Path) -> dict[str, Reader]:
         "captions": Reader(home / "captions", partial(data, task="pairs", tokenizer="bpe"), ("*.txt",)),
         "coco captions": Reader(home / "captions", partial(below, name="captions.json"), ("captions.json",)),
         "shards with a manifest": Reader(home / "written", data, ("*",)),
+        "shards of masks": Reader(home / "written-masks", masks, ("*",)),
+        "shards of boxes": Reader(home / "written-boxes", boxes, ("*",)),
         "run": Reader(own, run, files),
         "config.yaml": Reader(own / "config.yaml", read_settings),
         "model.json": Reader(own, run, ("model.json",)),
