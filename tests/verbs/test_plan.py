@@ -47,7 +47,9 @@ def test_what_to_change_when_it_does_not_fit():
     assert "It does not fit into 14.4 GB (90% of 16.0 GB)" in page
     passes = int(re.findall(r"--grad-accum (\d+), the same", page)[0])
     assert 2**18 / passes <= run.batch < 2 * 2**18 / passes
-    assert vitrail.plan(**SMALL, device="T4", batch_size=2**18, grad_accum=passes).fits
+    more = vitrail.plan(**SMALL, device="T4", batch_size=2**18, grad_accum=2 * passes)
+    assert more.fits
+    assert f"The batch fits with --grad-accum {passes}: fewer" in text(more)
     assert "  --grad-checkpointing\n" in page
     assert plan.variants[0].memory.total > 14.4e9 > next(v for v in plan.variants if "check" in v.change).memory.total
 

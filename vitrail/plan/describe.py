@@ -38,11 +38,13 @@ def advice(plan: Plan) -> list[str]:
     """Whether the run fits, and what to change if it does not."""
     machine, run = plan.machine, plan.variants[0]
     room = f"{size(USABLE * machine.memory)} ({USABLE:.0%} of {size(machine.memory)})"
+    batch, passes = plan.config.optim.batch_size, _passes(plan.config.optim.batch_size, run.batch, machine.count)
     if run.fits:
-        return [f"It fits into {room}; the largest forward pass that fits has {run.batch:,} images."]
+        lines = [f"It fits into {room}; the largest forward pass that fits has {run.batch:,} images."]
+        fewer = 0 < passes < plan.config.optim.grad_accum
+        return [*lines, *([f"The batch fits with --grad-accum {passes}: fewer and larger passes."] if fewer else [])]
     lines = [f"It does not fit into {room}. What fits:"]
-    batch = plan.config.optim.batch_size
-    if passes := _passes(batch, run.batch, machine.count):
+    if passes:
         lines.append(f"  --grad-accum {passes}, the same optimiser steps")
     lines += [f"  {variant.change}" for variant in plan.variants[1:] if variant.fits]
     lines += [
