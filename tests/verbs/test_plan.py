@@ -81,7 +81,7 @@ def test_machines_are_found_however_they_are_spelled():
         ({"device": "A100", "shard": "full"}, "several devices"),
         ({"device": "A100", "utilisation": 1.5}, "above 0 and at most 1"),
         ({"data": 0, "device": "A100"}, "at least 1"),
-        ({"devices": "8xA100", "batch_size": 4}, "at least the 8 devices"),
+        ({"devices": "8xA100", "batch_size": 4}, "8 devices share each forward pass"),
         ({"data": "digits", "classes": 3, "device": "A100"}, "Remove --classes"),
     ],
 )
