@@ -28,21 +28,14 @@ RANDOM: dict[str, Any] = {
 }
 LONG = TINY | RANDOM | {"epochs": 50 / 22, "lr": 1e-3}  # the recipe's rate is unstable with so much noise
 SHORT = TINY | {"epochs": 0.2}  # four steps
-SHARDED = ("words", "words-softmax", "bf16")
+SHARDED = ("words", "words-softmax", "bf16")  # in any case
 DENSE = TINY | {"img_size": 32, "batch_size": 8, "epochs": 2}
 
 
-def long_cases() -> dict[str, Case]:
-    return {
-        "plain": ("train", "digits", LONG),
-        "accumulated": ("train", "digits", LONG | {"grad_accum": 2}),
-        "sharded": ("train", "digits", LONG | {"shard": "full"}),
-        "sharded-accumulated": (
-            "train",
-            "digits",
-            LONG | {"shard": "full", "grad_accum": 2, "grad_checkpointing": True},
-        ),
-    }
+LONG_CASES: dict[str, Case] = {
+    "plain": ("train", "digits", LONG),
+    "accumulated": ("train", "digits", LONG | {"grad_accum": 2}),
+}
 
 
 def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
@@ -78,18 +71,20 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
         "norms": ("train", "digits", maps | {"model": "coatnet_nano"}),
         "windows": ("train", "digits", maps | {"model": "swin_nano", "drop": 0.1}),
         "bf16": ("train", "digits", SHORT | {"amp": "bf16", "grad_checkpointing": True}),
-        "compiled": ("train", "digits", SHORT | {"drop_path": 0.1}),  # by several processes only
+        "eager": ("train", "digits", SHORT | {"drop_path": 0.1}),
     }
+
+
+def changed(case: Case, **how: Any) -> Case:
+    verb, data, settings = case
+    return verb, data, settings | how
 
 
 def shared(cases: dict[str, Case]) -> dict[str, Case]:
     """Every second case sharded: which weights are, is decided by the stages of the model, not by its task."""
-    verb, data, how = cases["compiled"]
-    compiled = {f"compiled-{s}": (verb, data, how | {"compile": True, "shard": s}) for s in ("off", "full")}
-    return compiled | {
-        name: (verb, data, how | {"shard": "full" if number % 2 or name in SHARDED else "off"})
-        for number, (name, (verb, data, how)) in enumerate(cases.items())
-        if name != "compiled"
+    return {
+        name: changed(case, shard="full" if number % 2 or name in SHARDED else "off")
+        for number, (name, case) in enumerate(cases.items())
     }
 
 
@@ -111,40 +106,40 @@ def scores(run: Path) -> dict[str, float]:
 def alone(trained, tmp_path_factory):
     """Runs of one process: their folder, cases and losses."""
     out = tmp_path_factory.mktemp("alone")
-    cases = {name: case for name, case in long_cases().items() if "sharded" not in name}
-    cases |= short_cases(tmp_path_factory.mktemp("data"), trained)
+    cases = LONG_CASES | short_cases(tmp_path_factory.mktemp("data"), trained)
     return out, cases, train_all(cases, out)
 
 
-def same(name: str, before: str, losses: dict[str, list[float]], run: Path, alone: Any, tolerance: float) -> None:
-    """A run of several processes has the losses, the scores and the weights of one process."""
+def compare(processes: int, cases: dict[str, tuple[str, Case]], alone: Any, folder: Path) -> None:
+    """Several processes have the losses, the scores and the weights of one: each case with the name of its run."""
     out, _, expected = alone
-    np.testing.assert_allclose(losses[name], expected[before], rtol=tolerance, err_msg=name)
-    ours, theirs = scores(run), scores(out / before)
-    assert ours.get("images") == theirs.get("images")
-    assert ours.get("loss") == (pytest.approx(theirs["loss"], rel=10 * tolerance) if "loss" in theirs else None)
-    shapes = [{key: v.shape for key, v in load_file(r / "model.safetensors").items()} for r in (run, out / before)]
-    assert shapes[0] == shapes[1]
-
-
-def long_and_same(cases: dict[str, Case], losses: dict[str, list[float]], out: Path, alone: Any) -> None:
-    for name in cases:
-        assert len(losses[name]) == 50
-        before = "accumulated" if name.endswith("accumulated") else "plain"
-        same(name, before, losses, out / name, alone, 1e-5)
+    losses = together(processes, {name: case for name, (_, case) in cases.items()}, folder)
+    for name, (before, _) in cases.items():
+        tolerance = 1e-5 if before in LONG_CASES else 2e-2 if before == "bf16" else 2e-5
+        assert len(losses[name]) == 50 or before not in LONG_CASES
+        np.testing.assert_allclose(losses[name], expected[before], rtol=tolerance, err_msg=name)
+        ours, theirs = scores(folder / name), scores(out / before)
+        assert ours.get("images") == theirs.get("images")
+        assert ours.get("loss") == (pytest.approx(theirs["loss"], rel=10 * tolerance) if "loss" in theirs else None)
+        shapes = [
+            {key: value.shape for key, value in load_file(run / "model.safetensors").items()}
+            for run in (folder / name, out / before)
+        ]
+        assert shapes[0] == shapes[1]
 
 
 def test_two_processes_train_as_one_does(alone, tmp_path):
-    short = shared({name: case for name, case in alone[1].items() if name not in long_cases()})
-    losses = together(2, long_cases() | short, tmp_path / "out")
-    long_and_same(long_cases(), losses, tmp_path / "out", alone)
-    for name in short:
-        before = "compiled" if name.startswith("compiled") else name
-        same(name, before, losses, tmp_path / "out" / name, alone, 2e-2 if name == "bf16" else 2e-5)
+    known = alone[1]
+    short = {name: case for name, case in known.items() if name not in ("eager", *LONG_CASES)}
+    cases = {name: (name, case) for name, case in shared(short).items()}
+    for shard in ("off", "full"):
+        halves = changed(known["accumulated"], shard=shard, grad_checkpointing=shard == "full")
+        cases[f"accumulated-{shard}"] = "accumulated", halves
+        cases[f"compiled-{shard}"] = "eager", changed(known["eager"], compile=True, shard=shard)
+    compare(2, cases, alone, tmp_path / "out")
 
 
 def test_four_processes_train_as_one_does(alone, tmp_path):
-    cases = {name: case for name, case in long_cases().items() if "accumulated" not in name}
-    cases["hybrid"] = ("train", "digits", LONG | {"shard": "hybrid"})
-    losses = together(4, cases, tmp_path / "out")
-    long_and_same(cases, losses, tmp_path / "out", alone)
+    plain, eager = alone[1]["plain"], alone[1]["eager"]
+    cases = {"plain": ("plain", plain), "sharded": ("plain", changed(plain, shard="full"))}
+    compare(4, cases | {"hybrid": ("eager", changed(eager, shard="hybrid"))}, alone, tmp_path / "out")
