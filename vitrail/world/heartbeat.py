@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 _LOOKS = 20  # within the timeout
@@ -30,7 +31,7 @@ class Heartbeat:
     def _run(self) -> None:
         # Looks are counted, not seconds: all processes may have been stopped together, or the machine suspended.
         counts, looks = dict.fromkeys(self._watched, 0), dict.fromkeys(self._watched, 0)
-        try:
+        with suppress(RuntimeError):  # torchrun has ended, with the store
             while not self._over.wait(self._interval):
                 self._add(self._rank, 1)
                 for rank in self._watched:
@@ -39,16 +40,13 @@ class Heartbeat:
                     counts[rank] = count
                     if looks[rank] >= _LOOKS:
                         self._give_up(rank)
-        except RuntimeError:  # torchrun has ended, with the store
-            return
 
     def _stop(self) -> None:
         self._over.set()
-        self._thread.join()
-        try:
-            self._add(self._rank, _LEFT)
-        except RuntimeError:
-            return
+        self._thread.join(self._interval)
+        if not self._thread.is_alive():  # else it waits for a store that no longer answers
+            with suppress(RuntimeError):
+                self._add(self._rank, _LEFT)
 
     def _add(self, rank: int, number: int) -> int:
         count: int = self._store.add(f"vitrail/heartbeat/{rank}", number)
