@@ -1,8 +1,9 @@
-"""Several processes: their speed against threads, the memory that FSDP2 saves, and the bytes that they send.
+"""Several processes: their speed against threads, the memory that FSDP2 saves, the bytes that they send; checkpoints.
 
     python benchmarks/distributed.py speed     # 1 process with 2 threads against 2 processes with 1 thread
     python benchmarks/distributed.py memory    # ViT-B/16 on 4 processes: weights, gradients and optimiser
     python benchmarks/distributed.py bytes     # ViT-B/16 on 4 processes: what a step sends, with DDP and FSDP2
+    python benchmarks/distributed.py save      # ViT-B/16 with AdamW: how long training waits for a checkpoint
 
 Processes are started by torchrun and talk by gloo on this machine. `speed` trains Ti/16 at 96 pixels in batches of 32;
 both contestants alternate, medians of 3 runs. `bytes` reads the counter of a loopback interface of its own, in a
@@ -113,6 +114,29 @@ def measure_bytes(shard: str) -> dict[str, float]:
     return {"sent": (_sent() - sent[0]) / 3 / PROCESSES, "weights": weights}
 
 
+def measure_save() -> dict[str, float]:
+    """The seconds of a checkpoint, and those of them in which training waits for a copy; its bytes."""
+    import tempfile
+
+    from vitrail.train.checkpoint import Checkpoints, checkpoint_path
+
+    parts = learner("vit_b16", 224, 2, "off")
+    objective, optimizers, *_ = parts
+    next(walk(*parts))
+    state = {name: part.state_dict() for name, part in objective.parts().items()}
+    state |= {f"optimizer {i}": optimizer.state_dict() for i, optimizer in enumerate(optimizers)}
+    copied, saved = [], []
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, Checkpoints(Path(folder)) as checkpoints:
+        for _ in range(TIMES):
+            begun = time.perf_counter()
+            checkpoints.save(state)
+            copied.append(time.perf_counter() - begun)
+            checkpoints.wait()
+            saved.append(time.perf_counter() - begun)
+        size = checkpoint_path(Path(folder)).stat().st_size
+    return {"copied": statistics.median(copied), "saved": statistics.median(saved), "bytes": size}
+
+
 def _sent() -> int:
     """The bytes that the loopback interface of this network namespace has sent."""
     lines = Path("/proc/net/dev").read_text(encoding="ascii").splitlines()
@@ -143,10 +167,20 @@ def main() -> None:
                 f"{name:<6} {found['sent'] / 2**20:7.1f} MiB per process and step; in theory "
                 f"{theory / 2**20:7.1f}: {found['sent'] / theory:.3f}"
             )
+    elif part == "save":
+        from vitrail.config import options
+
+        found, every = start(1, 2, "measure-save"), 60 * options()["save_minutes"].default
+        print(
+            f"{found['bytes'] / 2**20:,.0f} MiB in {found['saved']:.1f} s. Training waits for {found['copied']:.1f} s "
+            f"of them: {found['copied'] / every:.1%} instead of {found['saved'] / every:.1%} of the {every / 60:g} "
+            "minutes between checkpoints."
+        )
     elif part.startswith("measure-"):
         measure = {
             "measure-speed": measure_speed,
             "measure-memory": measure_memory,
+            "measure-save": measure_save,
             "measure-bytes-off": lambda: measure_bytes("off"),
             "measure-bytes-full": lambda: measure_bytes("full"),
         }[part]

@@ -91,7 +91,7 @@ def measure_speed(data: str, settings: dict[str, Any]) -> dict[str, float]:
                 how = settings | {"time_budget": "1m", "out": out}
                 run = vitrail.train(data, **how) if name == "train" else vitrail.pretrain(data, method=name, **how)
                 row, optim = Run(run).history[-1], Run(run).config.optim
-                turns[name].append(60 * row["step"] * optim.batch_size * optim.grad_accum_steps / row["seconds"])
+                turns[name].append(60 * row["step"] * optim.batch_size / row["seconds"])
     return {name: round(statistics.median(rates)) for name, rates in turns.items()}
 
 

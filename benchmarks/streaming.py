@@ -1,10 +1,10 @@
 """Streams shards from an HTTP server that fails and stalls, with readers that are killed: is each image read once?
 
-    python benchmarks/streaming.py [--images 200000] [--shards 200] [--json FILE]
+    python benchmarks/streaming.py [--images 200000] [--shards 200] [--epochs 2] [--json FILE]
     python benchmarks/streaming.py traffic
 
 Small images, each with its number in its first pixel, are written by `vitrail shard` and served on 127.0.0.1. Of all
-requests, 5 % fail (an error, or a connection cut in the middle) and 2 % stall. Two processes read two epochs through
+requests, 5 % fail (an error, or a connection cut in the middle) and 2 % stall. Two processes read the epochs through
 the loader of training, each its share of every batch. Both are killed with -9 several times and continue at the last
 batch that both had finished, as after a checkpoint. Every image must be read exactly once per epoch; the memory of the
 readers and the size of the cache on disk are recorded.
@@ -35,7 +35,6 @@ from urllib.request import urlopen
 import numpy as np
 
 SIDE = 16
-EPOCHS = 2
 PROCESSES = 2
 SEED = 3
 
@@ -52,6 +51,7 @@ class Soak:
     stall: float = 0.02
     patience: float = 2.0  # seconds after which a silent request is repeated
     shards_held: float = 40  # size of the cache
+    epochs: int = 2
 
 
 # The server
@@ -129,7 +129,7 @@ def read(address: str, rank: int, start: int, log: Path, soak: Soak, cache: floa
     split = open_data(address, cache_gb=cache).splits["train"]
     loader = TrainBatches(split, Preprocess((SIDE, SIDE), 3), soak.batch, SEED)
     with log.open("ab", buffering=0) as file:
-        for epoch in range(start // len(loader), EPOCHS):
+        for epoch in range(start // len(loader), soak.epochs):
             first = max(start - epoch * len(loader), 0)
             numbers = [np.array_split(batch, PROCESSES)[rank] for batch in loader.numbers(epoch, first)]
             for k, (pixels, _) in enumerate(loader.read(epoch, numbers), first):
@@ -229,7 +229,7 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
         address = f"http://127.0.0.1:{int(server.stdout.readline())}"
         readers = Readers(folder, address, soak, limit / 2**30)
         begun, disk, kills = time.monotonic(), 0, list(killing_points(soak))
-        total = EPOCHS * (soak.images // soak.batch)
+        total = soak.epochs * (soak.images // soak.batch)
         readers.start()
         while readers.running():
             time.sleep(0.05)
@@ -248,10 +248,10 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
             readers.kill()
         server.kill()
         server.communicate()
-    per_epoch = total // EPOCHS
+    per_epoch = total // soak.epochs
     for mine in rows:
         assert mine[:, 0].tolist() == list(range(total))
-    for epoch in range(EPOCHS):
+    for epoch in range(soak.epochs):
         part = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
         seen = np.concatenate([mine[part, 2:].ravel() for mine in rows])
         assert np.array_equal(np.sort(seen), np.arange(soak.images)), f"epoch {epoch}: an image is lost or repeated"
@@ -260,12 +260,11 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
     third = last.shape[1] // 3
     return {
         **asdict(soak),
-        "epochs": EPOCHS,
         "processes": PROCESSES,
         "killed at batch": killing_points(soak),
         "batches": total,
         "seconds": round(seconds, 1),
-        "images per second": round(EPOCHS * soak.images / seconds),
+        "images per second": round(soak.epochs * soak.images / seconds),
         "server": counts,
         "set MB": round(sum(path.stat().st_size for path in shards.glob("*.tar")) / 1e6, 1),
         "cache limit MB": round(limit / 1e6, 1),
@@ -274,13 +273,14 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
             "first third": round(float(last[:, :third].mean()) / 1e6, 1),
             "last third": round(float(last[:, -third:].mean()) / 1e6, 1),
             "peak": round(float(memories.max()) / 1e6, 1),
+            "by tenth": [round(float(part.mean()) / 1e6, 1) for part in np.array_split(last, 10, axis=1)],
         },
     }
 
 
 def killing_points(soak: Soak) -> list[int]:
     """The batches, over all epochs, at which the readers are killed: in the first half of the run."""
-    total = EPOCHS * (soak.images // soak.batch)
+    total = soak.epochs * (soak.images // soak.batch)
     return sorted(random.Random(SEED).sample(range(2, total // 2), soak.kills))
 
 
@@ -315,10 +315,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--images", type=int, default=Soak.images)
     parser.add_argument("--shards", type=int, default=Soak.shards)
+    parser.add_argument("--epochs", type=int, default=Soak.epochs)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Soak(asked.images, asked.shards), Path(folder))
+        figures = measure(Soak(asked.images, asked.shards, epochs=asked.epochs), Path(folder))
     print(json.dumps(figures, indent=2))
     if asked.json is not None:
         asked.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

@@ -35,7 +35,7 @@ def main() -> None:
                 classes,
                 None,
                 machine("A100"),
-                {"model": model, "recipe": "paper-pretrain", "batch_size": BATCH, "grad_accum_steps": 1},
+                {"model": model, "recipe": "paper-pretrain", "batch_size": BATCH},
             )
             if not traces:
                 traces = [

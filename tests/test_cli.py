@@ -213,7 +213,7 @@ def test_a_class_in_val_that_train_lacks(refuses):
         (["--epochs", "0"], "'epochs' must be above 0 and finite, but it is 0."),
         (["--weights", "nowhere"], "nowhere is neither a run folder nor a weights file"),
         (["--device", "cuda:77"], "The device 'cuda:77' cannot be used"),
-        (["--grad-accum-steps", "1000"], "Lower --grad-accum-steps"),
+        (["--grad-accum", "1000"], "of the 1000 forward passes of --grad-accum"),
     ],
     ids=str,
 )

@@ -30,7 +30,7 @@ def test_the_table_of_recipes_is_what_they_resolve_to():
         expected[name] = (
             f"{config.model}, {config.input.img_size[0]}",
             f"{o.epochs}",
-            f"{o.batch_size * o.grad_accum_steps}",
+            f"{o.batch_size}",
             {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB", "muon": "Muon"}[o.opt],
             f"{o.lr:g}",
             f"{o.weight_decay:g}",

@@ -2,7 +2,8 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 tests/distributed/commands.py COMMANDS
 
-COMMANDS is a JSON file: a list of command lines. With $FAILS, the process of this rank fails in the third step.
+COMMANDS is a JSON file: a list of command lines. With $FAILS, the process of this rank fails in the third step of the
+last one.
 """
 
 from __future__ import annotations

@@ -79,19 +79,32 @@ def workers(agent: int) -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
-def test_a_killed_process_is_replaced(words, undisturbed, tmp_path):
+def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
     command = torchrun(2, "-m", "vitrail", *words, max_restarts=3, monitor_interval=0.1)
-    with (
-        (tmp_path / "log").open("w") as log,
-        subprocess.Popen(command, env=environment(), stderr=log, stdout=log) as agent,
-    ):
+    env = environment(VITRAIL_TIMEOUT="15", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: step(tmp_path / "run") >= 5)
-        os.kill(workers(agent.pid)[1], signal.SIGKILL)
+        first = workers(agent.pid)
+        os.kill(first[1], signal.SIGKILL)
+        second = until(lambda: (found := workers(agent.pid)) != first and len(found) == 2 and found)
+        begun = step(tmp_path / "run")
+        until(lambda: step(tmp_path / "run") > begun)
+        os.kill(second[0], signal.SIGSTOP)
         assert agent.wait(240) == 0, (tmp_path / "log").read_text()[-5000:]
     text = (tmp_path / "log").read_text()
-    assert text.count("Resuming after step") == 1
+    assert text.count("Resuming after step") == 2
     assert "exists" not in text
     same(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGSTOP")
+def test_a_process_that_works_is_waited_for_and_one_that_hangs_is_replaced():
+    command = torchrun(2, str(Path(__file__).parent / "hung.py"), max_restarts=1, monitor_interval=0.1)
+    env = environment(VITRAIL_TIMEOUT="4", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stderr.count("vitrail: Process 0 of this command has not answered for 4 seconds.") == 1
+    assert done.stdout.count("done") == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")

@@ -12,32 +12,31 @@ import pytest
 from distributed.launch import environment, torchrun
 
 import vitrail
+from vitrail.errors import UserError
 from vitrail.evaluate.embed import write
+from vitrail.train.prepare import _check_share
+from vitrail.world import World
 
 COMMANDS = Path(__file__).parent / "commands.py"
 
 
-def together(tmp_path: Path, *commands: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "commands.json").write_text(json.dumps([[str(word) for word in words] for words in commands]))
-    command = torchrun(2, str(COMMANDS), str(tmp_path / "commands.json"))
-    return subprocess.run(command, env=environment(**env), capture_output=True, text=True, timeout=300)
-
-
 @pytest.fixture(scope="module")
-def shared(trained, digits, tmp_path_factory):
-    """What two processes print and write."""
+def shared(trained, digits, small, tmp_path_factory):
+    """What two processes write and print, the last of several commands an error of the second process."""
     out = tmp_path_factory.mktemp("shared")
-    done = together(
-        out,
+    settings = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()]
+    commands = [
         ["evaluate", trained, "--out", out / "evaluation", "--batch-size", "50"],
         ["evaluate", trained, "digits", "--method", "knn", "--out", out / "knn"],
         ["predict", trained, digits, "--out", out / "predictions.csv", "--batch-size", "7"],
         ["embed", trained, digits, "--out", out / "features.parquet"],
         ["embed", trained, digits, "--out", out / "features.npz"],
         ["models", "vit_nano4"],
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return out, done.stdout
+        ["train", "digits", "--out", out, *settings],
+    ]
+    (out / "commands.json").write_text(json.dumps([[str(word) for word in words] for words in commands]))
+    command = torchrun(2, str(COMMANDS), str(out / "commands.json"))
+    return out, subprocess.run(command, env=environment(FAILS="1"), capture_output=True, text=True, timeout=300)
 
 
 def test_evaluations_are_those_of_one_process(shared, trained, tmp_path):
@@ -69,21 +68,22 @@ def test_vectors_are_written_in_parts_or_merged(shared, trained, digits, tmp_pat
 
 
 def test_results_are_printed_once(shared):
-    for line in ("top-5 ", "vectors of length 128 are in", "vit_nano4 "):
-        assert shared[1].count(line) == {"vit_nano4 ": 1}.get(line, 2), line
+    for line, times in {"top-5 ": 2, "vectors of length 128 are in": 2, "vit_nano4  ": 1}.items():
+        assert shared[1].stdout.count(line) == times, line
+
+
+def test_an_error_is_one_sentence_once(shared):
+    said = [line for line in shared[1].stderr.splitlines() if line.startswith("vitrail: ")]
+    assert said == ["vitrail: An image of this process cannot be read."]
+    assert "Traceback" not in shared[1].stderr.partition("torch/distributed/elastic")[0]
 
 
 @pytest.mark.parametrize(
-    ("words", "env", "sentence"),
-    [
-        (["--batch-size", "63"], {}, "Each of the 2 processes gets the same share of a batch"),
-        ([], {"FAILS": "1"}, "An image of this process cannot be read."),
-    ],
+    ("images", "passes", "way_out"),
+    [(63, 1, "--batch-size 62 or 64"), (66, 2, "--batch-size 64 or 68"), (1, 1, "at least 2 images")],
 )
-def test_an_error_is_one_sentence_once(words, env, sentence, tmp_path, small):
-    settings = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()]
-    done = together(tmp_path, ["train", "digits", "--out", tmp_path, *settings, *words], **env)
-    said = [line for line in done.stderr.splitlines() if line.startswith("vitrail: ")]
-    assert len(said) == 1, done.stderr
-    assert sentence in said[0]
-    assert "Traceback" not in done.stderr.partition("torch/distributed/elastic")[0]
+def test_a_batch_that_processes_cannot_share_is_refused(images, passes, way_out, monkeypatch):
+    monkeypatch.setattr(World, "size", 2)
+    _check_share(64, passes)
+    with pytest.raises(UserError, match=rf"Each of the 2 processes gets the same share.*{way_out}"):
+        _check_share(images, passes)

@@ -162,6 +162,8 @@ def _annotated(home: Path) -> None:
     segmented.labelme(home / "labelme")
     segmented.coco(home / "coco-masks")
     boxes_made.voc(home / "voc")
+    vitrail.shard(home / "masks", home / "written-masks")
+    vitrail.shard(home / "voc", home / "written-boxes")
     boxes_made.coco(home / "coco")
     boxes_made.yolo(home / "yolo")
     boxes_made.table(home / "box-table")

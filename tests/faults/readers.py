@@ -193,6 +193,8 @@ def formats(home: Path) -> dict[str, Reader]:
         "embedded parquet": Reader(home / "embedded", data, ("*",)),
         "saved data set": Reader(home / "saved", data, ("*",)),
         "caches": Reader(home / "caches", partial(caches, home=home), ("*.sqlite", "*/*.*", "*/*/*")),
+        "shards of masks": Reader(home / "written-masks", masks, ("*",)),
+        "shards of boxes": Reader(home / "written-boxes", boxes, ("*",)),
         "run": Reader(own, run, files),
         "config.yaml": Reader(own / "config.yaml", read_settings),
         "model.json": Reader(own, run, ("model.json",)),

@@ -24,7 +24,7 @@ from vitrail.data.images import UnreadableImage, read_image
 from vitrail.errors import UserError
 from vitrail.runs.exported import ExportedModel, exported_card
 from vitrail.runs.run import Run
-from vitrail.train.checkpoint import load_checkpoint, save_checkpoint
+from vitrail.train.checkpoint import Checkpoints, load_checkpoint
 from vitrail.train.config_file import read_settings
 from vitrail.weights import open_run
 from vitrail.weights.card import read_card
@@ -313,7 +313,8 @@ def test_checkpoints_without_their_parts(trained, tmp_path, damage):
     run = shutil.copytree(trained, tmp_path / "run")
     state = load_checkpoint(run, "cpu")
     damage(state)
-    save_checkpoint(run, state)
+    with Checkpoints(run) as checkpoints:
+        checkpoints.save(state)
     with pytest.raises(UserError, match="Delete it to restart the run"):
         vitrail.train(resume=run)
 

@@ -7,12 +7,14 @@ in its third of four epochs; `whole.csv` holds the metrics of the same run undis
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 import vitrail
+from vitrail.train.config_file import read_settings
 
 OLD = Path(__file__).parent / "old_run"
 
@@ -55,6 +57,14 @@ def test_it_resumes_and_ends_as_it_would_have(old):
     for row, expected in zip(rows(old / "metrics.csv"), rows(OLD / "whole.csv"), strict=True):
         for name in ("step", "lr", "train_loss", "val_loss"):
             assert row[name] == pytest.approx(expected[name], rel=1e-3), name
+
+
+def test_its_batch_size_was_that_of_a_forward_pass(old, tmp_path):
+    for text in ((old / "config.yaml").read_text(), "batch_size: 32\ngrad_accum_steps: 1\n"):
+        images = int(re.findall(r"batch_size: (\d+)", text)[0])
+        (tmp_path / "config.yaml").write_text(text.replace("grad_accum_steps: 1", "grad_accum_steps: 4"))
+        settings = read_settings(tmp_path / "config.yaml")
+        assert (settings["batch_size"], settings["grad_accum"]) == (4 * images, 4)
 
 
 def test_its_exported_file_predicts_what_it_predicts(old, digits):

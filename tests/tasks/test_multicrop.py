@@ -218,7 +218,7 @@ def test_a_mixer_learns_from_crops_of_one_size_only():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"batch_size": 1}, "'batch_size' must be at least 2"),
+        ({"batch_size": 1}, "forward pass, which must be at least 2"),
         ({"local_size": 7}, "'local_size' must be a multiple of 4 and at most the image size, 16, but it is 7"),
         ({"local_size": 32}, "The images of made-up are 16x16, smaller than crops of 32x32"),
         ({"global_scale": (0.9, 0.4)}, "'global_scale' must be two shares"),

@@ -69,7 +69,7 @@ def test_a_loss_that_explodes_does_not_hide_the_others():
     assert smooth([1.0] * 30 + [1e30])[:20] == pytest.approx([1.0] * 20, rel=0.1)
 
 
-@pytest.mark.parametrize("settings", [{"opt": "muon"}, {"opt": "sgd", "amp": "fp16", "grad_accum_steps": 2}], ids=str)
+@pytest.mark.parametrize("settings", [{"opt": "muon"}, {"opt": "sgd", "amp": "fp16", "grad_accum": 2}], ids=str)
 def test_training_finds_a_rate_and_leaves_nothing_but_the_curve(settings, small, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("vitrail.train.find_lr.STEPS", 60)
     given = {**small, **settings, "out": tmp_path, "name": "mine", "find_lr": True}

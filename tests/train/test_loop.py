@@ -111,7 +111,7 @@ def test_threads_and_the_time_of_saving_do_not_change_the_numbers(train, small):
 def test_two_half_batches_are_as_good_as_a_whole(train, small):
     settings = {**small, **PLAIN, "opt": "sgd", "lr": 0.05}
     whole = train(**settings)
-    halves = train(**{**settings, "batch_size": 32, "grad_accum_steps": 2})
+    halves = train(**{**settings, "grad_accum": 2})
     assert rows(whole)[-1]["step"] == rows(halves)[-1]["step"]
     assert rows(whole)[-1]["train_loss"] == pytest.approx(rows(halves)[-1]["train_loss"], rel=1e-4)
     assert_close(whole, halves, rtol=1e-3, atol=1e-5)
@@ -314,7 +314,7 @@ def test_overwrite_never_costs_the_weights_to_begin_from(train, small):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"grad_accum_steps": 100},
+        {"grad_accum": 100},
         {"pool": "cls"},
         {"registers": 2},
         {"device": "cuda:77"},
@@ -331,7 +331,7 @@ def test_what_cannot_begin_leaves_no_run_behind(train, small, tmp_path, wrong):
 def test_what_cannot_begin_costs_no_earlier_run(train, small):
     run = train(**small, name="run")
     with pytest.raises(UserError):
-        train(**small, name="run", grad_accum_steps=100, overwrite=True)
+        train(**small, name="run", grad_accum=100, overwrite=True)
     assert load(run)
 
 

@@ -41,7 +41,7 @@ def imagenet(images=1_281_167):
 def published(recipe, images=1_281_167, **asked):
     """The settings for photographs, as many as in ImageNet, by their flat names; the batch is that of a step."""
     settings = flat(resolve("made-up", imagenet(images), {"recipe": recipe, **asked}))
-    return settings | {"batch": settings["batch_size"] * settings["grad_accum_steps"]}
+    return settings | {"batch": settings["batch_size"]}
 
 
 def warmup_steps(settings, images=1_281_167):
@@ -216,18 +216,18 @@ def test_trained_weights_become_larger_for_the_papers_finetuning_and_keep_their_
 
 
 def test_a_batch_is_made_of_passes_and_the_rate_fits_it():
-    assert (published("deit")["batch_size"], published("deit")["grad_accum_steps"]) == (128, 8)
-    assert published("deit", batch_size=512)["grad_accum_steps"] == 2
-    one = published("deit", batch_size=256, grad_accum_steps=1)
+    assert (published("deit")["batch_size"], published("deit")["grad_accum"]) == (1024, 8)
+    assert published("deit", batch_size=512)["grad_accum"] == 1
+    one = published("deit", batch_size=256, grad_accum=2)
     assert (one["batch"], one["lr"]) == (256, 2.5e-4)
-    assert published("beyer", batch_size=256, grad_accum_steps=1)["lr"] == 5e-4
-    assert published("beyer", batch_size=256, grad_accum_steps=1, lr=0.1)["lr"] == 0.1
+    assert published("beyer", batch_size=256)["lr"] == 5e-4
+    assert published("beyer", batch_size=256, lr=0.1)["lr"] == 0.1
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED)
 def test_little_data_gets_small_batches_and_a_short_warm_up(recipe):
     settings = flat(resolve("made-up", data_of(8, 1500, channels=1), {"recipe": recipe}))
-    assert settings["batch_size"] * settings["grad_accum_steps"] == 64
+    assert settings["batch_size"] == 64
     assert settings["lr"] < published(recipe)["lr"]
     assert settings["warmup_epochs"] <= settings["epochs"] / 8
     assert (settings["model"], settings["img_size"]) == ("vit_nano2", (8, 8))

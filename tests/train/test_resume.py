@@ -20,19 +20,19 @@ import vitrail
 from vitrail.cli import main
 from vitrail.config import TrainConfig, load_yaml, override, save_yaml
 from vitrail.errors import UserError
-from vitrail.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
+from vitrail.train.checkpoint import Checkpoints, checkpoint_path, load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
 # Everything that could be forgotten: an average, two optimisers, randomness in the data and in the model, and
-# five steps an epoch that each take two of its eleven batches.
+# five steps an epoch of two forward passes each.
 SETTINGS = {
     "model": "vit_nano4",
     "img_size": "8",
     "val_fraction": 0.5,
     "epochs": 3,
-    "batch_size": 80,
-    "grad_accum_steps": 2,
+    "batch_size": 160,
+    "grad_accum": 2,
     "model_ema": 0.9,
     "mixup": 0.8,
     "cutmix": 1.0,
@@ -124,7 +124,7 @@ def test_the_run_to_compare_with_is_worth_it(straight):
     assert any(not torch.equal(state["model"][name], value) for name, value in state["kept"].items())
 
 
-def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path, vitrail_says):
+def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path, vitrail_says, caplog):
     first, second, run = tmp_path / "first", tmp_path / "second", tmp_path / "third"
 
     # Before there is a checkpoint, and in the middle of an epoch.
@@ -139,7 +139,7 @@ def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path,
     with interrupted("state.pt", 2):
         code, _, said = vitrail_says(*command("--resume", run))
     assert code == 130
-    assert f"vitrail train --resume {run}" in said
+    assert f"To resume: vitrail train --resume {run}" in caplog.text
     assert "Traceback" not in said
     at = load_checkpoint(run, "cpu")["progress"]["step"]
     assert 4 <= at < STEPS
@@ -318,11 +318,15 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(copied):
 
 def test_a_checkpoint_replaces_the_one_before(tmp_path):
     assert load_checkpoint(tmp_path, "cpu") is None
-    for number in range(3):
-        save_checkpoint(tmp_path, {"number": number, "tensor": torch.full((4,), float(number))})
-        state = load_checkpoint(tmp_path, "cpu")
-        assert state["number"] == number
-        assert torch.equal(state["tensor"], torch.full((4,), float(number)))
+    tensor = torch.zeros(4)
+    with Checkpoints(tmp_path) as checkpoints:
+        for number in range(3):
+            checkpoints.save({"number": number, "tensor": tensor})
+            tensor += 1  # training goes on while the thread writes
+            checkpoints.wait()
+            state = load_checkpoint(tmp_path, "cpu")
+            assert state["number"] == number
+            assert torch.equal(state["tensor"], torch.full((4,), float(number)))
     assert [path.name for path in checkpoint_path(tmp_path).parent.iterdir()] == ["state.pt"]
 
 
@@ -336,7 +340,8 @@ import vitrail.train.checkpoint, vitrail.verbs.train
 from vitrail.cli import main
 
 def save(run):
-    vitrail.train.checkpoint.save_checkpoint(Path(run), {"large": torch.zeros(100_000)})
+    with vitrail.train.checkpoint.Checkpoints(Path(run)) as checkpoints:
+        checkpoints.save({"large": torch.zeros(100_000)})
 
 def train(run):
     words = "--epochs 0.2 --batch-size 256 --model vit_nano4 --img-size 8 --name".split()
@@ -356,7 +361,9 @@ for what, run, limit in zip(*3 * [iter(sys.argv[1:])]):
 def test_a_full_disk_ends_with_one_sentence_and_leaves_the_earlier_checkpoint(tmp_path):
     pytest.importorskip("resource")
     saved, none, begun = tmp_path / "saved", tmp_path / "none", tmp_path / "begun"
-    save_checkpoint(saved, {"good": torch.arange(5)})
+    saved.mkdir()
+    with Checkpoints(saved) as checkpoints:
+        checkpoints.save({"good": torch.arange(5)})
     cases = (("save", saved, 100_000), ("train", none, 100), ("train", begun, 1_000_000))
     words = [str(word) for case in cases for word in case]
     said = subprocess.run([sys.executable, "-c", FULL, *words], capture_output=True, text=True, check=True).stderr

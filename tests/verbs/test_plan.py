@@ -45,9 +45,11 @@ def test_what_to_change_when_it_does_not_fit():
     assert not plan.fits
     page, run = text(plan), plan.variants[0]
     assert "It does not fit into 14.4 GB (90% of 16.0 GB)" in page
-    batch, accumulate = map(int, re.findall(r"--batch-size (\d+) --grad-accum-steps (\d+), the same", page)[0])
-    assert batch <= run.batch < 2 * batch
-    assert batch * accumulate == 2**18
+    passes = int(re.findall(r"--grad-accum (\d+), the same", page)[0])
+    assert 2**18 / passes <= run.batch < 2 * 2**18 / passes
+    more = vitrail.plan(**SMALL, device="T4", batch_size=2**18, grad_accum=2 * passes)
+    assert more.fits
+    assert f"The batch fits with --grad-accum {passes}: fewer" in text(more)
     assert "  --grad-checkpointing\n" in page
     assert plan.variants[0].memory.total > 14.4e9 > next(v for v in plan.variants if "check" in v.change).memory.total
 
@@ -79,7 +81,7 @@ def test_machines_are_found_however_they_are_spelled():
         ({"device": "A100", "shard": "full"}, "several devices"),
         ({"device": "A100", "utilisation": 1.5}, "above 0 and at most 1"),
         ({"data": 0, "device": "A100"}, "at least 1"),
-        ({"devices": "8xA100", "batch_size": 4}, "at least the 8 devices"),
+        ({"devices": "8xA100", "batch_size": 4}, "8 devices share each forward pass"),
         ({"data": "digits", "classes": 3, "device": "A100"}, "Remove --classes"),
     ],
 )

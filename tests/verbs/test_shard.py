@@ -7,13 +7,16 @@ import json
 import tarfile
 from pathlib import Path
 
+import boxes_made
 import numpy as np
 import pytest
+import segmented
 from PIL import Image
 
 import vitrail
 from vitrail.data import open_data
 from vitrail.data.shards import write
+from vitrail.data.shards.fetch import file_sha256
 from vitrail.errors import UserError
 
 
@@ -165,20 +168,55 @@ def test_sizes_are_images_or_bytes(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_that_are_in_use_and_annotations_are_refused(tmp_path):
+def test_folders_that_are_in_use_are_refused(tmp_path):
     photos(tmp_path / "photos")
     with pytest.raises(UserError, match="has other files"):
         vitrail.shard(tmp_path / "photos", tmp_path / "photos")
     vitrail.shard(tmp_path / "photos", tmp_path / "out")
     with pytest.raises(UserError, match="already has shards"):
         vitrail.shard(tmp_path / "photos", tmp_path / "out")
-    for name in ("images", "masks"):
-        (tmp_path / "masked" / name).mkdir(parents=True)
-        for i in range(4):
-            Image.fromarray(np.full((8, 8), i % 2, np.uint8)).save(tmp_path / "masked" / name / f"{i}.png")
-    with pytest.raises(UserError, match="shards cannot hold"):
-        vitrail.shard(tmp_path / "masked", tmp_path / "no", val_fraction=0.5)
-    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("kind", ["masks", "boxes"])
+def test_annotations_are_those_of_the_folder(kind, tmp_path):
+    folder = segmented.folder(tmp_path / "in") if kind == "masks" else boxes_made.voc(tmp_path / "in", 20)
+    source = open_data(folder)
+    vitrail.shard(folder, tmp_path / "out", shard_size="7")
+    data = open_data(tmp_path / "out")
+    assert data.task == source.task
+    for name, split in data.splits.items():
+        theirs = source.splits[name]
+        places = {Path(theirs.name(i)).name: i for i in range(len(theirs))}
+        assert len(places) == len(split)
+        for i, mine in enumerate(split.targets):
+            target = theirs.targets[places[Path(split.name(i)).name]]
+            if kind == "boxes":
+                np.testing.assert_array_equal(mine, target)
+                continue
+            np.testing.assert_array_equal(mine.labels(), target.labels())
+            np.testing.assert_array_equal(mine.counts, target.counts)
+            swapped = np.arange(len(data.classes))[::-1]
+            np.testing.assert_array_equal(mine.renumbered(swapped).labels(), target.renumbered(swapped).labels())
+    found = members(tmp_path / "out" / "train-00000.tar")
+    if kind == "masks":
+        assert Image.open(io.BytesIO(found["000000000.mask.png"])).size == source.splits["train"].image(0).shape[1::-1]
+    else:
+        objects = json.loads(found["000000000.json"])["objects"]
+        first = data.splits["train"].targets[0]
+        assert [[data.classes.index(o["class"]), *o["box"], o["ignored"]] for o in objects] == first.tolist()
+
+
+def test_annotations_in_shards_are_checked(tmp_path):
+    vitrail.shard(boxes_made.voc(tmp_path / "in", 20), tmp_path / "out")
+    index = tmp_path / "out" / "train.index.npy"
+    rows = np.load(index)
+    rows["target"][0, 0, 0] = 99  # no such class
+    np.save(index, rows)
+    manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
+    manifest["splits"]["train"]["index"]["sha256"] = file_sha256(index)
+    (tmp_path / "out" / "shards.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="its targets are not those of detection"):
+        open_data(tmp_path / "out")
 
 
 def test_the_command_prints_what_it_wrote(tmp_path, vitrail_says):

@@ -117,7 +117,7 @@ def save_yaml(config: Any, path: Path, comment: str = "") -> None:
 
 def load_yaml(cls: type[C], path: Path) -> C:
     """Reads what `save_yaml` wrote; raises UserError for unknown, missing or ill-typed settings."""
-    document = read_yaml(path)
+    document = modern(read_yaml(path))
     try:
         return from_plain(cls, document)
     except UserError as error:
@@ -143,6 +143,21 @@ def read_yaml(path: Path) -> object:
 def _parsed(text: str) -> object:
     """The values in a YAML text. A run's is read several times, and the parser is slow."""
     return yaml.load(text, _Loader)
+
+
+def modern(document: object) -> object:
+    """The settings of a file, which an earlier version may have written.
+
+    There `batch_size` counted the images of a forward pass, of which an optimiser step had `grad_accum_steps`.
+    """
+    if not isinstance(document, dict):
+        return document
+    settings = {name: modern(value) if isinstance(value, dict) else value for name, value in document.items()}
+    images, passes = settings.get("batch_size"), settings.get("grad_accum_steps")
+    if type(images) is int and type(passes) is int and "grad_accum" not in settings:
+        del settings["grad_accum_steps"]
+        settings |= {"batch_size": images * passes, "grad_accum": passes}
+    return settings
 
 
 def from_plain(cls: type[C], document: object, where: str = "") -> C:

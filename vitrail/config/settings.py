@@ -237,8 +237,8 @@ class OptimConfig:
 
     epochs: float = option("passes over the training images; may be fractional")
     time_budget: Duration | None = option("train for this long instead of --epochs: 10m or 1h30m", None)
-    batch_size: int = option("images per forward pass, of all processes together", alias="-b")
-    grad_accum_steps: int = option("forward passes per optimiser step", 1)
+    batch_size: int = option("images per optimiser step, of all processes together", alias="-b")
+    grad_accum: int = option("equal forward passes that a batch is split into, to save memory", 1)
     opt: Literal["adamw", "sgd", "muon", "lamb"] = option("optimiser; muon uses AdamW for all but weight matrices")
     loss: Literal["ce", "bce", "dice", "focal", "sigmoid", "softmax"] = option(
         "cross-entropy, or binary cross-entropy per class; of masks also with Dice added, or focal; of captions "
@@ -256,6 +256,11 @@ class OptimConfig:
     layer_decay: float = option("layer-wise learning-rate decay, per stage from the head down", 1.0)
     body_lr: float = option("learning-rate factor of all but the head, with --weights (default: 0.1; pretrain: 1)", 0.1)
     model_ema: float = option("decay of the weights' moving average, which is evaluated and saved (0 = off)", 0.0)
+
+    @property
+    def pass_size(self) -> int:
+        """Images per forward pass, of all processes together."""
+        return self.batch_size // max(self.grad_accum, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ _ENVIRONMENT = "The client reads its own environment variables, such as WANDB_PR
 _PUSH = "Convert the finished run: `vitrail convert RUN FOLDER --to hf --push OWNER/NAME`."
 _SPLITS = "Splits are folders or a column `split`: train, val and test; otherwise --val-fraction is held out."
 _EVALUATE = "Evaluating is a command: `vitrail evaluate RUN`."
+_PASSES = "--batch-size counts the images of an optimiser step, which --grad-accum splits into forward passes."
 _LR_IS_LR = "The learning rate is never scaled by the batch size: --lr is used as given."
 _AUTOMATIC_HEAD = "It is automatic: other classes get a new head, other sizes resampled positions, and both are logged."
 
@@ -117,9 +118,10 @@ TRAIN: Rows = (
     ("ul", "batch", "--batch-size"),
     ("fastai", "bs", "--batch-size"),
     ("ul", "nbs", _LR_IS_LR),
-    ("hf", "gradient-accumulation-steps", "--grad-accum-steps"),
-    ("timm", "accum-iter", "--grad-accum-steps"),
-    ("hf", "auto-find-batch-size", "Set --batch-size, and --grad-accum-steps for larger steps."),
+    ("timm", "grad-accum-steps", _PASSES),
+    ("hf", "gradient-accumulation-steps", _PASSES),
+    ("timm", "accum-iter", _PASSES),
+    ("hf", "auto-find-batch-size", "Set --batch-size, and --grad-accum to split it into forward passes."),
     ("hf", "optim", "--opt"),
     ("ul", "optimizer", "--opt"),
     ("fastai", "opt-func", "--opt"),

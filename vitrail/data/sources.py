@@ -242,7 +242,8 @@ def open_source(
         if opened.task.annotated and not opened.classes:
             return named_masks(opened, mask_values, full_name(source))
         if mask_values is not None:
-            raise UserError(f"--mask-values is for images with masks, but {full_name(source)} has none.")
+            why = "which have their classes" if opened.task.annotated else "but it has none"
+            raise UserError(f"--mask-values does not apply to the masks of {full_name(source)}, {why}. Remove it.")
         return opened
     if label_column is not None:
         raise UserError(f"--label-column does not apply to {task.title}, which reads no labels: remove it.")

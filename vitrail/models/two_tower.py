@@ -73,8 +73,9 @@ class TwoTower(ImageTower):
         self.image_proj = nn.Linear(c.features, c.classes, bias=False) if c.project else nn.Identity()
         self.text = TextTower(c.text)
         self.text_proj = nn.Linear(c.text.width, c.classes, bias=c.bias)
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(10.0 if c.bias else 1 / 0.07)))
-        self.logit_bias = nn.Parameter(torch.tensor(-10.0)) if c.bias else None
+        # Vectors of one number, not scalars, which FSDP2 cannot shard.
+        self.logit_scale = nn.Parameter(torch.tensor([math.log(10.0 if c.bias else 1 / 0.07)]))
+        self.logit_bias = nn.Parameter(torch.tensor([-10.0])) if c.bias else None
         self._stages = (
             Stage(self, self._project, [self.image_proj]),
             Stage(self, self.text.tokens, [self.text.token_embed], ["text.pos_embed"]),

@@ -38,18 +38,19 @@ def advice(plan: Plan) -> list[str]:
     """Whether the run fits, and what to change if it does not."""
     machine, run = plan.machine, plan.variants[0]
     room = f"{size(USABLE * machine.memory)} ({USABLE:.0%} of {size(machine.memory)})"
+    batch, passes = plan.config.optim.batch_size, _passes(plan.config.optim.batch_size, run.batch, machine.count)
     if run.fits:
-        return [f"It fits into {room}; the largest batch that fits is {run.batch:,}."]
+        lines = [f"It fits into {room}; the largest forward pass that fits has {run.batch:,} images."]
+        fewer = 0 < passes < plan.config.optim.grad_accum
+        return [*lines, *([f"The batch fits with --grad-accum {passes}: fewer and larger passes."] if fewer else [])]
     lines = [f"It does not fit into {room}. What fits:"]
-    best = _divisor(plan.config.optim.batch_size, run.batch)
-    if best:
-        accumulate = plan.config.optim.grad_accum_steps * plan.config.optim.batch_size // best
-        lines.append(f"  --batch-size {best} --grad-accum-steps {accumulate}, the same optimiser steps")
+    if passes:
+        lines.append(f"  --grad-accum {passes}, the same optimiser steps")
     lines += [f"  {variant.change}" for variant in plan.variants[1:] if variant.fits]
     lines += [
-        f"  {variant.change} with --batch-size {variant.batch} or less"
+        f"  {variant.change} --grad-accum {passes}"
         for variant in plan.variants[1:]
-        if not variant.fits and variant.batch > run.batch
+        if not variant.fits and variant.batch > run.batch and (passes := _passes(batch, variant.batch, machine.count))
     ]
     if len(lines) == 1:
         lines.append("  nothing of the above: take a smaller model or --img-size, or devices with more memory")
@@ -70,7 +71,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "images": plan.images,
         "epochs": config.optim.epochs,
         "batch_size": config.optim.batch_size,
-        "grad_accum_steps": config.optim.grad_accum_steps,
+        "grad_accum": config.optim.grad_accum,
         "machine": {"name": machine.name, "devices": machine.count, "memory": machine.memory},
         "images_per_second": plan.rate,
         "basis": plan.basis,
@@ -84,7 +85,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             {
                 "with": variant.change,
                 **{name: round(getattr(variant.memory, name)) for name in _COLUMNS},
-                "largest_batch": variant.batch,
+                "largest_pass": variant.batch,
                 "fits": variant.fits,
             }
             for variant in plan.variants
@@ -125,16 +126,15 @@ def _trainable(plan: Plan) -> str:
 
 def _batch(plan: Plan) -> str:
     optim, count = plan.config.optim, plan.machine.count
-    shared = f", {-(-optim.batch_size // count)} on each device" if count > 1 else ""
-    whole = optim.batch_size * optim.grad_accum_steps
-    accumulated = f", accumulated to {whole:,}" if optim.grad_accum_steps > 1 else ""
-    return f"{optim.batch_size:,} images{shared}{accumulated}; {optim.opt}, amp {plan.config.run.amp}"
+    split = f" in {optim.grad_accum} forward passes" if optim.grad_accum > 1 else ""
+    shared = f", {-(-optim.pass_size // count)} at a time on each device" if count > 1 else ""
+    return f"{optim.batch_size:,} images{split}{shared}; {optim.opt}, amp {plan.config.run.amp}"
 
 
 def _memory(plan: Plan) -> list[str]:
     first = max(len(variant.change) for variant in plan.variants) + 2
     first = max(first, len("memory of a device") + 2)
-    head = "memory of a device".ljust(first) + "".join(title.rjust(13) for title in _TITLES) + "largest batch".rjust(15)
+    head = "memory of a device".ljust(first) + "".join(title.rjust(13) for title in _TITLES) + "largest pass".rjust(15)
     return [head, *(_row(variant, first) for variant in plan.variants)]
 
 
@@ -143,6 +143,7 @@ def _row(variant: Variant, first: int) -> str:
     return f"{variant.change or 'this run':<{first}}{cells}{variant.batch:>15,}"
 
 
-def _divisor(batch: int, most: int) -> int:
-    """The largest divisor of a batch size up to `most`; 0 if there is none."""
-    return max((d for d in range(1, min(batch, most) + 1) if batch % d == 0), default=0)
+def _passes(batch: int, most: int, devices: int) -> int:
+    """The fewest forward passes of at most `most` images that a batch splits into, on all devices; 0 if none do."""
+    counts = range(1, batch // devices + 1)
+    return next((n for n in counts if batch % (n * devices) == 0 and batch // n <= most), 0)

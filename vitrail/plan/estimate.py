@@ -48,7 +48,7 @@ class Variant:
 
     change: str  # the flags; empty for the run itself
     memory: Memory
-    batch: int  # the largest batch that fits, over all devices
+    batch: int  # images of the largest forward pass that fits, over all devices
     fits: bool
 
 
@@ -155,10 +155,10 @@ def _check(
     for name, value in (("price", price), ("watts", watts)):
         if value is not None and value < 0:
             raise UserError(f"'{name}' must be at least 0, but it is {value:g}.")
-    if config.optim.batch_size < machine.count:
+    if config.optim.pass_size < machine.count:
         raise UserError(
-            f"'batch_size' must be at least the {machine.count} devices, which share it, but it is "
-            f"{config.optim.batch_size}."
+            f"The {machine.count} devices share each forward pass, but it has {config.optim.pass_size} images. Raise "
+            "--batch-size, or lower --grad-accum."
         )
 
 
@@ -186,7 +186,7 @@ def memory_of(traced: Trace, batch: float, devices: int = 1, shard: bool = False
 
 
 def largest_batch(traced: Trace, machine: Machine, shard: Shard = "off") -> int:
-    """The largest batch, over all devices, that fits into their memory; 0 if none does."""
+    """Images of the largest forward pass, over all devices, that fits into their memory; 0 if none does."""
 
     def fits(each: int) -> bool:
         return _memory(traced, each * machine.count, machine, shard).total <= USABLE * machine.memory
@@ -208,7 +208,7 @@ def _memory(traced: Trace, batch: float, machine: Machine, shard: Shard) -> Memo
 
 def _variant(change: str, traced: Trace, config: TrainConfig, machine: Machine, shard: Shard | None = None) -> Variant:
     shard = shard or config.run.shard
-    memory = _memory(traced, config.optim.batch_size, machine, shard)
+    memory = _memory(traced, config.optim.pass_size, machine, shard)
     return Variant(change, memory, largest_batch(traced, machine, shard), memory.total <= USABLE * machine.memory)
 
 
@@ -247,7 +247,7 @@ def _rate(
         basis = f"{share:.0%} of the peak, {peak / 1e12:g} TFLOP/s in {'fp32' if amp == 'off' else amp}"
         return share * peak * machine.count / traced.operations, f"{basis}, {'given' if utilisation else 'assumed'}"
     held = memory_of(traced, 1).total
-    batch = min(config.optim.batch_size, max(int(_STEP / traced.operations), 1))
+    batch = min(config.optim.pass_size, max(int(_STEP / traced.operations), 1))
     while batch > 1 and memory_of(traced, batch).total > USABLE * machine.memory / 2:
         batch //= 2
     if traced.operations > _LONGEST or held > USABLE * machine.memory / 2:

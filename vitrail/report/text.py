@@ -141,12 +141,12 @@ def training(facts: RunFacts) -> list[tuple[str, str]]:
     made_with = dict(facts.card.versions) if facts.card is not None else {}
     found = []
     if rows:
-        seconds, images = rows[-1]["seconds"], rows[-1]["step"] * optim.batch_size * optim.grad_accum_steps
+        seconds, images = rows[-1]["seconds"], rows[-1]["step"] * optim.batch_size
         epochs = f"{len(rows)} of {optim.epochs:g}" if facts.stopped else f"{len(rows)}"
         found = [
             ("epochs", epochs),
             *([("kept", kept_epoch(facts.card, rows, facts.config.stop.best))] if facts.card and facts.kept else []),
-            ("steps", f"{rows[-1]['step']:,.0f} of {optim.batch_size * optim.grad_accum_steps} images"),
+            ("steps", f"{rows[-1]['step']:,.0f} of {optim.batch_size} images"),
             ("time", str(Duration(seconds))),
             ("throughput", f"{images / max(seconds, 1e-9):,.0f} images per second, including validation"),
         ]

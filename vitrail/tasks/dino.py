@@ -75,7 +75,7 @@ class Dino(MultiCrop):
 
     def objective(self, model: Model, config: TrainConfig, targets: Targets) -> Objective:
         optim = config.optim
-        per_epoch = max(len(targets) // (optim.batch_size * optim.grad_accum_steps), 1)
+        per_epoch = max(len(targets) // optim.batch_size, 1)
         return DinoObjective(model, config, per_epoch)
 
 

@@ -53,8 +53,8 @@ class MultiCrop(Pretraining):
         assert how.local_size is not None
         assert how.local_crops is not None
         assert how.global_crops is not None
-        if config.optim.batch_size < 2:
-            raise UserError(f"'{self.name}' compares the images of a batch, so 'batch_size' must be at least 2.")
+        if config.optim.pass_size < 2:
+            raise UserError(f"'{self.name}' compares the images of a forward pass, which must be at least 2.")
         if how.global_crops + how.local_crops < 2:
             raise UserError(f"'{self.name}' compares crops of an image, so it needs two or more. Raise --global-crops.")
         if how.local_crops and (how.local_size % c.step or not c.step <= how.local_size <= min(c.img_size)):

@@ -172,7 +172,7 @@ class Pairs(Task):
                 raise UserError(f"--{name} does not apply to captions, which cannot be mixed. Remove it.")
         if config.distillation.teacher is not None:
             raise UserError("--teacher does not apply to captions. Remove it.")
-        if config.optim.batch_size < 2:
+        if config.optim.pass_size < 2:
             raise UserError("Captions are learnt by comparing images: --batch-size must be 2 or more.")
         return super().check_settings(config, given, source)
 
@@ -181,7 +181,7 @@ class Pairs(Task):
 
         if model.config.bias and (config.weights is None or config.transfer.freeze == "image"):
             # At first all pairs of a batch but one in B are mismatches. SigLIP's -10 is for batches of thousands.
-            model.logit_bias.data.fill_(-math.log(config.optim.batch_size - 1))
+            model.logit_bias.data.fill_(-math.log(config.optim.pass_size - 1))
         kind = Sigmoid if model.config.bias else Softmax
         captions = [unpack(row) for row in targets]
         return kind(model, captions, self.tokenizer, model.config.text.length, config.optim.model_ema)

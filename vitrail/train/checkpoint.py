@@ -2,13 +2,18 @@
 
 No generator state is saved: batches, augmentation and dropout masks are drawn from (seed, step), so the step number is
 the state of the sampler and of all generators.
+
+Most of the time of a checkpoint is spent on the disk. So training waits only until the state is copied, and a thread
+writes the copy.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 import torch
@@ -41,11 +46,39 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
+class Checkpoints:
+    """A context that writes a run's checkpoints while training goes on. At its end, the last one is written."""
+
+    def __init__(self, run: Path):
+        self._run = run
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="vitrail-save")
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._pool.shutdown()
+        if error is None:
+            self.wait()
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Copies the state, for a thread to write, once the checkpoint before is written."""
+        self.wait()
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self._writing = self._pool.submit(_write, self._run, buffer)
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is written; raises its error."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+
+def _write(run: Path, buffer: io.BytesIO) -> None:
     """Replaces the run's checkpoint atomically; on failure the previous one survives."""
     path = checkpoint_path(run)
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:

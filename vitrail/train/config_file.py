@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import TrainConfig, coerce, read_yaml
+from vitrail.config import TrainConfig, coerce, modern, read_yaml
 from vitrail.data import Source
 from vitrail.errors import UserError, shown
 from vitrail.files import free_name
@@ -18,7 +18,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     A run's time budget also has the epochs that it was planned with: they are left out, since either sets the length.
     """
-    document = read_yaml(path)
+    document = modern(read_yaml(path))
     if not isinstance(document, dict):
         raise UserError(f"{path} must contain settings, such as `epochs: 30`, but it contains {shown(document)}.")
     found: dict[str, Any] = {}

@@ -101,7 +101,7 @@ class Journal(Silence):
         optim, total, taken = schedule.optim, schedule.steps, progress.step
         epoch, done = divmod(taken - 1, schedule.per_epoch)
         shares = [f"  {name} {progress.mean(name):.1%}" for name in ("top1", "agree") if name in progress.sums]
-        speed = optim.batch_size * optim.grad_accum_steps / progress.took
+        speed = optim.batch_size / progress.took
         status = f"loss {progress.mean('loss'):.3f}{''.join(shares)}  {speed:,.0f} img/s"
         if self._terminal:
             if not self._bars:

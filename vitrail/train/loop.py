@@ -27,7 +27,7 @@ from vitrail.runs.run import Run
 from vitrail.tasks.objective import Objective
 from vitrail.tasks.scores import NotFinite
 from vitrail.train.batch import make_batch
-from vitrail.train.checkpoint import load_checkpoint, restore_checkpoint, save_checkpoint
+from vitrail.train.checkpoint import Checkpoints, load_checkpoint, restore_checkpoint
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
@@ -62,7 +62,7 @@ def steps(
     `lr` gives the learning rate of the next step. Nothing is written to disk.
     """
     device, seed, optim, model = config.run.device, config.run.seed, config.optim, objective.model
-    accumulate, normalise, precision = optim.grad_accum_steps, loader.normalise, autocast(config)
+    accumulate, normalise, precision = optim.grad_accum, loader.normalise, autocast(config)
     placed = loader.task is not None
     per_epoch, forward = len(loader) // accumulate, world.wrap(objective)
     learnt = [p for module in (model, *objective.added().values()) for p in module.parameters()]
@@ -110,6 +110,7 @@ def train(
     model: Model,
     journal: Silence,
     interruption: Interruption,
+    checkpoints: Checkpoints,
     world: World,
     custom: Custom = NOTHING,
     data_changed: bool = False,
@@ -139,7 +140,7 @@ def train(
     def checkpoint() -> None:
         state = {name: world.saved(part.state_dict()) for name, part in parts.items()}
         if world.first():
-            save_checkpoint(run, {"data": version} | state)
+            checkpoints.save({"data": version} | state)
 
     # Loop
     watch = Watch(Run(run), config, card, val)
@@ -148,6 +149,7 @@ def train(
     while True:
         over = schedule.over(progress) or schedule.stalled(progress)
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
+            checkpoints.wait()  # files of the epoch follow it
             whole = world.unsharded(objective)
             kept = whole.kept()
             meter = card.task.bound(kept).meter()
@@ -175,4 +177,5 @@ def train(
                 raise Diverged(progress.step - 1, progress.lr, values["loss"], math.nan)
             checkpoint()
         if stop:
+            checkpoints.wait()
             raise KeyboardInterrupt

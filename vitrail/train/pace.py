@@ -29,7 +29,7 @@ def images_per_second(
     """Approximate training speed: optimiser steps on blank images for some seconds, by default two."""
     seconds = _SECONDS if seconds is None else seconds
     model, _ = prepare(config, data, custom)
-    device, size, targets = config.run.device, batch_size or config.optim.batch_size, data.splits["train"].targets
+    device, size, targets = config.run.device, batch_size or config.optim.pass_size, data.splits["train"].targets
     objective = make_card(config, data, model).task.objective(model.to(device), config, targets).to(device)
     if config.run.grad_checkpointing:
         recompute_activations(model)
@@ -51,7 +51,7 @@ def images_per_second(
         with precision():
             loss = objective(batch)["loss"]
         torch.autograd.backward(loss)
-        if (count + 2) % config.optim.grad_accum_steps == 0:
+        if (count + 2) % config.optim.grad_accum == 0:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)

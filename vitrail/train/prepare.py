@@ -70,24 +70,21 @@ def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[
     open_probe(config)
     if config.distillation.teacher is not None:
         meet(config.distillation, data.task, preprocessing(config))
-    batches = max(len(data.splits["train"]) // config.optim.batch_size, 1)
-    if batches < config.optim.grad_accum_steps:
-        raise UserError(
-            f"'grad_accum_steps' must be at most the {batches} batches of an epoch, but it is "
-            f"{config.optim.grad_accum_steps}. Lower --grad-accum-steps or --batch-size."
-        )
-    _check_share(min(config.optim.batch_size, len(data.splits["train"])))
+    _check_share(min(config.optim.batch_size, len(data.splits["train"])), config.optim.grad_accum)
     return model, notes
 
 
-def _check_share(images: int) -> None:
-    """Raises UserError for a batch of so many images that processes cannot share equally."""
-    size = world().size
-    if images % size:
-        less, more = images // size * size, (images // size + 1) * size
+def _check_share(images: int, passes: int) -> None:
+    """Raises UserError for a batch of so many images that processes cannot share equally, in so many passes."""
+    size, split = world().size, f" in each of its {passes} forward passes" if passes > 1 else ""
+    if images < passes:
+        raise UserError(f"A batch has {images} images, too few for {passes} forward passes. Lower --grad-accum.")
+    if images // passes % size:
+        parts = size * passes
+        less, more = images // parts * parts, (images // parts + 1) * parts
         raise UserError(
-            f"Each of the {size} processes gets the same share of a batch, but a batch has {images} images. Use "
-            f"{f'--batch-size {less} or {more}' if less else f'at least {size} images'}."
+            f"Each of the {size} processes gets the same share of a batch{split}, but a batch has {images} images. Use "
+            f"{f'--batch-size {less} or {more}' if less else f'at least {parts} images'}."
         )
 
 
@@ -123,7 +120,7 @@ def open_splits(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tu
     batches = TrainBatches(
         train,
         seen,
-        config.optim.batch_size,
+        min(config.optim.batch_size, len(train)) // config.optim.grad_accum,
         config.run.seed,
         crop_scale,
         source.workers,

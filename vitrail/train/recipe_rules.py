@@ -3,8 +3,9 @@
 With data of the published size, recipes have the published values. Otherwise, and where the user changes settings,
 they follow these rules:
 
-- The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps. A forward pass
-  has at most 128 images, or `--batch-size`; gradients are accumulated to the batch.
+- The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps. It is split
+  into forward passes of at most 128 images, whose gradients are accumulated. With `--batch-size`, there is one pass
+  unless `--grad-accum` asks for more.
 - The learning rate is the published one at the published batch. At another it is scaled, with SGD and DeiT by the
   batch, with Adam and LAMB by its square root (https://arxiv.org/abs/2205.10287, https://arxiv.org/abs/1904.00962).
 - The warm-up is the published one, but at most an eighth of the run.
@@ -42,7 +43,7 @@ class RecipeInputs:
     weights: str | None
     only_new: bool = False  # only a new head or adapters are trained
     batch_size: int | None = None
-    grad_accum_steps: int | None = None
+    grad_accum: int | None = None
     method: str | None = None  # of self-supervised pre-training
     unlabelled: bool = False  # the weights were pre-trained without labels
 
@@ -92,16 +93,14 @@ def scaled_optim(
     **rest: Any,
 ) -> OptimConfig:
     """The published values, adjusted by the rules above."""
-    wanted = batch_size(inputs.images, batch)
-    size = inputs.batch_size or min(wanted, _PASS)
-    passes = inputs.grad_accum_steps or max(round(wanted / size), 1)
-    share = size * passes / batch
-    length = inputs.epochs or epochs
-    warmup = warmup_epochs or warmup_steps / max(inputs.images // (size * passes), 1)
+    size = inputs.batch_size or batch_size(inputs.images, batch)
+    passes = inputs.grad_accum or (1 if inputs.batch_size else max(size // _PASS, 1))
+    share, length = size / batch, inputs.epochs or epochs
+    warmup = warmup_epochs or warmup_steps / max(inputs.images // size, 1)
     return OptimConfig(
         epochs=length,
         batch_size=size,
-        grad_accum_steps=passes,
+        grad_accum=passes,
         lr=float(f"{lr * (share if scaling == 'linear' else math.sqrt(share)):.4g}"),
         warmup_epochs=round(min(warmup, length / 8), 2),
         body_lr=1.0,

@@ -114,7 +114,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         weights=weights,
         only_new=given.get("freeze") == "all" or bool(given.get("lora_rank")),
         batch_size=given.get("batch_size"),
-        grad_accum_steps=given.get("grad_accum_steps"),
+        grad_accum=given.get("grad_accum"),
         method=method,
         unlabelled=weights is not None and not open_card(weights, given.get("model")).task.labelled,
     )
@@ -265,7 +265,13 @@ def check(config: TrainConfig) -> TrainConfig:
     rules = [
         ("epochs", o.epochs, 0 < o.epochs < math.inf, "above 0 and finite"),
         ("batch_size", o.batch_size, o.batch_size >= 1, "at least 1"),
-        ("grad_accum_steps", o.grad_accum_steps, o.grad_accum_steps >= 1, "at least 1"),
+        ("grad_accum", o.grad_accum, o.grad_accum >= 1, "at least 1"),
+        (
+            "batch_size",
+            o.batch_size,
+            o.batch_size % max(o.grad_accum, 1) == 0,
+            f"a multiple of the {o.grad_accum} forward passes of --grad-accum",
+        ),
         ("lr", o.lr, 0 < o.lr < math.inf, "above 0 and finite"),
         ("min_lr", o.min_lr, 0 <= o.min_lr <= 1, "between 0 and 1, a share of the peak"),
         ("cooldown", o.cooldown, 0 <= o.cooldown <= 1, "between 0 and 1, a share of the run"),

@@ -30,12 +30,12 @@ class Schedule:
     own: Callable[[float], float] | None = None  # the caller's, see `Custom.share`
 
     @classmethod
-    def of(cls, config: TrainConfig, data: Data, batches: int, custom: Custom = NOTHING) -> Schedule:
-        """The schedule of a run with this number of batches per epoch."""
+    def of(cls, config: TrainConfig, data: Data, passes: int, custom: Custom = NOTHING) -> Schedule:
+        """The schedule of a run with this number of forward passes per epoch."""
         optim = config.optim
-        validation = len(data.splits["val"]) / (optim.batch_size * optim.grad_accum_steps)
+        validation = len(data.splits["val"]) / optim.batch_size
         own = None if custom.schedule is None else custom.share
-        return cls(optim, batches // optim.grad_accum_steps, validation, config.stop, own)
+        return cls(optim, passes // optim.grad_accum, validation, config.stop, own)
 
     @property
     def steps(self) -> int:

@@ -22,7 +22,7 @@ from vitrail.progress import log, log_to_console
 from vitrail.runs.run import Run
 from vitrail.tasks.scores import Scores
 from vitrail.train.calibrate import calibrate
-from vitrail.train.checkpoint import checkpoint_path
+from vitrail.train.checkpoint import Checkpoints, checkpoint_path
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.divergence import naming_checkpoint
 from vitrail.train.find_lr import find_lr as find_rate
@@ -185,8 +185,12 @@ def complete(
 ) -> dict[str, Scores]:
     """Trains a run to its end, from its last checkpoint; returns the final scores by split."""
     first = world().first()
-    held = locked(run) if first else nullcontext()
-    with held, Journal(run) if first else Silence() as journal, Interruption(run) as stop, naming_checkpoint(run):
+    with (
+        locked(run) if first else nullcontext(),
+        Journal(run) if first else Silence() as journal,
+        Interruption(run) as stop,
+        naming_checkpoint(run),
+    ):
         if first:
             save_extended(run, config)
         for line in (describe(config, data, model), *notes):
@@ -195,7 +199,8 @@ def complete(
             log.info(f"Photographs learn faster and better from pre-trained weights: add {flags}")
         if warning := uneven(config, data):
             log.warning(warning)
-        train(run, config, data, model, journal, stop, world(), custom, data_changed)
+        with Checkpoints(run) as checkpoints:
+            train(run, config, data, model, journal, stop, checkpoints, world(), custom, data_changed)
         stop.training_is_over()
         world().once(lambda: None)  # the first process has written the model
         return finish(run, config, data)

@@ -37,7 +37,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
         f"mean {mean}, std {std} ({c.normalize})",
         f"model     {config.model} at {c.img_size[0]}x{c.img_size[1]}x{c.channels}{chosen}: "
         f"{tokens}{parameters(model.config):,} parameters",
-        f"recipe    {config.recipe}: {length}, batch {o.batch_size * o.grad_accum_steps}, {opt}, "
+        f"recipe    {config.recipe}: {length}, batch {o.batch_size}, {opt}, "
         f"lr {o.lr:g} {sched}, weight decay {o.weight_decay:g}",
         *([f"weights   {config.weights}: {describe_learning(model, config)}"] if config.weights else []),
         f"device    {config.run.device}, precision {precision}, seed {config.run.seed}",

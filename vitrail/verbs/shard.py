@@ -26,6 +26,7 @@ def shard(
     image_column: str | None = None,
     label_column: str | Sequence[str] | None = None,
     task: str | None = None,
+    mask_values: str | Sequence[str] | None = None,
     max_pixels: int | None = None,
     workers: int = 2,
 ) -> Manifest:
@@ -45,7 +46,8 @@ def shard(
         image_dir (FOLDER): folder of a table's images (default: that of the table)
         image_column (NAME): table column with the image paths (default: detected)
         label_column (NAME[,…]): table column with the labels, or several: x,y (default: detected)
-        task: multiclass, multilabel, regression or pairs (default: detected)
+        task: multiclass, multilabel, regression, masks, boxes or pairs (default: detected)
+        mask_values (VALUE=CLASS[,…]): class of each value of the masks, as in 0=ground,255=nucleus
         max_pixels: pixels of the largest image to read (default: 178956970)
         workers: threads that write shards
     """
@@ -67,6 +69,7 @@ def shard(
         image_column=image_column,
         label_column=None if label_column is None else coerce_names("label_column", label_column),
         task=METHODS[0] if unlabelled else task,
+        mask_values=None if mask_values is None else coerce_names("mask_values", mask_values),
         max_pixels=max_pixels,
     )
     try:

@@ -31,16 +31,22 @@ from torch.optim import Optimizer
 
 from vitrail.errors import UserError, explained
 from vitrail.world import M, Shard, World, alone
+from vitrail.world.heartbeat import Heartbeat
 
 T = TypeVar("T")
 
 TIMEOUT = 600.0  # seconds after which a process that does not answer is given up; $VITRAIL_TIMEOUT
+_RESTART = "With --max-restarts, torchrun starts all of them again, and training goes on from the last checkpoint."
 _LOST = ("gloo", "NCCL", "Connection", "Timed out", "Broken pipe")  # in the errors of torch.distributed
-_PATIENT = timedelta(days=7)  # for a process that downloads or decodes for all
+_PATIENT = timedelta(days=7)  # for a process that downloads or decodes for all, as long as it has a heartbeat
 
 
 class Elsewhere(UserError):
     """An error of another process, which has reported it."""
+
+
+class _Silent(Exception):
+    """The rank of a process without a heartbeat."""
 
 
 class Processes(World):
@@ -51,7 +57,8 @@ class Processes(World):
         self._place = int(os.environ.get("LOCAL_RANK", self.rank))  # among the processes of this machine
         self._views = 1
         self._plain: Any = None  # the objective before it was sharded, without its weights
-        timeout = timedelta(seconds=float(os.environ.get("VITRAIL_TIMEOUT", TIMEOUT)))
+        self._timeout = float(os.environ.get("VITRAIL_TIMEOUT", TIMEOUT))
+        timeout = timedelta(seconds=self._timeout)
         gpus = torch.cuda.device_count()
         if gpus:
             if self._place >= gpus:
@@ -66,6 +73,7 @@ class Processes(World):
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENT)
         self._control = dist.new_group(backend="gloo", timeout=timeout)  # does not wait for a GPU
         atexit.register(dist.destroy_process_group)  # NCCL asks for it
+        Heartbeat(self._store, self.rank, self.size, self._timeout, self._give_up)
         # A machine that replaces another one has not been started before.
         (self.restarted,) = self.agree(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0)
 
@@ -98,6 +106,10 @@ class Processes(World):
         store.set(f"vitrail/{name}/all", "here")
         return PrefixStore(name, store)
 
+    def _give_up(self, rank: int) -> None:
+        """Ends this process, which may wait for the other one in a function of C++; torchrun then ends all of them."""
+        os._exit(self.report(_Silent(rank)))
+
     def speaks(self) -> bool:
         try:
             return bool(self._store.add("vitrail/errors", 1) == 1)
@@ -106,10 +118,9 @@ class Processes(World):
 
     def explained(self, error: BaseException) -> tuple[str, int]:
         if isinstance(error, RuntimeError) and any(word in str(error) for word in _LOST):
-            return (
-                "Another process of this command has ended or does not answer. With --max-restarts, torchrun starts "
-                "all of them again, and training goes on from the last checkpoint."
-            ), 1
+            return f"Another process of this command has ended or does not answer. {_RESTART}", 1
+        if isinstance(error, _Silent):
+            return f"Process {error} of this command has not answered for {self._timeout:g} seconds. {_RESTART}", 1
         return explained(error)
 
     # Batches
@@ -242,10 +253,6 @@ class Processes(World):
         self._plain = None
         if how == "off":
             return objective
-        if any(p.ndim == 0 for p in objective.parameters()):
-            raise UserError(
-                "--shard cannot divide models with scalar parameters, such as those of captions. Remove it."
-            )
         self._plain = _without_weights(copy.deepcopy(objective))
         mesh = self._sharded_over(how, next(objective.parameters()).device.type)
         half = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)

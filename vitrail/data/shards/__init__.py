@@ -26,6 +26,7 @@ from vitrail.data.shards.fetch import fetch_text, file_facts, file_sha256, is_ad
 from vitrail.data.shards.files import LocalFile, ShardFile
 from vitrail.data.shards.index import Index, indices
 from vitrail.data.shards.manifest import (
+    ADVICE,
     LONGEST,
     MANIFEST,
     MOST_SHARDS,
@@ -33,10 +34,10 @@ from vitrail.data.shards.manifest import (
     Part,
     open_index,
     read_manifest,
-    read_targets,
     shard_rows,
 )
 from vitrail.data.shards.split import Shard, Shards, ShardSplit, check_room
+from vitrail.data.shards.targets import restored
 from vitrail.errors import UserError
 from vitrail.files import read_text, reading
 from vitrail.tasks import Multiclass, Task
@@ -111,8 +112,7 @@ def _open_manifest(
     if label_field is not None:
         raise UserError(f"--label-column does not apply to {source}: its manifest has the labels. Remove it.")
     shards: list[Shard] = []
-    parts: dict[str, tuple[Array, Targets]] = {}
-    start = 0
+    indices: dict[str, tuple[ShardFile, Array]] = {}
     for name, split in manifest.splits.items():
         files = [place(part) for part in split.shards]
         check_room(files, source)
@@ -122,9 +122,16 @@ def _open_manifest(
         rows = open_index(index, manifest, split)
         for file, some in zip(files, shard_rows(rows, split.shards), strict=True):
             shards.append(Shard(file, some["name"], some["offset"], some["size"]))
-        parts[name] = np.arange(start, start + len(rows)), read_targets(rows, manifest, index)
+        indices[name] = index, rows
+    store, kind, start = Shards(shards), manifest.kind, 0
+    parts: dict[str, tuple[Array, Targets]] = {}
+    for name, (index, rows) in indices.items():
+        targets: Targets = np.zeros(len(rows), np.int64)  # without labels
+        if kind is not None:
+            with reading(index, "an index of shards", ADVICE):
+                targets = restored(kind, np.array(rows["target"]), manifest.classes, store, start)
+        parts[name] = np.arange(start, start + len(rows)), targets
         start += len(rows)
-    store, kind = Shards(shards), manifest.kind
     return Found(
         name=_title(source),
         task=Multiclass(("",)) if kind is None else kind(manifest.classes),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.dataset import Array, Targets
+from vitrail.data.dataset import Array
 from vitrail.data.folder import SPLITS
 from vitrail.data.npy import declared
 from vitrail.data.pixels import BIT_DEPTHS
@@ -31,7 +31,7 @@ LONGEST = 2**26  # bytes of a manifest
 _FORMAT = "vitrail shards 1"
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _LARGEST = 2**40  # bytes of a file
-_ADVICE = "Write the shards again with `vitrail shard`, or delete the manifest to read them without it."
+ADVICE = "Write the shards again with `vitrail shard`, or delete the manifest to read them without it."
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class Manifest:
 
 def read_manifest(text: str, where: object) -> Manifest:
     """A manifest, with everything in it checked."""
-    with reading(where, "a manifest of shards", _ADVICE):
+    with reading(where, "a manifest of shards", ADVICE):
         document = json.loads(text)
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
             raise ValueError(f"its format is not '{_FORMAT}'")
         task, classes, size = document["task"], document["classes"], document["size"]
         kind = None if task is None else task_type(task)
-        if kind is not None and (kind.annotated or not kind.labelled):
+        if kind is not None and not kind.labelled:
             raise ValueError(f"shards cannot have the task {task}")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its classes must be a list of names")
@@ -134,17 +134,15 @@ def _number(document: Mapping[str, Any], name: str, least: int, most: int) -> in
 # Index
 
 
-def row_type(longest: int, targets: Targets | None) -> np.dtype[Any]:
-    """The type of a row of an index, for names of at most `longest` bytes."""
+def row_type(longest: int, target: tuple[np.dtype[Any], tuple[int, ...]] | None) -> np.dtype[Any]:
+    """The type of a row of an index, for names of at most `longest` bytes and targets of this type and shape."""
     fields: list[Any] = [("offset", "<i8"), ("size", "<i8"), ("name", f"S{max(longest, 1)}")]
-    if targets is not None:
-        fields.append(("target", targets.dtype.newbyteorder("<"), targets.shape[1:]))
-    return np.dtype(fields)
+    return np.dtype(fields if target is None else [*fields, ("target", *target)])
 
 
 def open_index(file: ShardFile, manifest: Manifest, split: SplitParts) -> Array:
     """The rows of a split's index, memory-mapped, with everything in them checked."""
-    with reading(file, "an index of shards", _ADVICE), file.open() as stream:
+    with reading(file, "an index of shards", ADVICE), file.open() as stream:
         if (size := os.fstat(stream.fileno()).st_size) != split.index.bytes:
             raise ValueError(f"it must have {split.index.bytes:,} bytes, but it has {size:,}")
         shape, dtype = declared(stream)
@@ -162,25 +160,6 @@ def open_index(file: ShardFile, manifest: Manifest, split: SplitParts) -> Array:
         if outside.any():
             raise ValueError(f"image {int(outside.argmax())} is outside its shard")
         return rows
-
-
-def read_targets(rows: Array, manifest: Manifest, file: ShardFile) -> Targets:
-    """The targets of all rows, as the task has them; without labels, the label 0 for every image."""
-    kind = manifest.kind
-    if kind is None:
-        return np.zeros(len(rows), np.int64)
-    with reading(file, "an index of shards", _ADVICE):
-        targets = np.array(rows["target"])
-        what, classes = (targets.dtype.str, targets.shape[1:]), len(manifest.classes)
-        if kind.single:
-            good = what == ("<i8", ()) and bool(((targets >= 0) & (targets < classes)).all())
-        elif kind.several:
-            good = what[0] == "|u1" and len(what[1]) == 2
-        else:
-            good = what == ("<f4", (classes,)) and bool(np.isfinite(targets).all())
-        if not good:
-            raise ValueError(f"its targets are not those of {kind.title} with {classes} {kind.many}")
-        return targets
 
 
 def shard_rows(rows: Array, shards: Sequence[Part]) -> list[Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,6 +50,10 @@ class Shards:
         if self._ahead is not None:
             self._ahead.reading(shard.file)
         return read_at(shard, i)
+
+    def member(self, row: int, offset: int, size: int) -> bytes:
+        """Another file of the shard that has this row."""
+        return _read(self._locate(row)[0].file, offset, size)
 
     def name(self, row: int) -> str:
         shard, i = self._locate(row)
@@ -111,10 +116,15 @@ def _download(file: RemoteFile) -> None:
 
 def read_at(shard: Shard, i: int) -> bytes:
     """The encoded image `i` of a shard."""
-    offset, size = int(shard.offsets[i]), int(shard.sizes[i])
+    return _read(shard.file, int(shard.offsets[i]), int(shard.sizes[i]))
+
+
+def _read(shard: ShardFile, offset: int, size: int) -> bytes:
     try:
         # Opened on every read: cheap next to decoding, and there may be more shards than file descriptors.
-        with shard.file.open() as file:
+        with shard.open() as file:
+            if offset + size > os.fstat(file.fileno()).st_size:
+                raise UnreadableImage("it is outside its shard")
             file.seek(offset)
             return file.read(size)
     except OSError as error:

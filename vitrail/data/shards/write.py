@@ -28,11 +28,11 @@ from vitrail.data.images import EXTENSIONS, image_format
 from vitrail.data.pixels import Pixels
 from vitrail.data.shards.fetch import file_sha256
 from vitrail.data.shards.manifest import MANIFEST, MOST_SHARDS, Manifest, Part, SplitParts, read_manifest, row_type
+from vitrail.data.shards.targets import column, stored
 from vitrail.errors import UserError
 from vitrail.files import atomic_write, locked, open_regular, read_json, read_text, write_text
 from vitrail.progress import track
 from vitrail.tasks import Task
-from vitrail.tasks.captions import unpack
 from vitrail.version import VERSION
 
 _UNFINISHED = ".unfinished"  # folder of what is known of finished shards, until all are
@@ -58,11 +58,6 @@ class _Job:
 
 def write_shards(data: Data, folder: Path, shard_size: str, seed: int, workers: int) -> Manifest:
     """Writes the splits of a data set as shards to a folder, or those that an earlier call has not finished."""
-    if data.task.annotated:
-        raise UserError(
-            f"{data.name} has {data.task.many} in masks or boxes, which shards cannot hold. They hold classes, labels, "
-            "numbers and captions."
-        )
     splits = {name: split for name, split in data.splits.items() if not _is_repeated(data, name)}
     plan = {"version": VERSION, "shard_size": shard_size, "seed": seed, "data": identity(data)}
     jobs = {name: _jobs(name, split, data.task, shard_size, seed) for name, split in splits.items()}
@@ -126,7 +121,7 @@ def _jobs(name: str, split: Split, task: Task, shard_size: str, seed: int) -> li
     root = len(commonprefix([min(names), max(names)]).rpartition("/")[0])  # noqa: RUF071  # names of arrays are no paths
     root += root > 0  # the slash
     longest = max(len(_encoded_name(text, root)) for text in names)
-    rows = row_type(longest, split.targets if task.labelled else None)
+    rows = row_type(longest, column(task, split.targets) if task.labelled else None)
     chunks = np.array_split(order, count)  # of nearly equal size
     firsts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
     return [
@@ -187,18 +182,6 @@ def _encoded(pixels: Pixels) -> tuple[bytes, str]:
     return stream.getvalue(), ".npy"
 
 
-def _label(task: Task, target: Any) -> tuple[bytes, str] | None:
-    """The label of an image as a file of the shard, for other programs; vitrail reads the index."""
-    if not task.labelled:
-        return None
-    if task.single:
-        return str(int(target)).encode(), ".cls"
-    if task.several:
-        return "\n".join(unpack(target)).encode(), ".txt"
-    ((text, _),) = task.describe(target[None])
-    return json.dumps({"label": text, "target": target.tolist()}).encode(), ".json"
-
-
 def _write(folder: Path, job: _Job) -> Part:
     """Writes a shard and what is known of it; the latter last, because it marks the shard as finished."""
     rows = np.zeros(len(job.numbers), job.rows)
@@ -206,14 +189,13 @@ def _write(folder: Path, job: _Job) -> Part:
         with temporary.open("wb") as file:
             for k, number in enumerate(job.numbers.tolist()):
                 content, end = _content(job.split, number)
-                key, target = f"{job.first + k:09}", job.split.targets[number]
+                key = f"{job.first + k:09}"
                 rows[k]["offset"] = _add(file, f"{key}{end}", content)
                 rows[k]["size"] = len(content)
                 rows[k]["name"] = _encoded_name(job.split.name(number), job.root)
                 if job.task.labelled:
-                    rows[k]["target"] = target
-                if (label := _label(job.task, target)) is not None:
-                    _add(file, f"{key}{label[1]}", label[0])
+                    label, end, row = stored(job.task, job.split.targets[number], rows.dtype["target"].shape)
+                    rows[k]["target"] = row(_add(file, f"{key}{end}", label))
             file.write(bytes(2 * _BLOCK))  # the end of a tar file
         part = Part(job.file, len(rows), temporary.stat().st_size, file_sha256(temporary))
     place = folder / _UNFINISHED / job.file

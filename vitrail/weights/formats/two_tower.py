@@ -64,7 +64,7 @@ def read_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state |= {f"text_proj.{kind}": words[f"head.{kind}"] for kind in ("weight", "bias") if f"head.{kind}" in words}
     named = {"visual_projection.weight": "image_proj.weight", "text_projection.weight": "text_proj.weight"}
     state |= {ours: tensors[theirs] for theirs, ours in named.items() if theirs in tensors}
-    return state | _logits(tensors)
+    return state | _logits(tensors, (1,))
 
 
 def write_hf(state: Mapping[str, Tensor], config: TwoTowerConfig) -> dict[str, Tensor]:
@@ -77,9 +77,9 @@ def write_hf(state: Mapping[str, Tensor], config: TwoTowerConfig) -> dict[str, T
     theirs = vision | {f"text_model.{name}": value for name, value in named.items()}
     if config.project:
         theirs["visual_projection.weight"] = state["image_proj.weight"]
-        return theirs | {"text_projection.weight": state["text_proj.weight"], "logit_scale": state["logit_scale"]}
+        return theirs | {"text_projection.weight": state["text_proj.weight"]} | _logits(state, ())
     theirs |= {f"text_model.head.{kind}": state[f"text_proj.{kind}"] for kind in ("weight", "bias")}
-    return theirs | {name: state[name].reshape(1) for name in ("logit_scale", "logit_bias")}
+    return theirs | _logits(state, (1,))
 
 
 def read_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -108,7 +108,7 @@ def read_original(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     state |= {f"text_proj.{k}": words[n] for k in ("weight", "bias") if (n := f"text_projection.{k}") in words}
     state |= {f"image.{name}": value for name, value in image.items()}
     state |= {f"text.{name}": value for name, value in text.items()}
-    return state | _logits(tensors)
+    return state | _logits(tensors, (1,))
 
 
 def write_original(state: Mapping[str, Tensor], config: TwoTowerConfig) -> dict[str, Tensor]:
@@ -121,13 +121,13 @@ def write_original(state: Mapping[str, Tensor], config: TwoTowerConfig) -> dict[
         theirs = {f"visual.trunk.{name}": value for name, value in image.items()}
         theirs |= {f"text.{name}": value for name, value in words.items()}
         theirs |= {f"text.text_projection.{kind}": state[f"text_proj.{kind}"] for kind in ("weight", "bias")}
-        return theirs | {name: state[name] for name in ("logit_scale", "logit_bias")}
+        return theirs | _logits(state, ())
     tower: Any = config.image
     image["cls_token"], image["pos_embed"] = image["cls_token"].flatten(), image["pos_embed"][0]
     named = rename(image, key_table(tower.depth, _ORIGINAL_IMAGE, _ORIGINAL_BLOCK, _ORIGINAL_WHERE))
     theirs = {f"visual.{name}": value for name, value in named.items()} | words
     theirs |= {"visual.proj": state["image_proj.weight"].T, "text_projection": state["text_proj.weight"].T}
-    return theirs | {"logit_scale": state["logit_scale"]}
+    return theirs | _logits(state, ())
 
 
 def unsupported(config: TwoTowerConfig) -> str | None:
@@ -246,8 +246,9 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}
 
 
-def _logits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensors[name].reshape(()) for name in ("logit_scale", "logit_bias") if name in tensors}
+def _logits(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """Scale and bias of the logits: vectors of one number in transformers' SigLIP and here, scalars elsewhere."""
+    return {name: tensors[name].reshape(shape) for name in ("logit_scale", "logit_bias") if name in tensors}
 
 
 def _read_siglip_tower(vision: dict[str, Tensor]) -> dict[str, Tensor]:
