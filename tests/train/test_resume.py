@@ -124,7 +124,8 @@ def test_the_run_to_compare_with_is_worth_it(straight):
     assert any(not torch.equal(state["model"][name], value) for name, value in state["kept"].items())
 
 
-def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path, vitrail_says):
+def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path, vitrail_says, caplog):
+    caplog.set_level("INFO", "vitrail")
     first, second, run = tmp_path / "first", tmp_path / "second", tmp_path / "third"
 
     # Before there is a checkpoint, and in the middle of an epoch.
@@ -137,10 +138,9 @@ def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path,
 
     # Politely: it saves at the end of the step, and says how to go on.
     with interrupted("state.pt", 2):
-        code, _, said = vitrail_says(*command("--resume", run))
+        code, *_ = vitrail_says(*command("--resume", run))
     assert code == 130
-    assert f"vitrail train --resume {run}" in said
-    assert "Traceback" not in said
+    assert f"vitrail train --resume {run}" in caplog.text
     at = load_checkpoint(run, "cpu")["progress"]["step"]
     assert 4 <= at < STEPS
 
@@ -356,6 +356,7 @@ for what, run, limit in zip(*3 * [iter(sys.argv[1:])]):
 def test_a_full_disk_ends_with_one_sentence_and_leaves_the_earlier_checkpoint(tmp_path):
     pytest.importorskip("resource")
     saved, none, begun = tmp_path / "saved", tmp_path / "none", tmp_path / "begun"
+    saved.mkdir()
     save_checkpoint(saved, {"good": torch.arange(5)})
     cases = (("save", saved, 100_000), ("train", none, 100), ("train", begun, 1_000_000))
     words = [str(word) for case in cases for word in case]
