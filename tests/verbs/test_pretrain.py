@@ -18,13 +18,12 @@ from vitrail.tasks import METHODS
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
 QUICK = {
-    "model": "vit_nano4",
+    "model": "vit_w64d2h2m128p2",
     "img_size": 8,
     "stem": "patch",
     "opt": "adamw",
     "epochs": 2,
     "batch_size": 64,
-    "workers": 1,
 }
 
 
