@@ -331,8 +331,8 @@ def test_a_checkpoint_replaces_the_one_before(tmp_path):
 FULL = """
 import os, resource, sys
 from pathlib import Path
-import torch
-import vitrail.train.checkpoint, vitrail.verbs.train
+import sklearn.datasets, torch._dynamo
+import vitrail.train.checkpoint, vitrail.train.start, vitrail.verbs.train
 from vitrail.cli import main
 
 def save(run):
