@@ -8,12 +8,14 @@ import json
 import re
 import shutil
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from families import ATTENTIVE, TINY
 from PIL import Image
 
 import vitrail
@@ -21,7 +23,7 @@ from vitrail.config import TrainConfig, load_yaml, options, override, save_yaml
 from vitrail.data.pixels import thumbnail
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
-from vitrail.models import create
+from vitrail.models import build, create
 from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, overlay, similarities, tiles
 from vitrail.report.tables import Cell, Line, Table
@@ -247,21 +249,22 @@ def test_other_positions_and_stems_get_what_makes_sense(trained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "headings"),
+    ("config", "headings"),
     [
-        ("swin_nano", ["Relative position biases, stage 1", "Relative position biases, stage 3"]),
-        ("coatnet_nano", ["Relative position biases, stage 2", "Relative position biases, stage 3"]),
-        ("pvt_nano", ["Position similarity, stage 1", "Position similarity, stage 3"]),
-        ("mixer_nano", ["Token mixing, layer 1", "Token mixing, layer 6"]),
-        ("bit_nano", []),
+        (ATTENTIVE["swin"], ["Relative position biases, stage 1", "Relative position biases, stage 2"]),
+        (ATTENTIVE["coatnet"], ["Relative position biases, stage 2", "Relative position biases, stage 3"]),
+        (ATTENTIVE["pvt"], ["Position similarity, stage 1", "Position similarity, stage 2"]),
+        (TINY["mixer"], ["Token mixing, layer 1", "Token mixing, layer 5"]),
+        (TINY["bit"], []),
     ],
+    ids=["swin", "coatnet", "pvt", "mixer", "bit"],
 )
-def test_places_are_shown_of_every_stage(trained, tmp_path, name, headings):
+def test_places_are_shown_of_every_stage(trained, tmp_path, config, headings):
     run = copy(trained, tmp_path / "run")
-    model = create(name, img_size=32, channels=1, classes=10)
+    config = replace(config, classes=10)
     task = Multiclass(tuple("0123456789"))
-    card = Card(model=name, config=model.config, task=task, preprocess=Preprocess((32, 32), 1))
-    save(run / "model.safetensors", model, card)
+    card = Card(model="tiny", config=config, task=task, preprocess=Preprocess(config.img_size, 1))
+    save(run / "model.safetensors", build(config), card)
     text = text_of(vitrail.report(run))
     found = re.findall(r"(?:Relative position biases|Position similarity|Token mixing), (?:stage|layer) \d", text)
     assert set(headings) <= set(found)

@@ -125,6 +125,7 @@ def test_the_run_to_compare_with_is_worth_it(straight):
 
 
 def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path, vitrail_says, caplog):
+    caplog.set_level("INFO", "vitrail")
     first, second, run = tmp_path / "first", tmp_path / "second", tmp_path / "third"
 
     # Before there is a checkpoint, and in the middle of an epoch.
@@ -137,10 +138,9 @@ def test_a_run_that_was_killed_again_and_again_ends_the_same(straight, tmp_path,
 
     # Politely: it saves at the end of the step, and says how to go on.
     with interrupted("state.pt", 2):
-        code, _, said = vitrail_says(*command("--resume", run))
+        code, *_ = vitrail_says(*command("--resume", run))
     assert code == 130
-    assert f"To resume: vitrail train --resume {run}" in caplog.text
-    assert "Traceback" not in said
+    assert f"vitrail train --resume {run}" in caplog.text
     at = load_checkpoint(run, "cpu")["progress"]["step"]
     assert 4 <= at < STEPS
 
@@ -335,8 +335,8 @@ def test_a_checkpoint_replaces_the_one_before(tmp_path):
 FULL = """
 import os, resource, sys
 from pathlib import Path
-import torch
-import vitrail.train.checkpoint, vitrail.verbs.train
+import sklearn.datasets, torch._dynamo
+import vitrail.train.checkpoint, vitrail.train.start, vitrail.verbs.train
 from vitrail.cli import main
 
 def save(run):

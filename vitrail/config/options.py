@@ -6,10 +6,10 @@ import dataclasses
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, is_dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -41,23 +41,34 @@ class Option:
     bare: bool  # its flag may be given without a value, which means the default
 
 
-type_hints = cache(get_type_hints)  # it compiles every annotation
+_HINTS: dict[type[Any], dict[str, Any]] = {}
+_OPTIONS: dict[type[Any], Mapping[str, Option]] = {}
 
 
-@cache
+def type_hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a configuration's fields, evaluated once: it is slow, and every setting needs them."""
+    if cls not in _HINTS:
+        _HINTS[cls] = get_type_hints(cls)
+    return _HINTS[cls]
+
+
 def options(cls: type[Any] = TrainConfig) -> Mapping[str, Option]:
     """All settings of a configuration class and its groups, by flat name."""
-    found: dict[str, Option] = {}
+    if cls not in _OPTIONS:
+        _OPTIONS[cls] = dict(_options(cls))
+    return _OPTIONS[cls]
+
+
+def _options(cls: type[Any]) -> Iterator[tuple[str, Option]]:
     hints = type_hints(cls)
     for f in dataclasses.fields(cls):
         if is_dataclass(hints[f.name]):
             inner = options(hints[f.name])
-            found |= {name: dataclasses.replace(o, group=f.name) for name, o in inner.items()}
+            yield from ((name, dataclasses.replace(o, group=f.name)) for name, o in inner.items())
         else:
             about = {key: f.metadata.get(key, "") for key in ("help", "alias", "only")}
             bare = bool(f.metadata.get("bare"))
-            found[f.name] = Option(f.name, "", hints[f.name], f.default, **about, bare=bare)
-    return found
+            yield f.name, Option(f.name, "", hints[f.name], f.default, **about, bare=bare)
 
 
 def coerce(cls: type[Any], name: str, value: object) -> Any:
