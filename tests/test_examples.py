@@ -50,7 +50,7 @@ def test_segment(run, tmp_path):
 
 
 def test_research(run, tmp_path):
-    said = run("research.py", "--images", 400, "--epochs", 4)
+    said = run("research.py", "--images", 300, "--epochs", 3)
     own, vit = (float(re.search(rf"^{name}: top-1 ([\d.]+)%", said, re.M).group(1)) for name in ("own", "vit"))
     assert own > 75  # by chance 50
     assert vit > 40
@@ -76,14 +76,14 @@ def test_from_other_tools(run):
 
 
 def test_detect(run):
-    said = run("detect.py", "--images", 80, "--epochs", 10)
+    said = run("detect.py", "--images", 64, "--epochs", 8)
     assert float(re.search(r"^AP50 ([\d.]+)%", said).group(1)) > 30
     assert len(re.findall(r"^(?:disc|square) +AP50", said, re.M)) == 2
     assert len(re.findall(r"\.png (?:\(no object\)|\d+ \w+)", said)) == 3
 
 
 def test_words(run):
-    said = run("words.py", "--images", 200, "--epochs", 2)
+    said = run("words.py", "--images", 100, "--epochs", 1)
     assert re.search(r"^captions found: [\d.]+% among the first 5", said)
     assert len(re.findall(r"a red circle left of a blue square: \S+\.png -?[\d.]+", said)) == 3
     assert re.search(r"\.png shows a (red circle|green bar|yellow triangle) \(\d+%\)", said)

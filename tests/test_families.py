@@ -25,10 +25,10 @@ FAMILIES = [*dict.fromkeys(map(models.family, models.CONFIGS.values())), "deit"]
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """400 of the digits."""
+    """600 of the digits."""
     images, labels = load_digits(return_X_y=True)
     path = tmp_path_factory.mktemp("few") / "few.npz"
-    np.savez(path, x_train=(images[:400].reshape(-1, 8, 8) * 15).astype(np.uint8), y_train=labels[:400])
+    np.savez(path, x_train=(images[:600].reshape(-1, 8, 8) * 15).astype(np.uint8), y_train=labels[:600])
     return path
 
 

@@ -17,7 +17,7 @@ from vitrail.models.counts import COUNTS
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.vit import ViTConfig
 
-LARGE = 90_000_000  # parameters
+LARGE = 50_000_000  # parameters
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 # As stored by torchvision, timm and keras-hub, 1000 classes.
