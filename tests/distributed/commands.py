@@ -18,6 +18,7 @@ from unittest.mock import patch
 from vitrail import cli
 from vitrail.errors import UserError
 from vitrail.train import loop
+from vitrail.verbs import takes_part
 
 make_batch = loop.make_batch
 steps = 0
@@ -34,6 +35,6 @@ def failing(*batch: Any, **how: Any) -> Any:
 if __name__ == "__main__":
     commands = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for words in commands[:-1]:
-        assert cli.run(words) == 0, words
+        assert not takes_part(words) or cli.run(words) == 0, words
     with patch.object(loop, "make_batch", failing if os.environ.get("FAILS") == os.environ.get("RANK") else make_batch):
         cli.main(commands[-1])
