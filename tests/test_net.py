@@ -19,6 +19,16 @@ def test_a_container_limits_the_threads(monkeypatch, tmp_path, limit, threads):
     assert os.environ.get("OMP_NUM_THREADS") == threads
 
 
+@pytest.mark.parametrize(
+    ("load", "busy"),
+    [("8.12 6.0 5.0 9/107 4711", True), ("8.12 6.0 5.0 2/107 4711", False), ("0.5 6.0 5.0 9/107 4711", False)],
+)
+def test_a_machine_is_busy_if_it_is_now_and_was_before(monkeypatch, tmp_path, load, busy):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    (tmp_path / "loadavg").write_text(load)
+    assert cli._is_busy(str(tmp_path / "loadavg")) == busy
+
+
 def test_a_fault_is_one_sentence(monkeypatch, capsys):
     def fail(_: object) -> int:
         raise ZeroDivisionError("by zero")
