@@ -54,7 +54,8 @@ def damaged(reader: Reader, folder: Path, seed: int) -> Path:
     rng = random.Random(seed)
     target = folder / reader.source.name
     copy(reader.source, target)
-    files = sorted(path for pattern in reader.damaged for path in target.glob(pattern)) if reader.damaged else [target]
+    found = sorted(path for pattern in reader.damaged for path in target.glob(pattern)) if reader.damaged else [target]
+    files = [path for path in found if path.is_file()]
     for file in [] if seed == HONEST else rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2)))):
         mutate(file, rng)
     return target
@@ -135,8 +136,8 @@ def fuzz_files(seed: int, home: Path, only: str = "") -> Iterator[tuple[int, lis
 
 
 def fuzz_commands(seed: int, home: Path) -> Iterator[tuple[int, list[Failure]]]:
-    """Yields for each command line its failures, without end. The corpus is that of `fuzz_files`."""
-    honest = home / "honest"
+    """Yields for each command line its failures, without end. They write to a copy of the honest files."""
+    honest = Path(shutil.copytree(home / "honest", home / "commands"))
     with Forks() as forks:
         for number, words in command_lines(seed, honest):
             before = {path.name for path in honest.iterdir()}

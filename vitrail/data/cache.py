@@ -28,7 +28,7 @@ from vitrail.data.download import cache_folder
 from vitrail.data.images import Pixels
 from vitrail.data.loader import DecodedSplit, ReadySplit, batches, images
 from vitrail.data.preprocess import Preprocess
-from vitrail.files import atomic_folder
+from vitrail.files import atomic_folder, open_regular
 from vitrail.progress import log, track
 
 _VERSION = 1  # increase when images are decoded or resized differently
@@ -101,11 +101,13 @@ def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> 
         os.utime(folder / _PIXELS)  # mark as used
     try:
         # Copy on write: torch needs writable arrays.
-        pixels = np.asarray(np.memmap(folder / _PIXELS, dtype=np.uint8, mode="c"))
+        with open_regular(folder / _PIXELS) as file:
+            pixels = np.asarray(np.memmap(file, dtype=np.uint8, mode="c"))
         if not crops:
             shape = len(split), preprocess.channels, *preprocess.img_size
             return ReadySplit(split, pixels.reshape(shape), preprocess)
-        table = np.load(folder / _TABLE, allow_pickle=False)
+        with open_regular(folder / _TABLE) as file:
+            table = np.load(file, allow_pickle=False)
         ends = np.cumsum(table[:, 1:].prod(axis=1))
         whole = table.shape == (len(split), 4) and (table[:, 1:] > 0).all() and ends[-1] == len(pixels)
         if whole and np.array_equal(table[:, 0], [0, *ends[:-1]]):

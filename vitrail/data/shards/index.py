@@ -28,7 +28,7 @@ from vitrail.data.shards.files import ShardFile
 from vitrail.data.shards.split import Shard, read_at
 from vitrail.data.verify import verify
 from vitrail.errors import UserError
-from vitrail.files import atomic_write, reading
+from vitrail.files import atomic_write, open_regular, reading
 from vitrail.progress import track
 from vitrail.version import VERSION
 
@@ -178,7 +178,7 @@ def _cache_entry(file: ShardFile, field: str) -> tuple[Path, str]:
 def _load_index(shard: ShardFile, field: str) -> Index | None:
     file, stamp = _cache_entry(shard, field)
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as cached:
+        with open_regular(file) as stream, np.load(stream, allow_pickle=False) as cached:
             if str(cached["stamp"]) == stamp:
                 return Index(shard, *(cached[name] for name in ("names", "places", "labels", "faults", "facts")))
     except Exception:  # missing or damaged: it is rebuilt
