@@ -1,32 +1,10 @@
-"""What no verb expects: errors of the system, faults of vitrail, and containers with few cores."""
+"""What no verb expects: errors of the system and faults of vitrail."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
 from vitrail import cli
-
-
-@pytest.mark.parametrize(("limit", "threads"), [("150000 100000", "1"), ("50000 100000", "1"), ("max 100000", None)])
-def test_a_container_limits_the_threads(monkeypatch, tmp_path, limit, threads):
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setenv("OMP_NUM_THREADS", "x")
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    (tmp_path / "cpu.max").write_text(limit)
-    cli._limit_threads(str(tmp_path / "cpu.max"))
-    assert os.environ.get("OMP_NUM_THREADS") == threads
-
-
-@pytest.mark.parametrize(
-    ("load", "busy"),
-    [("8.12 6.0 5.0 9/107 4711", True), ("8.12 6.0 5.0 2/107 4711", False), ("0.5 6.0 5.0 9/107 4711", False)],
-)
-def test_a_machine_is_busy_if_it_is_now_and_was_before(monkeypatch, tmp_path, load, busy):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    (tmp_path / "loadavg").write_text(load)
-    assert cli._is_busy(str(tmp_path / "loadavg")) == busy
 
 
 def test_a_fault_is_one_sentence(monkeypatch, capsys):

@@ -16,7 +16,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -26,6 +25,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, habits, options, type_hints
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log_to_console
+from vitrail.threads import settle_threads
 from vitrail.verbs import VERBS, takes_part
 from vitrail.version import VERSION
 from vitrail.world import world
@@ -364,31 +364,11 @@ def run(words: Sequence[str]) -> int:
     return module.show(result, **{name: value for name, value in given.items() if name in shown})
 
 
-def _limit_threads(file: str = "/sys/fs/cgroup/cpu.max") -> None:
-    """Computes with no more threads than the cores of the container: others would only wait for each other."""
-    with suppress(OSError, ValueError):  # no container, or no limit
-        quota, period = map(int, Path(file).read_text(encoding="ascii").split())
-        os.environ.setdefault("OMP_NUM_THREADS", str(min(max(quota // period, 1), os.cpu_count() or 1)))
-
-
-def _is_busy(file: str = "/proc/loadavg") -> bool:
-    """Whether other programs want more than all cores, both now and on average over the last minute."""
-    with suppress(OSError, ValueError):  # not Linux
-        average, _, _, running, _ = Path(file).read_text(encoding="ascii").split()
-        return min(float(average), int(running.partition("/")[0]) - 1) > (os.cpu_count() or 1)
-    return False
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command. Exits with 0, 1 for partial failure or a fault, 2 for user errors, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # Makes threads that wait for each other yield soon, or at once on a busy machine. Beside eight busy programs on two
-    # cores, a small ViT trains 5 times slower with a fair share. With libgomp's default of spinning it was 56 times
-    # slower, with yielding soon 17 times, and with yielding at once 5.1 times. Alone, yielding at once costs 43 %
-    # (benchmarks/neighbour.py). The variable is read when torch is loaded.
-    os.environ.setdefault("GOMP_SPINCOUNT", "0" if _is_busy() else "10000")
+    settle_threads()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP warns of what is meant
-    _limit_threads()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if isinstance(sys.stdout, io.TextIOWrapper):
