@@ -150,8 +150,7 @@ def train(
         over = schedule.over(progress) or schedule.stalled(progress)
         if progress.count and (over or progress.step % schedule.per_epoch == 0):
             checkpoints.wait()  # files of the epoch follow it
-            whole = world.unsharded(objective)
-            kept = whole.kept()
+            kept = (whole := world.unsharded(objective)).kept()
             meter = card.task.bound(kept).meter()
             try:
                 run_model(kept, val, card.preprocess, [meter], compute=partial(whole.examine, kept), **how)
