@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 from vitrail import cli
 
@@ -59,3 +60,11 @@ def test_a_refused_command_is_one_sentence_and_leaves_nothing(words, trained, tm
     assert code == 2
     assert error.splitlines()[-1].startswith("vitrail: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_pictures_of_a_model_that_has_none_leave_no_folder(trained, tmp_path, vitrail_says):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    code, _, error = vitrail_says("predict", trained, tmp_path / "a.png", "--pictures", tmp_path / "new" / "p")
+    assert code == 2
+    assert "--pictures is for masks and boxes" in error
+    assert not (tmp_path / "new").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,3 +107,8 @@ def test_an_image_that_moves_is_another_one(photos, inspected, tmp_path):
     shutil.copytree(photos, tmp_path / "copy")
     open_data(tmp_path / "copy")
     assert len(inspected) == 16
+
+
+def test_a_name_that_no_file_can_have_is_a_reason():
+    (reason,) = verify.verify_files([Path("a\ud800.png")])
+    assert "surrogates not allowed" in str(reason)

@@ -63,7 +63,7 @@ def verify_files(paths: Sequence[Path]) -> list[ImageFacts | str]:
 def _file_identity(path: Path) -> Identity | None:
     try:
         state = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # the latter for names that no file can have
         return None  # reading it will give the reason
     return str(path.absolute()), f"{state.st_size} {state.st_mtime_ns}"
 

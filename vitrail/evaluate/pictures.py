@@ -8,7 +8,7 @@ from pathlib import Path
 from vitrail.data.images import read_image
 from vitrail.data.pixels import UnreadableImage, to_pil
 from vitrail.errors import UserError
-from vitrail.files import atomic_write
+from vitrail.files import atomic_write, check_writable
 from vitrail.runs.predictor import Prediction
 
 OVERLAY = "_overlay.jpg"  # the suffix of an image with its answer
@@ -16,10 +16,7 @@ OVERLAY = "_overlay.jpg"  # the suffix of an image with its answer
 
 def with_pictures(predictions: Iterable[Prediction], folder: Path) -> Iterator[Prediction]:
     """Yields predictions as they come, and writes the files of each answer and its image with the answer over it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another.") from error
+    check_writable(folder)
     taken: set[str] = set()
     for prediction in predictions:
         if prediction.error is None:
@@ -31,6 +28,10 @@ def _write(prediction: Prediction, folder: Path, taken: set[str]) -> None:
     layer = prediction.answer.layer()
     if layer is None:
         raise UserError("--pictures is for masks and boxes, but this model answers without a picture. Remove it.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # not before: a refused command leaves no folder
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another.") from error
     name, number = Path(prediction.file).stem, 1
     while name in taken:
         number += 1

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.config import from_plain
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.models.image_tower import ImageTower, ImageTowerConfig, tower_of
 from vitrail.models.layers import Stage
 from vitrail.models.model import ModelConfig
@@ -47,6 +47,9 @@ class TwoTowerConfig(ImageTowerConfig):
 
     def __post_init__(self) -> None:
         self._share()
+        for name in ("project", "bias"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UserError(f"'{name}' must be true or false, but it is {shown(value)}.")
         if not self.project and self.features != self.classes:
             raise UserError(
                 f"Without a projection, the joint space has the tower's {self.features} features, but 'classes' is "
