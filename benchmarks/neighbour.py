@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "as vitrail (spins briefly)": {"GOMP_SPINCOUNT": "10000"},
     "libgomp's default (spins)": {},
     "spins less": {"GOMP_SPINCOUNT": "1000"},
-    "does not spin": {"OMP_WAIT_POLICY": "passive"},
+    "as vitrail if busy (passive)": {"OMP_WAIT_POLICY": "passive"},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 

@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {"batch_size": 8, "loss": "dice", "crop_scale": 0.5, 
 CORES = 2
 
 # The clock of time budgets is the CPU time of this process.
-pace.time = progress.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[attr-defined]
+pace.time = progress.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[attr-defined]  # imported
 
 
 def train(data: str, head: str, budget: dict[str, Any], model: str, size: int, out: str, method: str | None) -> Any:

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -209,10 +210,8 @@ def size_of(folder: Path) -> int:
     """The bytes of the files in a folder, some of which may be removed meanwhile."""
     total = 0
     for path in folder.glob("*"):
-        try:
+        with suppress(FileNotFoundError):
             total += path.stat().st_size
-        except FileNotFoundError:  # noqa: PERF203
-            continue
     return total
 
 

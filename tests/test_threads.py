@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from vitrail import threads
 from vitrail.threads import is_busy, limit_threads
 
 
@@ -27,3 +28,13 @@ def test_a_machine_is_busy_if_it_is_now_and_was_before(monkeypatch, tmp_path, lo
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     (tmp_path / "loadavg").write_text(load)
     assert is_busy(str(tmp_path / "loadavg")) == busy
+
+
+@pytest.mark.parametrize(("busy", "wanted"), [(True, "OMP_WAIT_POLICY"), (False, "GOMP_SPINCOUNT")])
+def test_threads_yield_at_once_on_a_busy_machine_alone(monkeypatch, busy, wanted):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(threads, "is_busy", lambda: busy)
+    threads.settle_threads()
+    assert {name for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT") if name in os.environ} == {wanted}

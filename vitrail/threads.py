@@ -14,7 +14,10 @@ def settle_threads() -> None:
     # cores, a small ViT trains 5 times slower with a fair share. With libgomp's default of spinning it was 56 times
     # slower, with yielding soon 17 times, and with yielding at once 5.1 times. Alone, yielding at once costs 43 %
     # (benchmarks/neighbour.py).
-    os.environ.setdefault("GOMP_SPINCOUNT", "0" if is_busy() else "10000")
+    if is_busy():
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    else:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def limit_threads(file: str = "/sys/fs/cgroup/cpu.max") -> None:

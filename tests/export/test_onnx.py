@@ -124,7 +124,7 @@ def noise(about: Card, batch: int) -> NDArray[Any]:
 @pytest.mark.parametrize(("build", "about"), CASES.values(), ids=CASES)
 def test_every_family_gives_what_pytorch_gives(build, about, tmp_path):
     model = randomise(build())
-    inside = "floats" in about.model or about.preprocess.bits == 16  # one is enough: preprocessing knows no family
+    inside = about.preprocess.bits > 8  # a few are enough: preprocessing knows no family
     write(tmp_path / "model.onnx", model, about, preprocess=inside)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     if not inside:

@@ -110,6 +110,12 @@ def test_the_configuration_round_trips_and_follows_the_image_size():
     assert (larger.image.img_size, larger.grid, larger.image.drop_path) == ((32, 24), (4, 3), 0.1)
 
 
+@pytest.mark.parametrize("change", [{"bias": None}, {"classes": "16"}, {"img_size": "large"}])
+def test_a_card_with_other_types_is_refused(change):
+    with pytest.raises(UserError, match=f"'{next(iter(change))}' must be"):
+        TwoTowerConfig.from_plain(SMALL.to_plain() | change)
+
+
 def test_towers_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="the tower's 32 features, but 'classes' is 16"):
         replace(SMALL, project=False)

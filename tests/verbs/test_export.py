@@ -123,7 +123,7 @@ def test_another_model_is_not_proven(change, tampered, exported, trained):
 def test_an_answer_between_two_that_are_as_good_is_no_failure(trained, tampered):
     model, about = open_run(trained)
     sample = to_check(trained, about, None, 1)
-    twins = tampered(lambda head: head[[0, 1, 2, 3, 4, 5, 0, 7, 8, 9]])  # classes that nobody can tell apart
+    twins = tampered(lambda head: head[[0, 1, 2, 3, 4, 5, 0, 7, 8, 9]])  # two identical classes
     with torch.no_grad():
         for parameter in model.head.parameters():
             parameter[6] = parameter[0]

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.config import from_plain
-from vitrail.errors import UserError, shown
+from vitrail.config import coerce, from_plain
+from vitrail.errors import UserError
 from vitrail.models.image_tower import ImageTower, ImageTowerConfig, tower_of
 from vitrail.models.layers import Stage
 from vitrail.models.model import ModelConfig
@@ -47,9 +47,6 @@ class TwoTowerConfig(ImageTowerConfig):
 
     def __post_init__(self) -> None:
         self._share()
-        for name in ("project", "bias"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise UserError(f"'{name}' must be true or false, but it is {shown(value)}.")
         if not self.project and self.features != self.classes:
             raise UserError(
                 f"Without a projection, the joint space has the tower's {self.features} features, but 'classes' is "
@@ -58,9 +55,8 @@ class TwoTowerConfig(ImageTowerConfig):
 
     @classmethod
     def from_plain(cls, document: dict[str, Any]) -> TwoTowerConfig:
-        rest = {name: value for name, value in document.items() if name not in ("image", "text", "img_size")}
-        text = from_plain(TextConfig, document["text"])
-        return cls(image=tower_of(document), text=text, img_size=tuple(document["img_size"]), **rest)
+        rest = {name: coerce(cls, name, value) for name, value in document.items() if name not in ("image", "text")}
+        return cls(image=tower_of(document), text=from_plain(TextConfig, document["text"]), **rest)
 
 
 class TwoTower(ImageTower):

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.config import coerce
 from vitrail.models.image_tower import ImageTower, ImageTowerConfig, tower_of
 from vitrail.models.layers import Stage
 from vitrail.models.model import Model, ModelConfig
@@ -38,8 +39,8 @@ class ZeroShotConfig(ImageTowerConfig):
 
     @classmethod
     def from_plain(cls, document: dict[str, Any]) -> ZeroShotConfig:
-        rest = {name: value for name, value in document.items() if name not in ("image", "img_size")}
-        return cls(image=tower_of(document), img_size=tuple(document["img_size"]), **rest)
+        rest = {name: coerce(cls, name, value) for name, value in document.items() if name != "image"}
+        return cls(image=tower_of(document), **rest)
 
 
 class ZeroShot(ImageTower):
