@@ -15,6 +15,7 @@ readers and the size of the cache on disk are recorded.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import random
@@ -26,7 +27,6 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -206,13 +206,13 @@ class Readers:
         return np.frombuffer(content[: whole * 8 * self._row], np.int64).reshape(whole, self._row)
 
 
-def size_of(folder: Path) -> int:
-    """The bytes of the files in a folder, some of which may be removed meanwhile."""
-    total = 0
-    for path in folder.glob("*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size
-    return total
+def size_of(cache: Path) -> int:
+    """The bytes of a cache of shards, in which nothing is begun, renamed or removed meanwhile."""
+    if not cache.exists():
+        return 0
+    with (cache / "room.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return sum(path.stat().st_size for path in cache.iterdir())
 
 
 def measure(soak: Soak, folder: Path) -> dict[str, Any]:
@@ -232,8 +232,7 @@ def measure(soak: Soak, folder: Path) -> dict[str, Any]:
         readers.start()
         while readers.running():
             time.sleep(0.05)
-            # Looks twice, because a file that is renamed during a look may be counted under both names.
-            disk = max(disk, min(size_of(folder / "cache" / "remote") for _ in range(2)))
+            disk = max(disk, size_of(folder / "cache" / "remote"))
             done = min(len(readers.rows(rank)) for rank in range(PROCESSES))
             if kills and done >= kills[0]:
                 kills.pop(0)

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -70,11 +70,14 @@ class RemoteFile:
             with _held(path.parent / f"{path.name[:2]}.lock"):
                 if path.exists():
                     return
-                with atomic_write(path) as temporary:
-                    with _held(path.parent / "room.lock"):
+                room = path.parent / "room.lock"
+                with ExitStack() as renamed, atomic_write(path) as temporary:
+                    with _held(room):
                         _make_room(path.parent, self.limit - self.size)
                         temporary.touch()
                     fetch(self.address, temporary, self.size, self.sha256)
+                    # Who lists a folder during a rename may find neither name, and would make too little room.
+                    renamed.enter_context(_held(room))
         except OSError as error:
             raise UserError(
                 f"{self.address} cannot be stored in {path.parent}: {error.strerror or error}. Set $VITRAIL_CACHE to a "
