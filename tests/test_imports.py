@@ -38,7 +38,7 @@ ORDER = (
     "tokenizers",
     "config",
 )
-BELOW = ("files", "device", "threads", "progress", "world", "errors", "version")
+BELOW = ("device", "threads", "progress", "world", "files", "errors", "version")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Each takes a tenth of a second to two seconds to import.

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from distributed.launch import environment, run, torchrun
 from safetensors.numpy import load_file
 
 import vitrail
-from vitrail.train.checkpoint import load_checkpoint
+from vitrail.train.checkpoint import checkpoint_path, load_checkpoint
 
 # Not Adam, which turns the rounding errors of gradients that are zero, such as those of key biases, into full steps.
 SETTINGS: dict[str, Any] = {
@@ -56,9 +57,9 @@ def until(condition: Callable[[], Any], seconds: float = 240) -> Any:
 
 
 def step(run: Path) -> int:
-    """The step of a run's checkpoint."""
-    state = load_checkpoint(run, "cpu")
-    return 0 if state is None else state["progress"]["step"]
+    """The step of a run's checkpoint, whose shards may be replaced meanwhile."""
+    path = checkpoint_path(run)
+    return torch.load(path, weights_only=True)["progress"]["step"] if path.exists() else 0
 
 
 def children(parent: int) -> list[int]:
@@ -80,7 +81,7 @@ def workers(agent: int) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_killed_and_hung_processes_are_replaced(words, undisturbed, tmp_path):
-    command = torchrun(2, "-m", "vitrail", *words, max_restarts=3, monitor_interval=0.1)
+    command = torchrun(2, "-m", "vitrail", *words, "--shard=full", max_restarts=3, monitor_interval=0.1)
     env = environment(VITRAIL_TIMEOUT="15", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: step(tmp_path / "run") >= 5)
@@ -107,9 +108,31 @@ def test_a_process_that_works_is_waited_for_and_one_that_hangs_is_replaced():
     assert done.stdout.count("done") == 2
 
 
+def whole_or_refused(run: Path, copy: Path) -> None:
+    """One process reads the shards that two have written; a checkpoint without one of them, or others, is refused."""
+    state = load_checkpoint(run, "cpu")
+    assert not [name for name, value in state["model"].items() if value.is_meta or not value.isfinite().all()]
+    assert state["optimizer 0"]["state"][0]["momentum_buffer"].any()
+    for number, damage in enumerate(
+        [
+            lambda shard, _: shard.unlink(),
+            lambda shard, _: shard.write_bytes(shard.read_bytes()[:-1]),
+            lambda shard, _: (shard.unlink(), os.mkfifo(shard)),
+            lambda shard, _: shutil.rmtree(shard.parent),
+            lambda _, path: torch.save(torch.load(path) | {"shards": "../../run"}, path),
+            lambda _, path: torch.save(torch.load(path) | {"model": {"a": torch.empty(2**40, device="meta")}}, path),
+        ]
+    ):
+        shutil.copytree(run, other := copy / str(number))
+        path = checkpoint_path(other)
+        damage(sorted(path.parent.glob("shards-*/*"))[0], path)
+        with pytest.raises(vitrail.UserError, match="is corrupt"):
+            load_checkpoint(other, "cpu")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_stopped_run_resumes_on_another_number_of_processes(words, undisturbed, tmp_path):
-    command = torchrun(2, "-m", "vitrail", *words)
+    command = torchrun(2, "-m", "vitrail", *words, "--shard=full")
     env = environment()
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: step(tmp_path / "run") >= 5)
@@ -118,6 +141,7 @@ def test_a_stopped_run_resumes_on_another_number_of_processes(words, undisturbed
     assert "To resume: vitrail train --resume" in (tmp_path / "log").read_text()
     before = step(tmp_path / "run")
     assert 5 <= before < 40
+    whole_or_refused(tmp_path / "run", tmp_path / "copy")
     done = run(4, "train", "--resume", str(tmp_path / "run"), "--shard", "full")
     assert done.returncode == 0, done.stderr[-5000:]
     assert f"Resuming after step {before}." in done.stderr

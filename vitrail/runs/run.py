@@ -5,7 +5,7 @@
 | `config.yaml`                        | every setting, resolved                                        |
 | `model.safetensors`, `model.json`    | the kept model so far, and its card                            |
 | `metrics.csv`                        | one row per epoch                                              |
-| `last/state.pt`                      | the checkpoint from which training resumes                     |
+| `last/state.pt`, `last/shards-…/`    | the checkpoint from which training resumes; what is sharded    |
 | `train.log`, `curves.png`, `tensorboard/` | the log, the curves, the events                            |
 | `.lock`                              | held by the process that trains the run                        |
 | `.launch`                            | of a run under torchrun: the name of its command               |

@@ -3,6 +3,9 @@
 No generator state is saved: batches, augmentation and dropout masks are drawn from (seed, step), so the step number is
 the state of the sampler and of all generators.
 
+Sharded tensors are in a folder beside it, to which each process writes its own (`vitrail/world/shards.py`). The file
+names the folder, so that both are replaced at once.
+
 Most of the time of a checkpoint is spent on the disk. So training waits only until the state is copied, and a thread
 writes the copy.
 """
@@ -10,11 +13,13 @@ writes the copy.
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+from uuid import uuid4
 
 import torch
 from torch.optim import SGD, AdamW, Optimizer
@@ -22,7 +27,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from vitrail.data.identity import differences
 from vitrail.data.npy import check_zip
 from vitrail.errors import UserError, first_line
-from vitrail.files import atomic_write, open_regular
+from vitrail.files import atomic_write, flush_folder, open_regular
 from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.train.lamb import Lamb
@@ -52,7 +57,7 @@ class Checkpoints:
     def __init__(self, run: Path):
         self._run = run
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="vitrail-save")
-        self._writing: Future[None] | None = None
+        self._writing: Future[Any] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -63,11 +68,17 @@ class Checkpoints:
             self.wait()
 
     def save(self, state: dict[str, Any]) -> None:
-        """Copies the state, for a thread to write, once the checkpoint before is written."""
+        """Copies the state, for threads to write, once the checkpoint before is written. Called by every process."""
         self.wait()
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        self._writing = self._pool.submit(_write, self._run, buffer)
+        folder = checkpoint_path(self._run).parent
+        if world().first():
+            _make(folder)
+        folder /= world().every(f"shards-{uuid4().hex[:8]}")[0]
+        self._writing = shards = world().save_shards(state, folder)
+        if world().first():
+            buffer = io.BytesIO()
+            torch.save(world().saved(state) | ({"shards": folder.name} if shards else {}), buffer)
+            self._writing = self._pool.submit(_write, self._run, buffer, folder, shards)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is written; raises its error."""
@@ -76,21 +87,31 @@ class Checkpoints:
             writing.result()
 
 
-def _write(run: Path, buffer: io.BytesIO) -> None:
-    """Replaces the run's checkpoint atomically; on failure the previous one survives."""
-    path = checkpoint_path(run)
+def _make(folder: Path) -> None:
     try:
-        path.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{path.parent} must be a folder, for checkpoints: {error.strerror}. Remove the file."
-        ) from error
+        raise UserError(f"{folder} must be a folder, for checkpoints: {error.strerror}. Remove the file.") from error
+
+
+def _write(run: Path, buffer: io.BytesIO, folder: Path, shards: Future[Any] | None) -> None:
+    """Replaces the run's checkpoint atomically, once all shards are in the folder; on failure the previous survives."""
+    if shards is not None:
+        shards.result()
+        flush_folder(folder)
+    path = checkpoint_path(run)
     with atomic_write(path) as temporary:
         temporary.write_bytes(buffer.getbuffer())
+    for other in path.parent.glob("shards-*"):
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
 
 
-def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
-    """The run's last checkpoint, or None; never executes code from the file."""
+def load_checkpoint(run: Path, device: str, parts: Mapping[str, Stateful] | None = None) -> dict[str, Any] | None:
+    """The run's last checkpoint, or None; never executes code from the file.
+
+    Its tensors are whole, except for those of `parts` that are sharded.
+    """
     path = checkpoint_path(run)
     if not path.exists():
         return None
@@ -98,16 +119,18 @@ def load_checkpoint(run: Path, device: str) -> dict[str, Any] | None:
         with open_regular(path) as file:
             check_zip(path, 1, 2**26, "checkpoints")  # torch does not compress them
             state: Any = torch.load(file, map_location=device, weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"it is a {type(state).__name__}")
+        if "shards" in state:
+            from vitrail.world.shards import fill  # loads much of torch.distributed
+
+            state = fill(state, path.parent / str(state.pop("shards")), world().layout(parts or {}))
     except Exception as error:  # torch raises many types for damaged files
         raise UserError(
             f"The checkpoint {path} is corrupt: {first_line(error)}. Delete it to restart the run, or start a new run "
             f"from the weights kept so far with `--weights {run}`."
         ) from error
-    if not isinstance(state, dict):
-        raise UserError(
-            f"The checkpoint {path} is corrupt: it is a {type(state).__name__}. Delete it to restart the run."
-        )
-    return state
+    return cast(dict[str, Any], state)
 
 
 def restore_checkpoint(

@@ -131,16 +131,14 @@ def train(
     # Resume
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
-    if (state := load_checkpoint(run, config.run.device)) is not None:
+    if (state := load_checkpoint(run, config.run.device, parts)) is not None:
         restore_checkpoint(run, state, parts, version, data_changed)
         log.info(f"Resuming after step {progress.step}.")
     with autocast(config)():
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
 
     def checkpoint() -> None:
-        state = {name: world.saved(part.state_dict()) for name, part in parts.items()}
-        if world.first():
-            checkpoints.save({"data": version} | state)
+        checkpoints.save({"data": version} | {name: part.state_dict() for name, part in parts.items()})
 
     # Loop
     watch = Watch(Run(run), config, card, val)

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from vitrail.errors import explained
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from pathlib import Path
+
     import torch
     from torch import Tensor, nn
 
@@ -158,8 +161,16 @@ class World:
         return tensor
 
     def saved(self, state: T) -> T:
-        """A state dict with whole tensors, in the first process, which saves it."""
+        """A state dict for the first process to save; sharded tensors have a shape, but no values."""
         return state
+
+    def save_shards(self, state: Any, folder: Path) -> Future[Any] | None:
+        """Begins to write the sharded tensors of a state dict, each process its own; None if there are none."""
+        return None
+
+    def layout(self, parts: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The sharded tensors of parts of a run by their names in a state dict; for optimisers, the parameters."""
+        return {}
 
     def local(self, tensor: Tensor) -> Tensor:
         """The shard of a tensor that this process has."""
@@ -170,7 +181,7 @@ class World:
         return tensor
 
     def load(self, part: Any, state: Any) -> None:
-        """Loads a state dict with whole tensors into a module, an optimiser or any other part of a run."""
+        """Loads a state dict, with whole or sharded tensors, into a module, an optimiser or any other part of a run."""
         part.load_state_dict(state)
 
 

@@ -14,8 +14,10 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +34,8 @@ from torch.optim import Optimizer
 from vitrail.errors import UserError, explained
 from vitrail.world import M, Shard, World, alone
 from vitrail.world.heartbeat import Heartbeat
+from vitrail.world.shards import write
+from vitrail.world.tensors import mapped
 
 T = TypeVar("T")
 
@@ -72,6 +76,7 @@ class Processes(World):
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.size, timeout=timeout)
         self._waiting = dist.new_group(backend="gloo", timeout=_PATIENT)
         self._control = dist.new_group(backend="gloo", timeout=timeout)  # does not wait for a GPU
+        self._saving = dist.new_group(backend="gloo", timeout=_PATIENT)  # of the thread that writes checkpoints
         atexit.register(dist.destroy_process_group)  # NCCL asks for it
         Heartbeat(self._store, self.rank, self.size, self._timeout, self._give_up)
         # A machine that replaces another one has not been started before.
@@ -284,7 +289,7 @@ class Processes(World):
             if part is sharded or id(part) in filled:
                 continue
             filled.add(id(part))
-            state = _mapped(_full, sharded.state_dict())
+            state = mapped(lambda _, tensor: _full(tensor), sharded.state_dict())
             if isinstance(part, nn.Module):
                 part.load_state_dict(state, assign=True)
             else:
@@ -295,11 +300,27 @@ class Processes(World):
         return _full(tensor)
 
     def saved(self, state: Any) -> Any:
-        def gathered(tensor: Tensor) -> Tensor | None:
-            whole = _full(tensor)  # by all, kept by one
-            return whole.cpu() if self.first() else None
+        def valued(_: str, tensor: Tensor) -> Tensor:
+            if isinstance(tensor, DTensor):
+                return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            return tensor.cpu()
 
-        return _mapped(gathered, state)
+        return mapped(valued, state)
+
+    def save_shards(self, state: Any, folder: Path) -> Future[Any] | None:
+        shards: dict[str, Tensor] = {}
+        mapped(lambda name, tensor: shards.update({name: tensor} if isinstance(tensor, DTensor) else {}), state)
+        return write(shards, folder, self._saving) if shards else None
+
+    def layout(self, parts: Mapping[str, Any]) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name, part in parts.items():
+            if isinstance(part, nn.Module):
+                tensors |= {f"{name}/{key}": value for key, value in part.state_dict().items()}
+            elif isinstance(part, Optimizer):
+                parameters = [p for group in part.param_groups for p in group["params"]]
+                tensors |= {f"{name}/state/{i}": parameter for i, parameter in enumerate(parameters)}
+        return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
 
     def local(self, tensor: Tensor) -> Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -342,15 +363,6 @@ def _without_weights(objective: Any) -> Any:
                 empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
                 setattr(module, name, empty)
     return objective
-
-
-def _mapped(change: Callable[[Tensor], Any], state: Any) -> Any:
-    """A state dict with each of its tensors changed."""
-    if isinstance(state, Tensor):
-        return change(state)
-    if isinstance(state, Mapping):
-        return {name: _mapped(change, value) for name, value in state.items()}
-    return [_mapped(change, value) for value in state] if isinstance(state, list) else state
 
 
 def _full(tensor: Tensor) -> Tensor:
