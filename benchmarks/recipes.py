@@ -195,7 +195,8 @@ def draw() -> None:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in results["runs"]:
         settings = " ".join(f"{name} {value}" for name, value in record.get("settings", {}).items())
-        group = record["data"], record["who"], record["budget"], settings, record["cpu"]
+        cpu = record["cpu"].rpartition(",")[0]  # without the number of threads, on which accuracy does not depend
+        group = record["data"], record["who"], record["budget"], settings, cpu
         groups.setdefault(group, []).append(record)
     print("| data | | CPU | time | epochs | seeds | top-1 | from | to |\n|---|---|---|---|---|---|---|---|---|")
     with mpl.rc_context(STYLE):

@@ -13,7 +13,7 @@ from vitrail.world import World
 
 if __name__ == "__main__":
     world = World.join()
-    world.once(lambda: time.sleep(6))
     if not world.restarted:
+        world.once(lambda: time.sleep(6))
         world.once(lambda: os.kill(os.getpid(), signal.SIGSTOP))
     print("done")
