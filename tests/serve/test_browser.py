@@ -177,7 +177,7 @@ def test_a_class_shows_what_speaks_for_it(visit, photo):
     before = looked.drawn()
     row = looked.page.locator(".row").nth(1)
     row.click()
-    looked.until("document.querySelector('.caption').textContent.startsWith('What speaks for')")
+    looked.until("document.querySelector('.caption').textContent.startsWith('Evidence for')")
     assert row.get_attribute("aria-pressed") == "true"
     assert looked.drawn() != before
     row.click()  # back to attention
@@ -200,7 +200,7 @@ def test_the_keyboard_does_all_of_it(visit, photo):
     assert "rollout" in page.locator(".caption").first.inner_text()
     page.locator(".row").first.focus()
     page.keyboard.press("Enter")
-    looked.until("document.querySelector('.caption').textContent.startsWith('What speaks for')")
+    looked.until("document.querySelector('.caption').textContent.startsWith('Evidence for')")
     unnamed = """[...document.querySelectorAll("button, input, select, [tabindex='0']")].filter(
       (each) => each.offsetParent && !each.ariaHidden
         && !each.textContent.trim() && !each.ariaLabel && !each.labels?.length
@@ -240,7 +240,7 @@ def test_models_without_attention_have_no_overlay_of_it(visit, photo):
     looked.answered()
     assert not looked.page.locator("#sliders").is_visible()
     looked.page.locator(".row").first.click()
-    looked.until("document.querySelector('.caption').textContent.startsWith('What speaks for')")
+    looked.until("document.querySelector('.caption').textContent.startsWith('Evidence for')")
     looked.choose("file")  # ONNX
     looked.answered()
     assert not looked.page.locator("#controls").is_visible()

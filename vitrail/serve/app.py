@@ -159,7 +159,7 @@ async def embed(request: Request, model: Name = None) -> Response:
 async def explain(
     request: Request,
     model: Name = None,
-    method: Annotated[Literal["attention", "relevance"], Query(description="where it looks, or what speaks for")] = (
+    method: Annotated[Literal["attention", "relevance"], Query(description="attention, or evidence for an answer")] = (
         "attention"
     ),
     target: Annotated[str | None, Query(description="class, label or value of the relevance; the predicted one")] = (

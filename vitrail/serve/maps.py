@@ -87,7 +87,7 @@ def attention(
 
 
 def class_relevance(predictor: Predictor, pixels: Pixels, target: str | None) -> Map:
-    """What speaks for an output: a class, a label or a value; by default the strongest."""
+    """The evidence for an output: a class, a label or a value; by default the strongest."""
     model, image, names = _model(predictor), _image(predictor, pixels), predictor.card.task.output_names
     if target is None:
         with torch.inference_mode():

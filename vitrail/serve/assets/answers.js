@@ -91,7 +91,7 @@ export class Answers {
     text.textContent = values.map(write).join("  ·  ");
     button.disabled = !explains || !values.length;
     button.setAttribute("aria-pressed", String(this.target === this.names[i]));
-    button.title = explains ? `What speaks for ${readable(this.names[i])}` : "";
+    button.title = explains ? `Evidence for ${readable(this.names[i])}` : "";
     button.classList.toggle("first", place === 0 && values.length > 0 && form !== "values");
     button.classList.toggle("given", form === "labels" && values.some((value) => value >= task.thresholds?.[i]));
     while (tracks.children.length < Math.max(1, values.length)) {

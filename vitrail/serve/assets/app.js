@@ -281,7 +281,7 @@ const undecided = (stage) => contrast(slots.find((slot) => slot.stage === stage)
 
 function caption(stage, layer) {
   if (mode === "relevance" && !stage.map) return "Computing the evidence…";
-  if (mode === "relevance") return target ? `What speaks for ${readable(target)}${undecided(stage) ? ": little, as the model is undecided" : ""}` : "";
+  if (mode === "relevance") return target ? `Evidence for ${readable(target)}${undecided(stage) ? ": little, as the model is undecided" : ""}` : "";
   if (mode === "picture" || !stage.map) return "";
   const [h, w] = stage.map.grid, place = (cell) => `row ${Math.floor(cell / w) + 1}, column ${(cell % w) + 1}`;
   if (stage.cell === null) return layer ? `Where layer ${layer} looks` : "Where the model looks, through all layers (rollout)";
@@ -293,9 +293,9 @@ function hint() {
   const touch = matchMedia("(hover: none)").matches;
   const one = ONE[facts.form];
   const texts = {
-    attention: `${touch ? "Touch a patch" : "Move over a patch"} to see where it looks. ${touch ? "Tap" : "Click"} a ${one} to see what speaks for it.`,
-    relevance: "The patches that speak for the chosen answer. Choose another one in the list.",
-    picture: `${touch ? "Tap" : "Click"} a ${one} to see what speaks for it.`,
+    attention: `${touch ? "Touch a patch" : "Move over a patch"} to see where it looks. ${touch ? "Tap" : "Click"} a ${one} to see the evidence for it.`,
+    relevance: "The patches that are evidence for the chosen answer. Choose another one in the list.",
+    picture: `${touch ? "Tap" : "Click"} a ${one} to see the evidence for it.`,
   };
   $("hint").textContent = texts[mode] + (latest ? ` Answered in ${Math.round(latest)} ms.` : "");
 }
