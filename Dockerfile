@@ -1,7 +1,7 @@
 # vitrail as a service, on a CPU:
 #
 #     docker build -t vitrail .
-#     docker run --rm -p 8000:8000 -v "$PWD/runs/demo:/model:ro" -e VITRAIL_API_KEY=... vitrail
+#     docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD/runs/demo:/model:ro" -e VITRAIL_API_KEY=... vitrail
 #
 # The first stage installs, the second has only what runs.
 FROM python:3.12-slim AS build

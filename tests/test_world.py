@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +89,43 @@ def test_only_the_first_process_writes(small, tmp_path, join):
     with pytest.raises(vitrail.UserError):  # there is no model to evaluate in the end
         vitrail.train("digits", out=tmp_path, name="run", save_minutes=0.0, **small)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("others", "message"), [(False, "process 1 does not see it"), (7, "machines have different checkpoints")]
+)
+def test_a_run_on_machines_that_do_not_share_its_folder_is_refused(small, tmp_path, join, others, message):
+    class First(World):
+        def every(self, thing):
+            return [thing, others if type(thing) is type(others) else thing]
+
+    join(First())
+    with pytest.raises(vitrail.UserError, match=message):
+        vitrail.train("digits", out=tmp_path, **small)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no parents that change")
+def test_processes_of_a_killed_torchrun_save_and_stop(tmp_path):
+    """The heartbeat of a process whose parent is gone sends the signal on which training saves and stops."""
+    process = f"""
+import signal, sys, time
+from pathlib import Path
+from torch.distributed import HashStore
+from vitrail.world.heartbeat import Heartbeat
+signal.signal(signal.SIGTERM, lambda *_: (Path({str(tmp_path / "stopped")!r}).touch(), sys.exit()))
+Heartbeat(HashStore(), 0, 1, 1.0, print)
+print(flush=True)
+time.sleep(60)
+"""
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {process!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as torchrun:
+        torchrun.stdout.readline()
+        torchrun.kill()
+    for _ in range(1000):
+        if (tmp_path / "stopped").exists():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it goes on")
 
 
 def test_a_batch_must_be_shared_equally(small, tmp_path, join):

@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}  # whose modules have other names
 _LONGEST = 200  # characters of a value or of another program's message in an error
 _MESSAGE = 2000  # characters of a message
 _SHORT = reprlib.Repr()
@@ -65,6 +66,9 @@ def explained(error: BaseException) -> tuple[str, int]:
         return str(error), 2
     if isinstance(error, MemoryError) or "allocate memory" in line or "out of memory" in line:  # torch has its own
         return f"There is not enough memory: {line}. Lower --batch-size or the size of the images.", 2
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("vitrail"):
+        package = error.name.partition(".")[0]
+        return f"This needs {package}, which is not installed: pip install {_PACKAGES.get(package, package)}", 2
     if isinstance(error, OSError):
         return f"{error.filename or 'A file'} cannot be used: {error.strerror or line}.", 2
     return f"A fault of vitrail: {type(error).__name__}: {line}. --debug shows it; please report it.", 1

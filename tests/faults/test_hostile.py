@@ -23,6 +23,7 @@ from vitrail.data import open_data
 from vitrail.data.images import UnreadableImage, read_image
 from vitrail.errors import UserError
 from vitrail.runs.exported import ExportedModel, exported_card
+from vitrail.runs.onnx import check_external
 from vitrail.runs.run import Run
 from vitrail.train.checkpoint import Checkpoints, load_checkpoint
 from vitrail.train.config_file import read_settings
@@ -358,6 +359,15 @@ def test_weights_outside_an_onnx_file(exported, tmp_path, place):
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(UserError, match=r"may have weights only in model\.onnx\.data"):
         exported_card(folder / "model.onnx")
+
+
+@pytest.mark.parametrize("length", [b"\x08", b"\x88\x00", b"\x88\x80\x00"])
+def test_a_reference_is_found_however_its_length_is_written(tmp_path, length):
+    (tmp_path / "a.onnx").write_bytes(b"\x0a" + length + b"location\x12\x01x")
+    with pytest.raises(UserError, match="not a valid ONNX file"):  # as onnx reads it
+        check_external(tmp_path / "a.onnx")
+    (tmp_path / "a.onnx").write_bytes(b'["filming location"]')
+    check_external(tmp_path / "a.onnx")
 
 
 def test_weights_beside_an_onnx_file_are_part_of_its_fingerprint(exported, tmp_path):

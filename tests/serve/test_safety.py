@@ -9,7 +9,9 @@ import logging
 import socket
 import struct
 import tempfile
+import time
 import zlib
+from contextlib import suppress
 
 import httpx
 import numpy as np
@@ -195,6 +197,23 @@ def test_the_key_is_needed_for_everything_but_the_page_and_the_probes(trained, p
             assert stranger.get("/model", headers={"X-API-Key": "correct horse"}).status_code == 200
 
 
+def test_headers_have_a_limit_before_the_key_is_asked_for(trained, monkeypatch):
+    monkeypatch.setattr("vitrail.serve.protocol.LONGEST", 0.3)
+    with in_thread(trained, api_key="correct horse", reload=0) as served:
+        address = served.address.removeprefix("http://").split(":")
+        for sent, expected in (
+            (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 2**17, b"HTTP/1.1 400"),
+            (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: ", b""),  # and nothing more
+            (b"", b""),
+        ):
+            with socket.create_connection((address[0], int(address[1])), timeout=10) as connection:
+                connection.sendall(sent)
+                with suppress(ConnectionResetError):
+                    assert connection.recv(12) == expected
+        time.sleep(0.5)
+        assert served.client.get("/model").status_code == 200  # an idle connection stays open for its next request
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -203,6 +222,7 @@ def test_the_key_is_needed_for_everything_but_the_page_and_the_probes(trained, p
         ({"timeout": 0.0}, "'timeout' must be above 0"),
         ({"queue": 4}, "'queue' must be at least 'max_images'"),
         ({"api_key": "short"}, "at least 8 characters"),
+        ({"api_key": "schlüssel-1"}, "only ASCII letters"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

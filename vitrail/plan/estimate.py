@@ -155,10 +155,10 @@ def _check(
     for name, value in (("price", price), ("watts", watts)):
         if value is not None and value < 0:
             raise UserError(f"'{name}' must be at least 0, but it is {value:g}.")
-    if config.optim.pass_size < machine.count:
+    if config.optim.pass_size % machine.count:
         raise UserError(
-            f"The {machine.count} devices share each forward pass, but it has {config.optim.pass_size} images. Raise "
-            "--batch-size, or lower --grad-accum."
+            f"The {machine.count} devices share each forward pass equally, but it has {config.optim.pass_size} images. "
+            f"Give a --batch-size that is a multiple of {machine.count * config.optim.grad_accum}."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ class OnnxSession:
         return answers
 
 
+# The key of a reference to another file, after its length as protobuf writes it, or in more bytes than needed.
+_REFERENCE = re.compile(rb"(?:\x08|\x88\x80*\x00)location")
+
+
 def check_external(path: Path) -> None:
     """Raises UserError if weights outside the file are anywhere but in `<name>.onnx.data` next to it.
 
@@ -66,7 +71,7 @@ def check_external(path: Path) -> None:
         if not path.stat().st_size:
             raise ValueError("it is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            if content.find(b"location") < 0:  # the key of such a reference
+            if not _REFERENCE.search(content):
                 return
         try:
             import onnx

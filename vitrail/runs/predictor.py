@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from vitrail.config import Size
 from vitrail.data.image_like import ImageLike, given, given_image
 from vitrail.data.pixels import Pixels, UnreadableImage
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.runs import EngineName
 from vitrail.runs.exported import ExportedModel, exported_card, is_exported
 from vitrail.runs.run import Run
@@ -175,6 +175,8 @@ class Predictor:
                 raise UserError(f"{path} is an exported file, which only its own runtime computes. Remove --engine.")
             if img_size is not None:
                 raise UserError(f"{path} is an exported file, whose image size is fixed. Remove --img-size.")
+            if device is not None and device.partition(":")[0] not in ("cpu", "cuda"):
+                raise UserError(f"{path} is an exported file, which runs on cpu or cuda, not on {shown(device)}.")
             self._model = ExportedModel(path, device or "cpu")
             return
         from vitrail.device import choose_device

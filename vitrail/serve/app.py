@@ -102,7 +102,9 @@ async def predict(
     top: Annotated[int | None, Query(ge=1, le=100_000, description="most labels per image")] = None,
     scores: Annotated[bool, Query(description="also all probabilities, values or shares of the area")] = False,
     layer: Annotated[bool, Query(description="also the mask as a transparent PNG to lay over the image")] = False,
-    threshold: Annotated[float | None, Query(ge=0, le=1, description="smallest probability; the model's own")] = None,
+    threshold: Annotated[
+        float | None, Query(ge=0, le=1, description="smallest probability; by default, the model's")
+    ] = None,
     labels: Labels = None,
 ) -> Response:
     """Predict the classes, labels, values, masks or boxes of images."""
@@ -162,12 +164,10 @@ async def explain(
     method: Annotated[Literal["attention", "relevance"], Query(description="attention, or evidence for an answer")] = (
         "attention"
     ),
-    target: Annotated[str | None, Query(description="class, label or value of the relevance; the predicted one")] = (
-        None
-    ),
+    target: Annotated[str | None, Query(description="what to explain; by default, the predicted class")] = (None),
     labels: Labels = None,
-    layer: Annotated[int | None, Query(description="attention of this layer, from 1; by default, rollout")] = None,
-    head: Annotated[int | None, Query(description="of this head, from 1; by default, the mean")] = None,
+    layer: Annotated[int | None, Query(description="attention of this layer, from 1")] = None,
+    head: Annotated[int | None, Query(description="of this head, from 1; by default, their mean")] = None,
     patch: Annotated[
         str | None, Query(pattern=ROW_AND_COLUMN, description="attention of this patch, as ROW,COLUMN from 0")
     ] = None,
@@ -176,14 +176,17 @@ async def explain(
         Query(description="numbers, a picture, or the attention of all layers, heads and patches"),
     ] = "json",
 ) -> Response:
-    """Explain the answer for an image, by attention or by relevance."""
+    """Explain the answer for an image, by attention or by relevance.
+
+    Attention is by default the rollout through all layers; with `head` or `patch`, that of the last layer.
+    """
     service, version = _find(request, model)
     if not version.explains:
         raise ApiError(422, "not_supported", "An exported file cannot be explained. Serve the run it came from.")
     if format == "binary" and method != "attention":
         raise ApiError(422, "not_supported", "format=binary is for method=attention.")
-    given = {"target": target, "layer": layer, "head": head, "patch": patch}
-    used = () if format == "binary" else ("target",) if method == "relevance" else ("layer", "head", "patch")
+    given = {"target": target, "labels": labels, "layer": layer, "head": head, "patch": patch}
+    used = () if format == "binary" else ("target", "labels") if method == "relevance" else ("layer", "head", "patch")
     for name, value in given.items():
         if value is not None and name not in used:
             kind = "format=binary" if format == "binary" else f"method={method}"

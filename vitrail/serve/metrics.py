@@ -11,6 +11,7 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -76,14 +77,15 @@ class Shared:
         self.values: Any  # numbers of each worker, a row each
         self.owners: Any  # their process ids
         self._claims: Any
-        self.loading: Any  # held while a worker loads its models, because the speed test of engines needs quiet
+        self._loading: Any
+        self._loader: Any  # the process that loads its models
         if workers == 1:
             self.values, self.owners = [0.0] * length, [0] * self.rows
-            self._claims, self.loading = threading.Lock(), threading.Lock()
+            self._claims, self._loading, self._loader = threading.Lock(), threading.Lock(), [0]
             return
         context = multiprocessing.get_context("spawn")
         self.values, self.owners = context.RawArray("d", length), context.RawArray("q", self.rows)
-        self._claims, self.loading = context.Lock(), context.Lock()
+        self._claims, self._loading, self._loader = context.Lock(), context.Lock(), context.RawArray("q", 1)
 
     def claim(self) -> int | None:
         """A row for this process: a free one, or that of a process that has ended."""
@@ -93,6 +95,19 @@ class Shared:
                     self.owners[row] = os.getpid()
                     return row
         return None
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Held while a worker loads its models, because the speed test of engines needs quiet."""
+        while not self._loading.acquire(timeout=1):
+            if not _exists(self._loader[0]):
+                break  # killed while it was loading
+        self._loader[0] = os.getpid()
+        try:
+            yield
+        finally:
+            with suppress(ValueError, RuntimeError):  # two have taken the place of a killed one
+                self._loading.release()
 
 
 class Metrics:

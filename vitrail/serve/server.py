@@ -16,6 +16,7 @@ from vitrail.errors import UserError
 from vitrail.progress import log
 from vitrail.serve.app import create_app
 from vitrail.serve.metrics import Shared
+from vitrail.serve.protocol import LARGEST, LimitedProtocol
 from vitrail.serve.settings import Settings
 
 _BACKLOG = 2048  # connections that wait to be accepted
@@ -31,16 +32,23 @@ def run(settings: Settings) -> None:
     host, port = settings.host, bound.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join(name for name, _ in settings.sources)
-    log.info(f"Serving {names} at http://{shown}:{port} (Ctrl-C stops it).")
+    log.info(f"Serving {names} at http://{shown}:{port}, once loaded (Ctrl-C stops it).")
     if not settings.local and settings.api_key is None:
-        log.warning(f"Anyone who can reach {host} can use this service. Protect it with --api-key or VITRAIL_API_KEY.")
+        log.warning("Anyone on the network can use this service. Protect it with --api-key or VITRAIL_API_KEY.")
     if settings.workers == 1:
         uvicorn.Server(config).run(sockets=[bound])
     else:
-        supervisor = logging.getLogger("uvicorn.error")  # tells of workers that died
-        supervisor.handlers, supervisor.propagate = list(log.handlers), False
-        supervisor.setLevel(logging.INFO)
-        Multiprocess(config, [bound]).run()
+        logging.getLogger("uvicorn.error").setLevel(logging.INFO)  # tells of workers that died
+        _Workers(config, [bound]).run()
+
+
+class _Workers(Multiprocess):
+    """A supervisor that takes no more connections when it ends, while its workers finish theirs."""
+
+    def terminate_all(self) -> None:
+        for bound in self.sockets:
+            bound.close()
+        super().terminate_all()
 
 
 def configure(settings: Settings, make_app: Callable[[], ASGIApp]) -> uvicorn.Config:
@@ -48,6 +56,8 @@ def configure(settings: Settings, make_app: Callable[[], ASGIApp]) -> uvicorn.Co
     return uvicorn.Config(
         make_app,
         factory=True,
+        http=LimitedProtocol,
+        h11_max_incomplete_event_size=LARGEST,
         workers=settings.workers,
         log_config=None,
         access_log=False,  # ours is in `guard`
@@ -83,9 +93,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _log_with_time() -> None:
-    """Log lines to stderr, with the time."""
+    """Log lines to stderr, with the time; those of uvicorn too. Of `multipart` none: they quote requests."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    log.handlers[:] = [handler]
+    for logger in (log, logging.getLogger("uvicorn.error")):
+        logger.handlers[:], logger.propagate = [handler], False
     log.setLevel(logging.INFO)
-    log.propagate = False
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)

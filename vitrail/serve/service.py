@@ -28,7 +28,6 @@ from vitrail.tasks.task import Answer
 T = TypeVar("T")
 
 _BODIES = 8  # of the largest size that may be in memory at a time
-_LOADING = 300.0  # seconds to wait while another worker loads its models
 
 
 class Gone(Exception):
@@ -73,9 +72,9 @@ class Service:
                 await accepted.read()
                 yield accepted
         except TimeoutError:
-            self.metrics.add("rejected", reason="late")
             if not accepted.uploads:
                 raise ApiError(408, "slow_request", "The request was not received in time.") from None
+            self.metrics.add("rejected", reason="late")
             raise busy("The service is too busy to answer in time. Try again later.") from None
         finally:
             self.batcher.release(accepted.admitted, accepted.submitted)
@@ -89,15 +88,10 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
 
     def _load(self) -> None:
-        # The speed test of engines needs quiet. A worker that is killed while it loads never releases the lock.
-        held = self._shared.loading.acquire(timeout=_LOADING)
-        try:
+        with self._shared.loading():
             if self.settings.workers > 1:
                 _share_cores(self.settings.workers, self.settings.sources)
             self.models.load()
-        finally:
-            if held:
-                self._shared.loading.release()
 
     async def _keep_current(self) -> None:
         while True:
@@ -182,6 +176,7 @@ class Accepted:
         finally:
             leaving.cancel()
             work.cancel()
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody else asks for it
 
 
 async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:

@@ -51,6 +51,11 @@ class Settings:
             )
         if self.api_key is not None and len(self.api_key) < 8:
             raise UserError("The API key must have at least 8 characters. Make one with `openssl rand -hex 16`.")
+        if self.api_key is not None and not re.fullmatch(r"[!-~]([ -~]*[!-~])?", self.api_key):
+            raise UserError(
+                "The API key must have only ASCII letters, digits and punctuation, as HTTP headers do. Make one with "
+                "`openssl rand -hex 16`."
+            )
 
     @property
     def max_bytes(self) -> int:

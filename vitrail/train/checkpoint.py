@@ -91,7 +91,8 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder} must be a folder, for checkpoints: {error.strerror}. Remove the file.") from error
+        remedy = "Remove the file" if folder.exists() else "Free some space or choose another folder"
+        raise UserError(f"{folder} cannot be made, for checkpoints: {error.strerror}. {remedy}.") from error
 
 
 def _write(run: Path, buffer: io.BytesIO, folder: Path, shards: Future[Any] | None) -> None:
@@ -124,7 +125,8 @@ def load_checkpoint(run: Path, device: str, parts: Mapping[str, Stateful] | None
         if "shards" in state:
             from vitrail.world.shards import fill  # loads much of torch.distributed
 
-            state = fill(state, path.parent / str(state.pop("shards")), world().layout(parts or {}))
+            path = path.parent / str(state.pop("shards"))
+            state = fill(state, path, world().layout(parts or {}))
     except Exception as error:  # torch raises many types for damaged files
         raise UserError(
             f"The checkpoint {path} is corrupt: {first_line(error)}. Delete it to restart the run, or start a new run "

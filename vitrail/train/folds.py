@@ -48,7 +48,7 @@ def train(
     """Trains all unfinished folds; returns the run that holds them."""
     need_resume(resume, data_changed)
     asked = prepared(source, asked, custom, "train")
-    resume = resume or earlier(source, asked)
+    resume = resume or earlier(source, asked, overwrite)
     if resume is not None:
         run, config = world().once(lambda: reopen(Path(resume), source, asked))
         source = config.data if source is None else source

@@ -56,4 +56,5 @@ class Interruption:
         if not self._training or (self.requested and world().size == 1):  # torchrun repeats a signal
             raise KeyboardInterrupt
         self.requested = True
-        log.info("Stopping after this step, to save a checkpoint. Press Ctrl-C again to stop at once.")
+        again = " Press Ctrl-C again to stop at once." if world().size == 1 else ""
+        log.info(f"Stopping after this step, to save a checkpoint.{again}")

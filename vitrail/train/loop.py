@@ -20,6 +20,7 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.identity import identity
 from vitrail.data.loader import TrainBatches
+from vitrail.errors import UserError
 from vitrail.evaluate.stream import run_model
 from vitrail.models import Model
 from vitrail.progress import log
@@ -131,9 +132,15 @@ def train(
     # Resume
     parts = {**objective.parts(), "scaler": scaler, "progress": progress}
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
+    if parts["kept"] is model:  # without a moving average
+        del parts["kept"]
     if (state := load_checkpoint(run, config.run.device, parts)) is not None:
         restore_checkpoint(run, state, parts, version, data_changed)
         log.info(f"Resuming after step {progress.step}.")
+    if len({*world.every(progress.step)}) > 1:
+        raise UserError(
+            f"The machines have different checkpoints of {run}. It must be on a file system that they share."
+        )
     with autocast(config)():
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -122,7 +123,7 @@ def _run(
     data_changed: bool,
 ) -> Run:
     need_resume(resume, data_changed)
-    resume = resume or earlier(source, asked)
+    resume = resume or earlier(source, asked, overwrite)
     if resume is not None:
         reopened, config = world().once(lambda: reopen(Path(resume), source, asked, verb))
         run = Run(reopened)
@@ -150,12 +151,17 @@ def _run(
     return run
 
 
-def earlier(source: Source | None, asked: Mapping[str, Any]) -> str | None:
-    """The run that this command made before it failed, if torchrun starts it again."""
-    if source is None or not world().restarted:
+def earlier(source: Source | None, asked: Mapping[str, Any], overwrite: bool) -> str | None:
+    """The unfinished run of this command, if torchrun starts it again, or is started again with the same --rdzv-id."""
+    if source is None or not launch() or (overwrite and not world().restarted):
         return None
     folder, name = Path(asked.get("out", options()["out"].default)), command(source, asked)
-    return world().once(lambda: next((str(run) for run in map(Run, folder.glob("*/")) if run.launch == name), None))
+
+    def found() -> str | None:
+        runs = (run for run in map(Run, folder.glob("*/")) if run.launch == name)
+        return next((str(run) for run in runs if world().restarted or not run.finished), None)
+
+    return world().once(found)
 
 
 def command(source: Source, asked: Mapping[str, Any]) -> str:
@@ -185,6 +191,7 @@ def complete(
 ) -> dict[str, Scores]:
     """Trains a run to its end, from its last checkpoint; returns the final scores by split."""
     first = world().first()
+    _check_shared(run)
     with (
         locked(run) if first else nullcontext(),
         Journal(run) if first else Silence() as journal,
@@ -204,6 +211,25 @@ def complete(
         stop.training_is_over()
         world().once(lambda: None)  # the first process has written the model
         return finish(run, config, data)
+
+
+def _check_shared(run: Path) -> None:
+    """Raises UserError unless all processes see the folder of the run, which the first one has made."""
+    seen = (Run(run).config_file.exists() for _ in _patiently())
+    missing = [rank for rank, there in enumerate(world().every(any(seen))) if not there]
+    if missing:
+        raise UserError(
+            f"{run} is not the same folder on all machines: process {missing[0]} does not see it. Choose an --out on a "
+            "file system that all machines share."
+        )
+
+
+def _patiently() -> Iterator[None]:
+    """Looks for up to half a minute: a network file system may show a new file late."""
+    yield
+    for _ in range(60):
+        time.sleep(0.5)
+        yield
 
 
 def finish(run: Path, config: TrainConfig, data: Data) -> dict[str, Scores]:

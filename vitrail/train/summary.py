@@ -13,6 +13,7 @@ from vitrail.models import Model, parameters
 from vitrail.runs.run import Row
 from vitrail.train.transfer import describe_learning
 from vitrail.weights import Card
+from vitrail.world import world
 
 PHOTOGRAPH = 64  # pixels of the shorter side, of colour images
 
@@ -40,9 +41,16 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
         f"recipe    {config.recipe}: {length}, batch {o.batch_size}, {opt}, "
         f"lr {o.lr:g} {sched}, weight decay {o.weight_decay:g}",
         *([f"weights   {config.weights}: {describe_learning(model, config)}"] if config.weights else []),
-        f"device    {config.run.device}, precision {precision}, seed {config.run.seed}",
+        f"device    {config.run.device}{_processes(config)}, precision {precision}, seed {config.run.seed}",
     ]
     return "\n".join(lines)
+
+
+def _processes(config: TrainConfig) -> str:
+    if world().size == 1:
+        return ""
+    shard = config.run.shard
+    return f" in each of {world().size} processes ({'DDP' if shard == 'off' else f'FSDP2, --shard {shard}'})"
 
 
 def pretrained_flags(config: TrainConfig, data: Data) -> str | None:

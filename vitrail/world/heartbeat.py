@@ -1,5 +1,7 @@
 """Finds processes that hang: stopped, swapped out, or on a machine that no longer answers.
 
+A process whose torchrun was killed gets the signal to save and stop.
+
 A process may compute, download or decode for hours while the others wait for it. It is alive as long as its heartbeat
 is: a thread that counts in the store of all processes. The first process watches the others, and they watch the first.
 """
@@ -7,6 +9,8 @@ is: a thread that counts in the store of all processes. The first process watche
 from __future__ import annotations
 
 import atexit
+import os
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +27,7 @@ class Heartbeat:
         self._store = store.clone()  # a connection of its own: the main thread may wait with the other one
         self._rank, self._give_up, self._interval = rank, give_up, timeout / _LOOKS
         self._watched = range(1, size) if rank == 0 else range(1)
+        self._parent = os.getppid()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="vitrail-heartbeat", daemon=True)
         self._thread.start()
@@ -31,8 +36,11 @@ class Heartbeat:
     def _run(self) -> None:
         # Looks are counted, not seconds: all processes may have been stopped together, or the machine suspended.
         counts, looks = dict.fromkeys(self._watched, 0), dict.fromkeys(self._watched, 0)
-        with suppress(RuntimeError):  # torchrun has ended, with the store
-            while not self._over.wait(self._interval):
+        while not self._over.wait(self._interval):
+            if os.getppid() != self._parent:  # torchrun was killed
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            with suppress(RuntimeError):  # the process that has the store has ended
                 self._add(self._rank, 1)
                 for rank in self._watched:
                     count = self._add(rank, 0)

@@ -7,6 +7,7 @@ the checkpoint itself they are tensors on the meta device: a shape without value
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -41,6 +42,8 @@ def write(shards: dict[str, Tensor], folder: Path, group: ProcessGroup) -> Futur
 
 def _settle(written: Future[Any], error: BaseException | None, folder: Path) -> None:
     """Ends the writing of shards, with an error in plain words."""
+    if error is not None:
+        shutil.rmtree(folder, ignore_errors=True)
     if isinstance(error, CheckpointException):
         error = UserError(
             f"Could not write {folder}: {_reason(error)}. The checkpoint before is unchanged. Free some space or "

@@ -133,8 +133,8 @@ def _repeated(address: str, act: Callable[[], T], tries: int) -> T:
                 raise UserError(f"{address} cannot be read: {_reason(error)}.") from error
             if attempt == tries:
                 raise UserError(
-                    f"{address} could not be read in {tries} tries: {_reason(error)}. Continue when it can, with "
-                    "--resume if it was training."
+                    f"{address} could not be read in {tries} tries: {_reason(error)}. Try again once the "
+                    "server answers; a training run goes on with --resume."
                 ) from error
             if attempt == tries // 2:
                 log.warning("%s: %s. Trying again, %d of %d.", address, _reason(error), attempt + 1, tries)

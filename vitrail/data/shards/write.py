@@ -224,7 +224,12 @@ def _finished(folder: Path, job: _Job) -> Part | None:
     place = folder / _UNFINISHED / job.file
     try:
         part = Part(**read_json(place.with_suffix(".json")))
-        if (folder / job.file).stat().st_size == part.bytes and len(_rows(place)) == part.images == len(job.numbers):
+        complete = len(_rows(place)) == part.images == len(job.numbers)
+        if (
+            complete
+            and (folder / job.file).stat().st_size == part.bytes
+            and file_sha256(folder / job.file) == part.sha256
+        ):
             return part
     except (OSError, UserError, ValueError, TypeError):  # missing or damaged
         pass
