@@ -75,7 +75,7 @@ def by_command(log: Path, *words: object) -> Iterator[tuple[Served, subprocess.P
     with log.open("wb") as file:
         process = subprocess.Popen(command, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
-        until(lambda: "Serving" in log.read_text() or process.poll() is not None)
+        until(lambda: "to serve at" in log.read_text() or process.poll() is not None)
         served = Served(re.search(r"http://\S+", log.read_text())[0])
         until(lambda: answers(served))
         yield served, process

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -362,9 +363,10 @@ def test_weights_outside_an_onnx_file(exported, tmp_path, place):
 
 
 @pytest.mark.parametrize("length", [b"\x08", b"\x88\x00", b"\x88\x80\x00"])
-def test_a_reference_is_found_however_its_length_is_written(tmp_path, length):
+def test_a_reference_is_found_however_its_length_is_written(tmp_path, monkeypatch, length):
+    monkeypatch.setitem(sys.modules, "onnx", None)  # not installed, and not needed for class names
     (tmp_path / "a.onnx").write_bytes(b"\x0a" + length + b"location\x12\x01x")
-    with pytest.raises(UserError, match="not a valid ONNX file"):  # as onnx reads it
+    with pytest.raises(UserError, match="weights in other files need onnx"):
         check_external(tmp_path / "a.onnx")
     (tmp_path / "a.onnx").write_bytes(b'["filming location"]')
     check_external(tmp_path / "a.onnx")

@@ -32,7 +32,7 @@ def run(settings: Settings) -> None:
     host, port = settings.host, bound.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join(name for name, _ in settings.sources)
-    log.info(f"Serving {names} at http://{shown}:{port}, once loaded (Ctrl-C stops it).")
+    log.info(f"Loading {names}, to serve at http://{shown}:{port} (Ctrl-C stops it).")
     if not settings.local and settings.api_key is None:
         log.warning("Anyone on the network can use this service. Protect it with --api-key or VITRAIL_API_KEY.")
     if settings.workers == 1:

@@ -91,8 +91,9 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        remedy = "Remove the file" if folder.exists() else "Free some space or choose another folder"
-        raise UserError(f"{folder} cannot be made, for checkpoints: {error.strerror}. {remedy}.") from error
+        if folder.exists():
+            raise UserError(f"{folder} must be a folder, for checkpoints, but it is a file. Remove it.") from error
+        raise UserError(f"{folder} cannot be created: {error.strerror}. Free some space.") from error
 
 
 def _write(run: Path, buffer: io.BytesIO, folder: Path, shards: Future[Any] | None) -> None:
