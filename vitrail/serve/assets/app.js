@@ -293,10 +293,9 @@ function light() {
   $("more").textContent = signed ? "for" : "more";
   for (const slot of active()) {
     const { stage, attention } = slot;
-    if (!slot.scores || !stage.picture) continue;
     if (mode === "attention" && attention) stage.light(attention.row(layer, head, stage.cell));
     else stage.light(mode === "relevance" ? slot.evidence.get(target) ?? null : null);
-    stage.caption.textContent = caption(stage, layer, head);
+    stage.caption.textContent = slot.scores && stage.picture ? caption(stage, layer, head) : "";
   }
   hint();
 }

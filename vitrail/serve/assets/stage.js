@@ -27,13 +27,13 @@ export class Stage {
   clear(reason = "") {
     this.box.classList.remove("full");
     this.slot.querySelector(".reason").textContent = reason;
+    this.caption.textContent = "";
     this.picture = null;
     this.bare();
   }
 
   /* The picture with nothing over it. */
   bare() {
-    this.caption.textContent = "";
     this.cell = this.layer = null;
     this.boxes = [];
     this.light(null);
@@ -41,7 +41,7 @@ export class Stage {
 
   /* Shows a picture, cropped as the model's preprocessing does. */
   show(bitmap, preprocess) {
-    this.clear();
+    this.bare();
     const [h, w] = preprocess.img_size;
     this.aspect = w / h;
     this.box.style.aspectRatio = `${w} / ${h}`;
