@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from served import Served, in_thread
 
 from vitrail.data.preprocess import Preprocess
@@ -23,6 +25,7 @@ from vitrail.weights import Card, save
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 SIZE = {"img_size": (32, 24), "channels": 3}
+READY = "!document.getElementById('compare').hidden"  # when the model's facts are there
 VIT = {"width": 16, "depth": 3, "heads": 2, "mlp": 32, "patch": 4, "pool": "cls", **SIZE}
 MODELS = {
     "classes": (ViTConfig(classes=12, **VIT), Multiclass((HOSTILE, *(f"class_{i}" for i in range(11))))),
@@ -57,7 +60,7 @@ def served(folder, exported) -> Iterator[Served]:
 class Visit:
     """A page that is looked at, and all that happened in it."""
 
-    def __init__(self, browser: Any, address: str, **settings: Any):
+    def __init__(self, browser: Any, address: str, ready: str = READY, **settings: Any):
         self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | settings))
         self.page = self.context.new_page()
         self.address = address
@@ -67,7 +70,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(address)
-        self.until("!document.getElementById('compare').hidden")
+        self.until(ready)
 
     def until(self, condition: str) -> None:
         """Waits for a condition; playwright's own way needs eval, which the page forbids."""
@@ -165,6 +168,7 @@ def test_layers_and_heads_change_the_light(visit, photo):
         looked.page.locator(slider).fill(value)
         assert looked.page.locator(f"{slider}-value").inner_text() == said
         seen.add(looked.drawn())
+    assert looked.page.locator(".caption").first.inner_text() == "Where head 2 of layer 3 looks"
     looked.page.locator("input[value=picture]").check(force=True)
     seen.add(looked.drawn())
     assert len(seen) == 5
@@ -247,12 +251,52 @@ def test_models_without_attention_have_no_overlay_of_it(visit, photo):
     assert looked.page.locator(".row").first.is_disabled()
 
 
-def test_what_cannot_be_read_is_explained(visit):
+def test_what_cannot_be_read_is_explained_and_the_picture_before_it_still_works(visit, photo):
     looked = visit()
-    looked.drop(b"<svg xmlns='http://www.w3.org/2000/svg'/>", kind="image/svg+xml")
-    looked.until("document.getElementById('message').textContent !== ''")
-    assert "This is an SVG drawing. Send a raster image" in looked.page.locator("#message").inner_text()
-    looked.complaints.clear()  # the browser reports the refused request
+    looked.drop(photo)
+    looked.until("document.querySelector('.caption').textContent.includes('rollout')")
+    before = looked.rows(), looked.page.locator("h1").inner_text(), looked.drawn()
+    refused = {
+        b"": "This file is empty",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>": "This is an SVG drawing. Send a raster image",
+        photo[: len(photo) // 2]: "truncated",
+    }
+    for content, reason in refused.items():
+        looked.drop(content)
+        looked.until(f"document.getElementById('message').textContent.includes('{reason}')")
+    assert (looked.rows(), looked.page.locator("h1").inner_text(), looked.drawn()) == before
+    looked.page.locator(".row").first.click()
+    looked.until("document.querySelector('.caption').textContent.startsWith('Evidence for')")
+    looked.page.route("**/explain?*", lambda route: route.fulfill(status=503, json={"error": {"message": "Busy."}}))
+    looked.page.locator(".row").nth(1).click()
+    looked.until("document.getElementById('message').textContent === 'Busy.'")
+    assert "rollout" in looked.page.locator(".caption").first.inner_text()
+    assert looked.page.locator(".row[aria-pressed=true]").count() == 0
+    looked.complaints.clear()  # the browser reports the refused requests
+
+
+def test_a_format_that_the_browser_cannot_draw_is_answered_without_a_picture(visit, served, photo):
+    looked = visit()
+    looked.drop(photo)
+    looked.until("document.querySelector('.caption').textContent.includes('rollout')")
+    file = io.BytesIO()
+    Image.new("RGB", (60, 40), "red").save(file, "TIFF")
+    looked.drop(file.getvalue(), kind="image/tiff")
+    looked.until("document.querySelector('.reason').textContent.includes('cannot show this format')")
+    assert looked.page.locator("canvas").first.is_hidden()
+    assert looked.page.locator(".caption").first.inner_text() == ""
+    assert (
+        looked.page.locator("h1")
+        .inner_text()
+        .startswith(served.predict(file.getvalue())["labels"][0].replace("_", " "))
+    )
+    looked.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as over plain HTTP
+    looked.page.locator("#copy").click()
+    looked.until("document.getElementById('copy').textContent === 'Copied'")
+    looked.page.evaluate("document.execCommand = () => false")
+    looked.page.locator("#copy").click()
+    looked.until("document.getElementById('copy').textContent.startsWith('Not copied')")
+    assert looked.page.evaluate("getSelection().toString()") == looked.page.locator("#curl").inner_text()
 
 
 def test_the_camera_is_answered_frame_by_frame(visit):
@@ -264,17 +308,27 @@ def test_the_camera_is_answered_frame_by_frame(visit):
     assert looked.page.locator("#camera").inner_text() == "Camera"
 
 
-def test_a_wrong_key_is_said(browser, folder):
+def test_a_wrong_key_is_said_and_only_the_right_one_kept(browser, folder, photo):
     with in_thread(folder / "classes.safetensors", reload=0, api_key="the right key") as served:
-        page = browser.new_page()
-        page.goto(served.address)
-        for key, said in (("a wrong key", False), ("the right key", True)):
-            page.locator("#key").wait_for(state="visible")
-            assert page.locator("#key-wrong").is_visible() == said
+        looked = Visit(browser, served.address, ready="document.getElementById('key-dialog').open")
+        page, kept = looked.page, "sessionStorage.getItem('vitrail-key')"
+        looked.drop(photo)  # waits for the model
+        page.keyboard.press("Escape")
+        page.locator("#again").click()
+        assert page.locator("#key-wrong").is_hidden()
+        for key, said in (("ключ от сервиса", "Latin letters"), ("a wrong key", "That key is wrong")):
             page.locator("#key").fill(key)
             page.locator("#key-dialog .main").click()
-        page.locator("#compare").wait_for(state="visible")
-        page.close()
+            page.locator("#key-wrong", has_text=said).wait_for(state="visible")
+            assert page.evaluate(kept) is None
+        looked.drop(photo)
+        page.locator("#key").fill("the right key")
+        page.locator("#key-dialog .main").click()
+        looked.until("document.querySelector('.caption').textContent.includes('rollout')")
+        assert page.evaluate(kept) == "the right key"
+        assert '-H "Authorization: Bearer $VITRAIL_API_KEY"' in page.locator("#curl").inner_text()
+        assert [each for each in looked.complaints if "401" not in each] == []
+        looked.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -290,7 +344,7 @@ def test_it_fits_a_phone(visit, photo, scheme):
 
 
 def test_the_page_is_small():
-    assert sum(len(asset.content) for asset in assets().values()) < 150 * 1024
+    assert sum(len(asset.content) for asset in assets().values()) < 60 * 1024
 
 
 def test_a_mask_lies_over_the_picture_as_strongly_as_the_slider_says(visit, photo):

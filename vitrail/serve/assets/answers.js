@@ -101,10 +101,9 @@ export class Answers {
     }
     while (tracks.children.length > Math.max(1, values.length)) tracks.lastChild.remove();
     [...tracks.children].forEach((track, n) => {
-      if (form === "values") return scale(track, values[n], task, i);
-      track.firstChild.style.width = `${100 * (values[n] ?? 0)}%`;
+      if (form === "values") scale(track, values[n], task, i);
+      else track.firstChild.style.width = `${100 * (values[n] ?? 0)}%`;
       if (form === "labels" && task.thresholds) mark(track, task.thresholds[i]);
-      return undefined;
     });
   }
 }

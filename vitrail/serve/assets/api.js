@@ -12,8 +12,11 @@ export class Refused extends Error {
   }
 }
 
-/* Sends a request; a blob is posted. Asks for the API key if the service wants one. */
-export async function ask(path, { blob, params = {}, signal } = {}) {
+/* Whether the service has asked for an API key. */
+export const keyed = () => key !== null;
+
+/* Sends a request; a blob is posted. Asks for the API key if the service wants one, and keeps one that worked. */
+export async function ask(path, { blob, params = {} } = {}) {
   const url = new URL(path, location.origin);
   for (const [name, value] of Object.entries(params)) {
     if (value !== null && value !== undefined) url.searchParams.set(name, value);
@@ -23,16 +26,20 @@ export async function ask(path, { blob, params = {}, signal } = {}) {
     if (blob) headers["Content-Type"] = blob.type.startsWith("image/") ? blob.type : "application/octet-stream";
     let response;
     try {
-      response = await fetch(url, { method: blob ? "POST" : "GET", body: blob, headers, signal });
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
+      response = await fetch(url, { method: blob ? "POST" : "GET", body: blob, headers });
+    } catch {
       throw new Refused(0, "The service does not answer. Is it still running?");
     }
     if (response.status === 401) {
       if (sent === key) await askForKey(Boolean(sent)); // otherwise another request has asked for it meanwhile
       continue;
     }
-    if (response.ok) return response;
+    if (response.ok) {
+      try {
+        if (sent) sessionStorage.setItem("vitrail-key", sent);
+      } catch { /* as above */ }
+      return response;
+    }
     let message = `The service answered ${response.status}.`;
     try {
       message = (await response.json()).error.message;
@@ -44,19 +51,27 @@ export async function ask(path, { blob, params = {}, signal } = {}) {
 /* One dialog, however many requests wait for the key. */
 let asking = null;
 function askForKey(wrong) {
-  asking ??= new Promise((done) => {
-    document.getElementById("key-wrong").hidden = !wrong;
-    const dialog = document.getElementById("key-dialog");
-    const field = document.getElementById("key");
-    dialog.addEventListener("close", () => {
-      key = field.value;
+  asking ??= new Promise((done, refuse) => {
+    const [dialog, field, error] = ["key-dialog", "key", "key-wrong"].map((id) => document.getElementById(id));
+    const complain = (text) => {
+      error.textContent = text;
+      error.hidden = !text;
+    };
+    complain(wrong ? "That key is wrong. Try again." : "");
+    key = null;
+    dialog.firstElementChild.onsubmit = (event) => {
+      if (/^[ -~\xa0-\xff]+$/.test(field.value)) key = field.value;
+      else { // a header cannot carry it
+        event.preventDefault();
+        complain("A key has Latin letters, digits and signs only. Check what you typed.");
+      }
+    };
+    dialog.onclose = () => {
       field.value = "";
       asking = null;
-      try {
-        sessionStorage.setItem("vitrail-key", key);
-      } catch { /* as above */ }
-      done();
-    }, { once: true });
+      if (key === null) refuse(new Refused(401, "This service needs its API key."));
+      else done();
+    };
     dialog.showModal();
   });
   return asking;

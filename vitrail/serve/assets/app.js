@@ -1,44 +1,61 @@
 /* The page: pictures in, answers and explanations out. */
 
 import { Answers, plain, readable } from "/assets/answers.js";
-import { ask, Attention, picture, Refused, stretched } from "/assets/api.js";
+import { ask, Attention, keyed, picture, Refused, stretched } from "/assets/api.js";
 import { Camera } from "/assets/camera.js";
 import { Stage } from "/assets/stage.js";
 
 const $ = (id) => document.getElementById(id);
-const slots = [...document.querySelectorAll(".slot")].map((slot) => ({
+const unanswered = () => ({ answer: null, scores: null, attention: null, evidence: new Map() });
+const one = document.querySelector(".slot"), other = one.cloneNode(true);
+other.hidden = true;
+other.dataset.slot = 1;
+other.querySelector(".stage").ariaLabel = "Second picture";
+one.after(other);
+const slots = [one, other].map((slot) => ({
   stage: new Stage(slot, { onPoint: () => light() }),
-  blob: null, scores: null, attention: null, evidence: new Map(), job: 0,
+  blob: null, next: null, job: 0, ...unanswered(), // the picture that is shown, and the one that is being answered
 }));
 const answers = new Answers($("answers"), { onTarget: chooseTarget });
-const camera = new Camera($("camera"), { onFrame: (blob) => analyse(0, blob), onError: say });
-let facts = null, name = null, mode = "attention", target = null, comparing = false, latest = 0, wanted = null, touched = false;
+const camera = new Camera($("camera"), { onFrame: async (blob) => (await ready) && analyse(0, blob), onError: say });
+let facts = null, name = null, mode = "attention", target = null, comparing = false, latest = 0, wanted = null, touched = false, ready;
 
 const ONE = { probabilities: "class", labels: "label", values: "value", areas: "class", boxes: "class" };
 const layers = () => facts.explains?.layers ?? [];
 const areas = () => facts.form === "areas"; // the answer is a picture over the picture
 const boxes = () => facts.form === "boxes"; // labels with a place
+const current = ({ next, blob }) => next ?? blob;
 const active = () => slots.filter((slot, i) => i === 0 || comparing);
 
-/* The model ------------------------------------------------------------------------------------------ */
+/* The model */
 
+/* Whether the model could be loaded; until then, pictures wait. */
 async function begin() {
-  const { models } = await (await ask("/models")).json();
-  $("model").replaceChildren(...models.map((each) => new Option(each, each)));
-  document.querySelector(".pick").hidden = models.length < 2;
-  await useModel(models[0]);
+  $("again").hidden = true;
+  say("");
+  try {
+    const { models } = await (await ask("/models")).json();
+    $("model").replaceChildren(...models.map((each) => new Option(each, each)));
+    document.querySelector(".pick").hidden = models.length < 2;
+    await useModel(models[0]);
+  } catch (error) {
+    $("headline").textContent = "The model cannot be loaded.";
+    $("again").hidden = false;
+    fail(error);
+  }
+  return facts !== null;
 }
 
 async function useModel(chosen) {
+  facts = await (await ask("/model", { params: { model: chosen } })).json();
   name = chosen;
-  facts = await (await ask("/model", { params: { model: name } })).json();
   $("ask").hidden = !facts.words;
   if (facts.words) Object.assign(facts, { form: "probabilities", task: { ...facts.task, classes: words() } });
   document.title = `${facts.name} · vitrail`;
   const count = facts.task.classes.length, what = ONE[facts.form];
   const plural = count === 1 ? what : what === "class" ? "classes" : `${what}s`;
   $("facts").textContent = [facts.architecture, facts.size, `${count.toLocaleString("en")} ${plural}`].join(" · ");
-  $("curl").textContent = `curl -F image=@picture.jpg '${location.origin}/predict${slots.length && $("model").options.length > 1 ? `?model=${name}` : ""}'`;
+  $("curl").textContent = `curl${keyed() ? ' -H "Authorization: Bearer $VITRAIL_API_KEY"' : ""} -F image=@picture.jpg '${location.origin}/predict${$("model").options.length > 1 ? `?model=${name}` : ""}'`;
   target = null;
   touched = false;
   $("threshold").value = Math.min(...(facts.task.thresholds?.length ? facts.task.thresholds : [0.5]));
@@ -46,8 +63,12 @@ async function useModel(chosen) {
   $("compare").hidden = false;
   answers.begin(facts);
   setUpControls();
+  for (const slot of active()) {
+    Object.assign(slot, unanswered());
+    slot.stage.bare();
+  }
   headline();
-  await Promise.all(active().map((slot) => slot.blob && analyse(slots.indexOf(slot), slot.blob)));
+  await Promise.all(active().map((slot, i) => current(slot) && analyse(i, current(slot))));
 }
 
 /* The words in the box, for a model that was trained on captions; null for any other. */
@@ -82,16 +103,14 @@ function heads() {
   $("head-value").textContent = Number($("head").value) ? `${$("head").value} of ${count}` : layer ? "mean" : "–";
 }
 
-/* Pictures --------------------------------------------------------------------------------------------- */
+/* Pictures */
 
+/* A picture that is refused changes nothing: the one before it stays with its answer. */
 async function analyse(number, blob) {
   const slot = slots[number], job = ++slot.job;
-  slot.blob = blob;
+  slot.next = blob;
   say("");
-  let bitmap = null;
-  try {
-    bitmap = await createImageBitmap(blob);
-  } catch { /* the service may read what the browser cannot show, and otherwise gives the reason */ }
+  const bitmap = await createImageBitmap(blob).catch(() => null); // the service may read what the browser cannot
   if (job !== slot.job) return;
   const params = { model: name }, begun = performance.now();
   try {
@@ -99,44 +118,50 @@ async function analyse(number, blob) {
     const predicting = ask("/predict", { blob, params: { ...params, ...all, scores: true, layer: areas(), labels: labels() } });
     const explaining = layers().length ? ask("/explain", { blob, params: { ...params, format: "binary" } }) : null;
     explaining?.catch(() => {}); // its error is that of the prediction
-    const { predictions } = await (await predicting).json();
+    const { predictions: [answer] } = await (await predicting).json();
+    const layer = bitmap && answer.layer ? await picture(answer.layer) : null;
     if (job !== slot.job) return;
     latest = performance.now() - begun;
+    Object.assign(slot, unanswered(), { blob, next: null, answer, scores: answer.scores });
     if (bitmap) slot.stage.show(bitmap, facts.preprocess);
-    else say("The browser cannot show this format, but here is the answer.");
-    if (bitmap && predictions[0].layer) slot.stage.cover(await picture(predictions[0].layer));
-    slot.scores = predictions[0].scores;
-    slot.answer = predictions[0];
-    slot.evidence.clear();
-    slot.attention = null;
+    else slot.stage.clear("The browser cannot show this format, but here is the answer.");
+    slot.stage.cover(layer);
     showAnswers();
-    if (explaining && bitmap) slot.attention = new Attention(await (await explaining).arrayBuffer());
-    if (job === slot.job) await show();
+    const attention = explaining && bitmap ? new Attention(await (await explaining).arrayBuffer()) : null;
+    if (answer !== slot.answer) return;
+    slot.attention = attention;
+    await show();
   } catch (error) {
-    if (job === slot.job) fail(error);
+    if (job !== slot.job) return;
+    slot.next = null;
+    show();
+    fail(error);
   }
 }
 
-function take(files, number) {
-  const pictures = [...files].filter((file) => file.size);
-  if (!pictures.length) return;
+async function take(files, number) {
+  const pictures = [...files];
+  if (!pictures.length || !(await ready)) return;
+  if (pictures.some((file) => !file.size)) return say("This file is empty. Choose another picture.");
   camera.stop();
   if (pictures.length > 1 && !comparing) compare(true);
   if (pictures.length > 1) pictures.slice(0, 2).forEach((file, i) => analyse(i, file));
-  else analyse(number ?? (comparing && slots[0].blob && !slots[1].blob ? 1 : 0), pictures[0]);
+  else analyse(number ?? (comparing && current(slots[0]) && !current(slots[1]) ? 1 : 0), pictures[0]);
 }
 
 function compare(on) {
   comparing = on;
   $("compare").setAttribute("aria-pressed", String(on));
-  $("compare").textContent = on ? "One picture" : "Compare";
   $("bench").classList.toggle("comparing", on);
   slots[1].stage.slot.hidden = !on;
-  if (!on) Object.assign(slots[1], { blob: null, scores: null, attention: null, job: slots[1].job + 1 });
+  if (!on) {
+    Object.assign(slots[1], unanswered(), { blob: null, next: null, job: slots[1].job + 1 });
+    slots[1].stage.clear();
+  }
   showAnswers();
 }
 
-/* Answers ------------------------------------------------------------------------------------------------ */
+/* Answers */
 
 const COLOURS = ["#e6194b", "#4363d8", "#3cb44b", "#f58231", "#911eb4", "#42d4f4", "#f032e6", "#9a6324", "#808000", "#000075"];
 
@@ -170,8 +195,7 @@ function headline() {
   const place = $("headline"), [first, second] = active().map((slot) => slot.answer && slot.scores ? said(slot) : null);
   const strong = (text) => Object.assign(document.createElement("em"), { textContent: text });
   if (!first) return place.replaceChildren("What does ", strong(facts.name), " see?");
-  if (second) return place.replaceChildren(strong(first), " and ", strong(second));
-  return place.replaceChildren(strong(first));
+  return place.replaceChildren(strong(first), ...(second ? [" and ", strong(second)] : []));
 }
 
 function said(slot) {
@@ -192,19 +216,19 @@ async function alike() {
   const [a, b] = slots;
   $("alike").hidden = !(comparing && a.scores && b.scores && facts.embeds);
   if ($("alike").hidden) return;
-  const jobs = [a.job, b.job];
+  const before = [a.answer, b.answer];
   try {
     const [u, v] = await Promise.all([a, b].map(async ({ blob }) => (await (await ask("/embed", { blob, params: { model: name } })).json()).embeddings[0]));
-    if (jobs[0] !== a.job || jobs[1] !== b.job) return;
+    if (before[0] !== a.answer || before[1] !== b.answer) return;
     const dot = (x, y) => x.reduce((sum, value, i) => sum + value * y[i], 0);
     const cosine = dot(u, v) / Math.sqrt(dot(u, u) * dot(v, v));
-    $("alike").textContent = `Cosine similarity of their feature vectors: ${cosine.toFixed(2)}`;
+    $("alike").textContent = `Cosine similarity of their feature vectors: ${cosine.toFixed(2).replace("-0.00", "0.00")}`;
   } catch (error) {
     fail(error);
   }
 }
 
-/* Explanations ------------------------------------------------------------------------------------------- */
+/* Explanations */
 
 function chooseTarget(chosen) {
   const same = mode === "relevance" && target === chosen;
@@ -234,16 +258,18 @@ async function show() {
 }
 
 async function findEvidence(slot, chosen) {
-  if (!slot.scores || !chosen || slot.evidence.has(chosen)) return;
-  const job = slot.job;
-  slot.evidence.set(chosen, null);
+  const { answer, evidence, stage } = slot;
+  if (!answer || !stage.picture || !chosen || evidence.has(chosen)) return;
+  evidence.set(chosen, null);
   try {
     const params = { model: name, method: "relevance", target: chosen, labels: labels() };
     const { map, signed } = await (await ask("/explain", { blob: slot.blob, params })).json();
-    const values = stretched(map.flat(), signed).map((value) => value * contrast(slot.scores));
-    if (job === slot.job) slot.evidence.set(chosen, { grid: [map.length, map[0].length], values, signed });
+    const values = stretched(map.flat(), signed).map((value) => value * contrast(answer.scores));
+    evidence.set(chosen, { grid: [map.length, map[0].length], values, signed });
   } catch (error) {
-    slot.evidence.delete(chosen);
+    evidence.delete(chosen);
+    if (answer !== slot.answer) return;
+    if (mode === "relevance" && target === chosen) chooseTarget(chosen); // back to the view without it
     fail(error);
   }
 }
@@ -261,46 +287,43 @@ function light() {
   $("sliders").hidden = mode !== "attention";
   $("fading").hidden = !areas() || mode !== "picture";
   document.querySelector(".legend").hidden = mode === "picture";
-  const waiting = !active().some((slot) => slot.scores);
-  document.querySelector(".legend").classList.toggle("idle", waiting);
   const signed = mode === "relevance" && facts.explains?.signed;
   $("ramp").classList.toggle("signed", Boolean(signed));
   $("less").textContent = signed ? "against" : "less";
   $("more").textContent = signed ? "for" : "more";
   for (const slot of active()) {
     const { stage, attention } = slot;
-    if (!slot.scores) continue;
     if (mode === "attention" && attention) stage.light(attention.row(layer, head, stage.cell));
     else stage.light(mode === "relevance" ? slot.evidence.get(target) ?? null : null);
-    stage.caption.textContent = caption(stage, layer);
+    stage.caption.textContent = slot.scores && stage.picture ? caption(stage, layer, head) : "";
   }
   hint();
 }
 
 const undecided = (stage) => contrast(slots.find((slot) => slot.stage === stage).scores) < 0.3;
 
-function caption(stage, layer) {
+function caption(stage, layer, head) {
   if (mode === "relevance" && !stage.map) return "Computing the evidence…";
   if (mode === "relevance") return target ? `Evidence for ${readable(target)}${undecided(stage) ? ": little, as the model is undecided" : ""}` : "";
   if (mode === "picture" || !stage.map) return "";
   const [h, w] = stage.map.grid, place = (cell) => `row ${Math.floor(cell / w) + 1}, column ${(cell % w) + 1}`;
-  if (stage.cell === null) return layer ? `Where layer ${layer} looks` : "Where the model looks, through all layers (rollout)";
+  if (stage.cell === null) return layer ? `Where ${head ? `head ${head} of ` : ""}layer ${layer} looks` : "Where the model looks, through all layers (rollout)";
   const most = stage.map.values.indexOf(Math.max(...stage.map.values));
   return `The patch in ${place(stage.cell)} looks mostly at ${most === stage.cell ? "itself" : place(most)}`;
 }
 
 function hint() {
   const touch = matchMedia("(hover: none)").matches;
-  const one = ONE[facts.form];
+  const click = `${touch ? "Tap" : "Click"} a ${ONE[facts.form]} to see the evidence for it.`;
   const texts = {
-    attention: `${touch ? "Touch a patch" : "Move over a patch"} to see where it looks. ${touch ? "Tap" : "Click"} a ${one} to see the evidence for it.`,
+    picture: click,
+    attention: `${touch ? "Touch" : "Move over"} a patch to see where it looks. ${click}`,
     relevance: "The patches that are evidence for the chosen answer. Choose another one in the list.",
-    picture: `${touch ? "Tap" : "Click"} a ${one} to see the evidence for it.`,
   };
   $("hint").textContent = texts[mode] + (latest ? ` Answered in ${Math.round(latest)} ms.` : "");
 }
 
-/* Messages and wiring --------------------------------------------------------------------------------------- */
+/* Messages and wiring */
 
 function say(text) {
   $("message").textContent = text;
@@ -340,8 +363,14 @@ $("file").addEventListener("change", () => {
 });
 $("compare").addEventListener("click", () => compare(!comparing));
 $("copy").addEventListener("click", async () => {
-  await navigator.clipboard?.writeText($("curl").textContent);
-  $("copy").textContent = "Copied";
+  let copied = true;
+  try {
+    await navigator.clipboard.writeText($("curl").textContent);
+  } catch { // browsers have it on localhost and over HTTPS only
+    getSelection().selectAllChildren($("curl"));
+    copied = document.execCommand("copy");
+  }
+  $("copy").textContent = copied ? "Copied" : "Not copied: selected";
   setTimeout(() => { $("copy").textContent = "Copy"; }, 1500);
 });
 slots.forEach(({ stage }, i) => stage.box.addEventListener("click", () => {
@@ -366,7 +395,5 @@ for (const glass of document.querySelectorAll(".empty .window")) {
   for (let i = 0; i < 20; i++) glass.append(document.createElement("span"));
 }
 
-begin().catch((error) => {
-  $("headline").textContent = "The model cannot be loaded.";
-  fail(error);
-});
+$("again").addEventListener("click", () => { ready = begin(); });
+ready = begin();

@@ -27,7 +27,7 @@ export class Camera {
     this.button.textContent = "Take picture";
     while (this.video === video) {
       const frame = await grab(video);
-      if (this.video === video) await this.onFrame(frame, true);
+      if (this.video === video) await this.onFrame(frame);
     }
   }
 

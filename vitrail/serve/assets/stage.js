@@ -12,14 +12,9 @@ export class Stage {
     this.canvas = slot.querySelector("canvas");
     this.context = this.canvas.getContext("2d");
     this.caption = slot.querySelector(".caption");
-    this.picture = null;
-    this.boxes = [];
-    this.map = null;
-    this.shown = null;
-    this.cell = null;
+    this.clear();
     this.onPoint = onPoint;
-    this.box.addEventListener("pointermove", (event) => this.point(event));
-    this.box.addEventListener("pointerdown", (event) => this.point(event));
+    for (const kind of ["pointermove", "pointerdown"]) this.box.addEventListener(kind, (event) => this.point(event));
     this.box.addEventListener("pointerleave", (event) => {
       if (event.pointerType === "mouse") this.move(null);
     });
@@ -28,8 +23,25 @@ export class Stage {
     new ResizeObserver(() => this.draw()).observe(this.box);
   }
 
+  /* Shows no picture, and why. */
+  clear(reason = "") {
+    this.box.classList.remove("full");
+    this.slot.querySelector(".reason").textContent = reason;
+    this.caption.textContent = "";
+    this.picture = null;
+    this.bare();
+  }
+
+  /* The picture with nothing over it. */
+  bare() {
+    this.cell = this.layer = null;
+    this.boxes = [];
+    this.light(null);
+  }
+
   /* Shows a picture, cropped as the model's preprocessing does. */
   show(bitmap, preprocess) {
+    this.bare();
     const [h, w] = preprocess.img_size;
     this.aspect = w / h;
     this.box.style.aspectRatio = `${w} / ${h}`;
@@ -40,12 +52,8 @@ export class Stage {
     this.crop = [(bitmap.width - width) / 2, (bitmap.height - height) / 2, width, height];
     /* The share of the input that a padded picture takes. */
     this.part = padded ? [Math.min(1, this.aspect ** -1 * width / height), Math.min(1, this.aspect * height / width)] : [1, 1];
-    this.layer = null;
     this.picture = bitmap;
-    this.boxes = [];
     this.small = width < 48;
-    this.map = this.shown = null;
-    this.cell = null;
     this.draw();
   }
 
