@@ -1,7 +1,8 @@
 """Seeded fuzzing: damaged files of every format, and random command lines from the real flags.
 
 `make fuzz` runs for ten minutes and prints how many cases were tried and which failed. A case fails on a traceback, on
-more than ten seconds of computing or a minute of waiting, and on a gigabyte of memory beyond that of honest files.
+more than ten seconds of computing (a command line: a minute) or a minute of waiting, and on a gigabyte of memory beyond
+that of honest files.
 """
 
 from __future__ import annotations

@@ -108,11 +108,9 @@ assert "openvino" in sys.modules and sys.modules["openvino_telemetry"] is None""
 
 @pytest.mark.skipif(not is_installed("openvino"), reason="needs openvino")
 def test_a_damaged_openvino_file_is_refused_also_if_its_error_is_no_utf8(tmp_path):
-    layer = b'<layer id="0" name="a" type="\xff" version="opset1"><output><port id="0" precision="FP32"/></output>'
+    layers = b'<layers><layer id="0" name="a" type="Parameter" version="\xff"/></layers>'
     (tmp_path / "model.bin").touch()
-    (tmp_path / "model.xml").write_bytes(
-        b'<net name="a" version="11"><layers>' + layer + b"</layer></layers><edges/></net>"
-    )
+    (tmp_path / "model.xml").write_bytes(b'<net name="a" version="11">' + layers + b"<edges/></net>")
     with pytest.raises(UserError, match=r"model\.xml is not a valid OpenVINO file"):
         open_session(tmp_path / "model.xml")
 
