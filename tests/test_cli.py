@@ -304,6 +304,7 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
         ),
         ("predict run a.png --top x", "'--top' must be a whole number, but it is 'x'."),
         ("train digits --img-size 8 --out", "'--out' must be followed by a value."),
+        ("convert run a.npz --to=--", "'--to' must be followed by a value, but it is '--'."),
         ("train digits more", "Wrong number of arguments. Usage: vitrail train [DATA] [OPTIONS]"),
         ("predict", "Wrong number of arguments. Usage: vitrail predict RUN IMAGES… [OPTIONS]"),
         ("embed run a.png", "--out is required. Usage: vitrail embed RUN IMAGES… --out FILE [OPTIONS]"),

@@ -76,6 +76,34 @@ def test_files_that_belong_together_are_never_mixed(tmp_path, monkeypatch):
         assert not list(tmp_path.glob(".*"))
 
 
+def test_renames_survive_a_power_failure(tmp_path, monkeypatch):
+    """What is renamed is on the disk before, and its folder afterwards."""
+    flushed: list[int] = []  # inodes
+    moved: list[tuple[int, int, int]] = []  # inodes of a file and its folder; how many were flushed before
+    replace = Path.replace
+
+    def move(source: Path, target: Path) -> Path:
+        moved.append((source.stat().st_ino, target.parent.stat().st_ino, len(flushed)))
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(Path, "replace", move)
+    monkeypatch.setattr(Path, "rename", move)
+    for folder in ("texts", "runs", "graphs"):
+        (tmp_path / folder).mkdir()
+    write_text(tmp_path / "texts/a.txt", "1")
+    with atomic_folder(tmp_path / "runs/run") as folder:
+        (folder / "file").write_text("1")
+    with folder_beside(tmp_path / "graphs/a.onnx") as folder:
+        for name in ("a.onnx", "a.onnx.data"):
+            (folder / name).write_text("1")
+        move_together(list(folder.iterdir()), tmp_path / "graphs/a.onnx")
+    assert len(moved) == 4
+    for inode, parent, number in moved:
+        assert inode in flushed[:number]
+        assert parent in flushed[number:]
+
+
 def test_another_process_cannot_take_a_lock_and_a_killed_one_leaves_none(tmp_path):
     code = f"""
 import sys

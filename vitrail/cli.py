@@ -262,6 +262,8 @@ def _check_flags(verb: str, words: Sequence[str], flags: Mapping[str, Argument],
         answer = habits.wrong_flags(verb, words, unknown, {*flags, *positional})
         raise UserError(answer or f"`vitrail {verb}` has no option '{unknown[0]}'.{hint}")
     for before, word in zip(["", *words], words, strict=False):
+        if word.partition("=")[0] in flags and word.endswith("=--"):  # argparse would drop the value
+            raise UserError(f"'{word[:-3]}' must be followed by a value, but it is '--'.")
         takes_value = before in flags and flags[before].kind is not bool
         answer = None if takes_value else habits.assignment(verb, word, {*flags, *positional})
         if answer is not None and not Path(word).exists():

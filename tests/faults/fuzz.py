@@ -1,7 +1,8 @@
 """Seeded fuzzing: damaged files of every format, and random command lines from the real flags.
 
 `make fuzz` runs for ten minutes and prints how many cases were tried and which failed. A case fails on a traceback, on
-more than ten seconds of computing or a minute of waiting, and on a gigabyte of memory beyond that of honest files.
+more than ten seconds of computing (a command line: a minute) or a minute of waiting, and on a gigabyte of memory beyond
+that of honest files.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import os
 import random
 import resource
-import select
 import shutil
 import signal
 import subprocess
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from faults.commands import command_lines
 from faults.mutate import copy, mutate
 from faults.readers import Reader, formats
-from forks import Case, Forks
+from forks import Case, Forks, hangs
 
 BATCH = 40  # files that one process reads
 SECONDS, WAIT = 10, 60  # of computing, of waiting, per case
@@ -81,12 +81,9 @@ def _read(formats: dict[str, Reader], cases: list[tuple[int, str]], work: Path) 
             _child(formats, cases, here, notes)
         finally:
             os._exit(1)
-    handle = os.pidfd_open(pid)
-    ready, _, _ = select.select([handle], [], [], WAIT if len(cases) == 1 else 3 * WAIT)
-    if not ready:
+    if hangs(pid, WAIT if len(cases) == 1 else 3 * WAIT):
         os.kill(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
-    os.close(handle)
     if status or (usage.ru_maxrss - before) * 1024 > MEMORY:
         return None
     lines = [line.split("\x01") for line in notes.read_text(errors="replace").split("\x02") if line]

@@ -1,4 +1,4 @@
-"""A small, seeded part of `make fuzz`."""
+"""About a minute of `make fuzz` on one core: 800 damaged files and 20 command lines, always the same."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_damaged_files_are_read_or_refused(home):
-    failures = [failure for _, found in islice(fuzz_files(0, home), 5) for failure in found]
+    failures = [failure for _, found in islice(fuzz_files(0, home), 20) for failure in found]
     assert not failures
 
 
 def test_command_lines_end_with_a_result_or_a_sentence(home):
-    failures = [failure for _, found in islice(fuzz_commands(0, home), 8) for failure in found]
+    failures = [failure for _, found in islice(fuzz_commands(0, home), 20) for failure in found]
     assert not failures

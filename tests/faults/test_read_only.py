@@ -12,7 +12,7 @@ from forks import Case, Forks, can_mount
 
 @pytest.fixture(scope="module")
 def home(trained: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pictures, and the read-only folder `disk` with two runs, one of them not yet finished."""
+    """Pictures, and runs that cannot be written to: in `disk`, which is mounted read-only, and in `foreign`."""
     folder = tmp_path_factory.mktemp("home")
     shutil.copytree(trained, folder / "disk" / "run")
     half = Path(shutil.copytree(trained, folder / "disk" / "half"))
@@ -20,6 +20,8 @@ def home(trained: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) 
     for number in "01":
         shutil.copytree(digits / number, folder / "pictures" / number)
     shutil.copy(folder / "pictures/0/0.png", folder / "pictures/1/0.png")  # an error for `check` to draw
+    shutil.copytree(half, folder / "foreign" / "half").chmod(0o555)
+    (folder / "foreign").chmod(0o555)
     if not can_mount(folder / "disk"):
         pytest.skip("a folder cannot be mounted read-only here")
     return folder
@@ -63,6 +65,24 @@ def test_writing_ends_with_one_sentence(words, home, forks):
     assert "disk" in answer.sentence
     if "--find-lr" in words:
         assert len(answer.error.splitlines()) == 1  # before anything was computed
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"train pictures --out foreign/new {TINY}",
+        f"train pictures --out foreign --name half --overwrite {TINY}",
+        "train --resume foreign/half",
+        "report foreign/half",
+        "convert disk/run foreign/a.safetensors",
+    ],
+)
+def test_so_does_writing_to_a_folder_of_another_user(words, home, forks):
+    environment = {"VITRAIL_CACHE": str(home / "cache")}
+    answer = forks(Case(words.split(), str(home), environment=environment, unprivileged=True))
+    assert not answer.trouble()
+    assert answer.code == 2, answer
+    assert "foreign" in answer.sentence
 
 
 @pytest.mark.parametrize("words", ["predict disk/run pictures/0", "evaluate disk/run --out metrics"])

@@ -19,6 +19,7 @@ import vitrail
 from vitrail.errors import UserError
 from vitrail.models import Model, build
 from vitrail.runs.engine import PROGRAMS, Engine, Features, check_engine, computes_bf16, is_installed
+from vitrail.runs.exported import open_session
 from vitrail.runs.predictor import Predictor
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
@@ -103,6 +104,15 @@ assert "openvino" in sys.modules and sys.modules["openvino_telemetry"] is None""
     environment = {"HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert not (tmp_path / "intel").exists()  # where it would keep the number of this machine
+
+
+@pytest.mark.skipif(not is_installed("openvino"), reason="needs openvino")
+def test_a_damaged_openvino_file_is_refused_also_if_its_error_is_no_utf8(tmp_path):
+    layers = b'<layers><layer id="0" name="a" type="Parameter" version="\xff"/></layers>'
+    (tmp_path / "model.bin").touch()
+    (tmp_path / "model.xml").write_bytes(b'<net name="a" version="11">' + layers + b"<edges/></net>")
+    with pytest.raises(UserError, match=r"model\.xml is not a valid OpenVINO file"):
+        open_session(tmp_path / "model.xml")
 
 
 @pytest.mark.skipif(is_installed("openvino"), reason="openvino is installed")

@@ -9,6 +9,7 @@ import pytest
 
 import vitrail
 from vitrail import UserError
+from vitrail.plan import estimate
 from vitrail.plan.describe import text
 from vitrail.plan.estimate import memory_of
 from vitrail.plan.machines import GPUS, machine
@@ -38,6 +39,12 @@ def test_the_very_run_on_this_machine(vitrail_says, tiny, tmp_path):
     assert "measured with batches of 64 images" in out
     assert "1,438 images, 1 epochs" in out
     assert not list(tmp_path.iterdir())  # nothing was started
+
+
+def test_a_step_that_would_take_long_is_not_measured(monkeypatch):
+    """Half precision is a hundred times slower than fp32 on a CPU without instructions for it."""
+    monkeypatch.setattr(estimate, "_product", lambda _: 1e6)
+    assert "a matrix product's speed" in vitrail.plan(**SMALL, device="cpu", amp="fp16").basis
 
 
 def test_what_to_change_when_it_does_not_fit():
@@ -81,6 +88,7 @@ def test_machines_are_found_however_they_are_spelled():
         ({"device": "A100", "shard": "full"}, "several devices"),
         ({"device": "A100", "utilisation": 1.5}, "above 0 and at most 1"),
         ({"data": 0, "device": "A100"}, "at least 1"),
+        ({"classes": 10**9, "device": "A100"}, "at most 1,000,000"),
         ({"devices": "8xA100", "batch_size": 4}, "8 devices share each forward pass"),
         ({"data": "digits", "classes": 3, "device": "A100"}, "Remove --classes"),
     ],

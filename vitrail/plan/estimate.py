@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,11 +19,11 @@ from vitrail.plan.trace import Trace, Tracer
 from vitrail.progress import log
 from vitrail.train.pace import images_per_second
 from vitrail.train.prepare import model_config
+from vitrail.train.setup import autocast
 from vitrail.world import Shard
 
 USABLE = 0.9  # share of a device's memory for tensors; the rest is for the runtime, workspaces and fragmentation
-_STEP = 2e11  # operations of a step that is short enough to be measured here
-_LONGEST = 4e12  # operations of an image above which nothing is measured but a matrix product
+_STEP, _LONGEST = 1.0, 2.0  # seconds of a measured step, and of one image above which only a product is measured
 _PER_MACHINE = 8  # GPUs of a machine, over which --shard hybrid shards
 _GATHERED = 2  # stages that FSDP holds unsharded at a time: the current and the next
 
@@ -246,29 +247,30 @@ def _rate(
         peak, amp = machine.peak[config.run.amp], config.run.amp
         basis = f"{share:.0%} of the peak, {peak / 1e12:g} TFLOP/s in {'fp32' if amp == 'off' else amp}"
         return share * peak * machine.count / traced.operations, f"{basis}, {'given' if utilisation else 'assumed'}"
-    held = memory_of(traced, 1).total
-    batch = min(config.optim.pass_size, max(int(_STEP / traced.operations), 1))
-    while batch > 1 and memory_of(traced, batch).total > USABLE * machine.memory / 2:
-        batch //= 2
-    if traced.operations > _LONGEST or held > USABLE * machine.memory / 2:
-        product = _product(machine.device)
-        return UTILISATION * product / traced.operations, (
-            f"{UTILISATION:.0%} of a matrix product's speed here, {product / 1e9:,.0f} GFLOP/s: the model is too large "
+    # A product first: a precision that the processor has no instructions for is a hundred times slower than fp32.
+    product = _product(config)
+    expected = UTILISATION * product / traced.operations
+    if expected * _LONGEST < 1 or memory_of(traced, 1).total > USABLE * machine.memory / 2:
+        return expected, (
+            f"{UTILISATION:.0%} of a matrix product's speed here, {product / 1e9:,.3g} GFLOP/s: a step is too large "
             "to be measured"
         )
+    batch = min(config.optim.pass_size, max(int(_STEP * expected), 1))
+    while batch > 1 and memory_of(traced, batch).total > USABLE * machine.memory / 2:
+        batch //= 2
     log.info(f"Measuring the training speed with {batch} images …")
     rate = images_per_second(replace(config, weights=None), data, batch_size=batch)
     return rate, f"measured with batches of {batch} images"
 
 
-def _product(device: str) -> float:
-    """Operations per second of a large matrix product."""
-    import time
-
-    a = torch.ones(1024, 1024, device=device)
-    torch.mm(a, a)
-    begun, count = time.perf_counter(), 0
-    while time.perf_counter() - begun < 0.5:
+def _product(config: TrainConfig) -> float:
+    """Operations per second of a large matrix product in the run's precision."""
+    side = 512 if config.run.device == "cpu" else 4096  # quick without instructions for the precision; fills a GPU
+    a = torch.ones(side, side, device=config.run.device)
+    with autocast(config)():
         torch.mm(a, a).sum().item()
-        count += 1
-    return count * 2 * 1024**3 / (time.perf_counter() - begun)
+        begun, count = time.perf_counter(), 0
+        while not count or time.perf_counter() - begun < 0.5:
+            torch.mm(a, a).sum().item()
+            count += 1
+    return count * 2 * side**3 / (time.perf_counter() - begun)

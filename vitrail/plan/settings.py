@@ -17,6 +17,7 @@ from vitrail.plan.machines import Machine, machine
 from vitrail.train.resolve import LORA_SCALE, resolve, typed
 from vitrail.train.resolve import plan as resolve_run
 
+_MOST_CLASSES = 1_000_000  # of a number of images; each has a name in memory
 _VALIDATION = 0.04  # of the images, if only their number is known; ImageNet's share
 _TUNING = ("freeze", "lora_rank", "lora_alpha")
 
@@ -52,6 +53,8 @@ def _data(data: str | int | Path | None, classes: int | None, given: dict[str, A
     kinds = IMAGENET_CLASSES if classes is None else classes
     if min(number, kinds) < 1:
         raise UserError(f"'data' and 'classes' must be at least 1, but they are {number} and {kinds}.")
+    if kinds > _MOST_CLASSES:
+        raise UserError(f"'classes' must be at most {_MOST_CLASSES:,}, but it is {kinds:,}. Plan for fewer.")
     if given.get("weights") is None and given.get("model") is not None and "img_size" not in given:
         given["img_size"] = canonical(given["model"])[1].img_size
     val = max(round(number * _VALIDATION), 1)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.errors import UserError, first_line
+from vitrail.errors import UserError
+from vitrail.files import reading
 from vitrail.runs.session import Array, Input, threads
 
 METADATA = "vitrail"  # the section of the file's run-time information
@@ -48,21 +49,18 @@ class OpenvinoSession:
         weights = path.with_suffix(".bin")
         if not weights.is_file():
             raise UserError(f"{path} needs its weights, {weights.name}, in the same folder.")
-        try:
-            graph = openvino.Core().read_model(path)
-        except RuntimeError as error:
-            raise UserError(f"{path} is not a valid OpenVINO file: {first_line(error)}.") from error
-        self._graph = graph
         self._fixed: tuple[int, ...] = ()
         self._programs: dict[tuple[int, ...], Any] = {}  # by the shape that they are compiled for; () for any
-        self.inputs: list[Input] = [
-            (given.get_any_name(), np.dtype(given.get_element_type().to_dtype()).type, _shape(given))
-            for given in graph.inputs
-        ]
-        self.outputs = [output.get_any_name() if output.get_names() else "" for output in graph.outputs]
         self.metadata: Mapping[str, str] = {}
-        if graph.has_rt_info([METADATA]):
-            self.metadata = {name: str(value) for name, value in graph.get_rt_info([METADATA]).value.items()}
+        with reading(path, "a valid OpenVINO file"):  # RuntimeError, and UnicodeDecodeError for its messages and names
+            self._graph = graph = openvino.Core().read_model(path)
+            self.inputs: list[Input] = [
+                (given.get_any_name(), np.dtype(given.get_element_type().to_dtype()).type, _shape(given))
+                for given in graph.inputs
+            ]
+            self.outputs = [output.get_any_name() if output.get_names() else "" for output in graph.outputs]
+            if graph.has_rt_info([METADATA]):
+                self.metadata = {name: str(value) for name, value in graph.get_rt_info([METADATA]).value.items()}
 
     def expect(self, shape: tuple[int, ...]) -> None:
         """Tells that most images have this shape, (H, W, C): a graph compiled for it is smaller and faster."""
