@@ -303,6 +303,7 @@ def test_mistakes_in_the_other_verbs(refuses, trained, words, message):
             "'--opt' must be one of adamw, sgd, muon, lamb, but it is 'adam'. Did you mean 'adamw'?",
         ),
         ("predict run a.png --top x", "'--top' must be a whole number, but it is 'x'."),
+        ("predict run a.png --top 9999999999999999999", "'--top' must be a whole number below 2^63"),
         ("train digits --img-size 8 --out", "'--out' must be followed by a value."),
         ("convert run a.npz --to=--", "'--to' must be followed by a value, but it is '--'."),
         ("train digits more", "Wrong number of arguments. Usage: vitrail train [DATA] [OPTIONS]"),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from vitrail.config import Duration, Floats, Freeze, Names, Option, Size, TrainConfig, habits, options, type_hints
+from vitrail.config.options import LARGEST
 from vitrail.errors import UserError, nearest
 from vitrail.progress import log_to_console
 from vitrail.threads import settle_threads
@@ -334,7 +335,9 @@ def _read(argument: Argument, text: str) -> Any:
         rule, hint = f"one of {', '.join(get_args(kind))}", nearest(text, get_args(kind))
     else:
         try:
-            return kind(text)
+            if kind is not int or abs(int(text)) < LARGEST:
+                return kind(text)
+            rule = "a whole number below 2^63"
         except ValueError:
             rule = "a whole number" if kind is int else "a number"
     raise UserError(f"'{argument.flag}' must be {rule}, but it is '{text}'.{hint}")

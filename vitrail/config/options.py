@@ -23,7 +23,7 @@ from vitrail.files import read_text, reading
 
 C = TypeVar("C")
 
-_LARGEST = 2**63  # whole numbers are below it, as torch and NumPy need
+LARGEST = 2**63  # whole numbers are below it, as torch and NumPy need
 _LONGEST = 2**17  # bytes of a YAML file; a run's has some 3,000
 
 
@@ -195,7 +195,7 @@ def _plain(value: object) -> object:
 
 def _coerce(name: str, hint: Any, value: object) -> Any:
     for number in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(number, int) and abs(number) >= _LARGEST:
+        if isinstance(number, int) and abs(number) >= LARGEST:
             raise UserError(f"'{name}' must be below 2^63, but it is {shown(number)}.")
     if hint == Freeze | None:
         return None if value is None else _coerce_freeze(name, value)
