@@ -149,8 +149,8 @@ def _plain_name(name: str | None) -> str | None:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"A request may have {limit / 2**20:g} MiB. Send fewer or smaller images.")
+    return ApiError(413, "body_too_large", f"A request may have at most {limit / 2**20:g} MiB. Send fewer or smaller images.")
 
 
 def _too_many(most: int) -> ApiError:
-    return ApiError(413, "too_many_images", f"A request may have {most} images. Send several requests.")
+    return ApiError(413, "too_many_images", f"A request may have at most {most} images. Send several requests.")
