@@ -344,7 +344,7 @@ def test_it_fits_a_phone(visit, photo, scheme):
 
 
 def test_the_page_is_small():
-    assert sum(len(asset.content) for asset in assets().values()) < 60 * 1024
+    assert sum(len(asset.content) for asset in assets().values()) < 64 * 1024
 
 
 def test_a_mask_lies_over_the_picture_as_strongly_as_the_slider_says(visit, photo):

@@ -58,4 +58,5 @@ def _check(content: bytes, wanted: Preprocess, max_pixels: int) -> None:
 
 def _too_large(max_pixels: int, given: str = "") -> ApiError:
     but = f", but this one has {given}" if given else ""
-    return ApiError(413, "too_many_pixels", f"An image may have at most {max_pixels / 1e6:g} megapixels{but}. Make it smaller.")
+    most = f"An image may have at most {max_pixels / 1e6:g} megapixels{but}."
+    return ApiError(413, "too_many_pixels", f"{most} Make it smaller.")

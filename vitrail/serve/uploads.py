@@ -149,7 +149,8 @@ def _plain_name(name: str | None) -> str | None:
 
 
 def _too_large(limit: int) -> ApiError:
-    return ApiError(413, "body_too_large", f"A request may have at most {limit / 2**20:g} MiB. Send fewer or smaller images.")
+    most = f"A request may have at most {limit / 2**20:g} MiB."
+    return ApiError(413, "body_too_large", f"{most} Send fewer or smaller images.")
 
 
 def _too_many(most: int) -> ApiError:
