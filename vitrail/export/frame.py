@@ -39,7 +39,9 @@ class Frame(nn.Module):
         height, width = height - 2 * y, width - 2 * x
         # The smallest size of the same aspect ratio that covers the model's.
         rows, columns = (int(side / self.preprocess.crop) for side in (h, w))
-        covered = _larger(rows, columns * height // width), _larger(columns, rows * width // height)
+        # An empty image must not divide by zero, which ends the process.
+        down, across = _larger(height, 1), _larger(width, 1)
+        covered = _larger(rows, columns * height // across), _larger(columns, rows * width // down)
         pixels = self._whole(pixels @ self._weights(width, covered[1], w).T)
         pixels = self._whole(self._weights(height, covered[0], h) @ pixels)
         return pixels.clamp(0, WHITE[16]) if self.preprocess.bits == 16 else pixels  # bicubic overshoots
@@ -80,7 +82,8 @@ def _larger(a: Number, b: Number) -> Number:
 def shown(height: int, width: int, input: Size) -> tuple[int, int]:
     """The rows and columns of the input that a padded image takes."""
     h, w = input
-    return _smaller(h, _larger(height * w // width, 1)), _smaller(w, _larger(width * h // height, 1))
+    down, across = _larger(height, 1), _larger(width, 1)
+    return _smaller(h, _larger(height * w // across, 1)), _smaller(w, _larger(width * h // down, 1))
 
 
 def _smaller(a: Number, b: Number) -> Number:
