@@ -149,7 +149,11 @@ def test_finished_shards_survive_a_kill(tmp_path, monkeypatch):
     assert sorted(before) == sorted(written)
     with pytest.raises(UserError, match="unfinished shards of other data, another --shard-size"):
         vitrail.shard(tmp_path / "photos", tmp_path / "out", shard_size="4")
+    damaged = tmp_path / "out" / written[0]
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:600] + bytes([content[600] ^ 1]) + content[601:])
     vitrail.shard(tmp_path / "photos", tmp_path / "out", shard_size="3")
+    del before[damaged.name]  # written again
     assert {name: (tmp_path / "out" / name).stat().st_ino for name in before} == before
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == {
         path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()
