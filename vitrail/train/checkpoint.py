@@ -32,6 +32,7 @@ from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.train.lamb import Lamb
 from vitrail.train.muon import Muon
+from vitrail.train.progress import Progress
 from vitrail.world import world
 
 # The tensors that each optimiser keeps for a parameter.
@@ -134,6 +135,24 @@ def load_checkpoint(run: Path, device: str, parts: Mapping[str, Stateful] | None
             f"from the weights kept so far with `--weights {run}`."
         ) from error
     return cast(dict[str, Any], state)
+
+
+def resume(
+    run: Path,
+    device: str,
+    parts: Mapping[str, Stateful],
+    progress: Progress,
+    data: dict[str, Any],
+    data_changed: bool = False,
+) -> None:
+    """Restores a run from its last checkpoint, if there is one; `progress` is one of its parts."""
+    if (state := load_checkpoint(run, device, parts)) is not None:
+        restore_checkpoint(run, state, parts, data, data_changed)
+        log.info(f"Resuming after step {progress.step}.")
+    if len({*world().every(progress.step)}) > 1:
+        raise UserError(
+            f"The machines have different checkpoints of {run}. It must be on a file system that all of them share."
+        )
 
 
 def restore_checkpoint(

@@ -20,15 +20,13 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.identity import identity
 from vitrail.data.loader import TrainBatches
-from vitrail.errors import UserError
 from vitrail.evaluate.stream import run_model
 from vitrail.models import Model
-from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.tasks.objective import Objective
 from vitrail.tasks.scores import NotFinite
 from vitrail.train.batch import make_batch
-from vitrail.train.checkpoint import Checkpoints, load_checkpoint, restore_checkpoint
+from vitrail.train.checkpoint import Checkpoints, resume
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
@@ -134,13 +132,7 @@ def train(
     parts |= {f"optimizer {i}": optimizer for i, optimizer in enumerate(optimizers)}
     if parts["kept"] is model:  # without a moving average
         del parts["kept"]
-    if (state := load_checkpoint(run, config.run.device, parts)) is not None:
-        restore_checkpoint(run, state, parts, version, data_changed)
-        log.info(f"Resuming after step {progress.step}.")
-    if len({*world.every(progress.step)}) > 1:
-        raise UserError(
-            f"The machines have different checkpoints of {run}. It must be on a file system that they share."
-        )
+    resume(run, config.run.device, parts, progress, version, data_changed)
     with autocast(config)():
         card = introduce_teacher(objective, card, config, val, loader.split, progress, schedule.over(progress))
 
