@@ -252,7 +252,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--soak", type=int, default=20_000, help="requests at the end, for the memory")
+    parser.add_argument(
+        "--soak", type=int, default=20_000, help="requests at the end, for the memory; 0 keeps the last"
+    )
     parser.add_argument("--only", nargs="+", help="some contestants")
     parser.add_argument("--table", action="store_true", help="print the tables of the last results")
     chosen = parser.parse_args()
@@ -267,7 +269,9 @@ def main() -> None:
         results = []
         for name in chosen.only or known:
             results += contest(name, *known[name], samples, chosen)
-        memory = soak(*known["vitrail"], samples, chosen.soak) if chosen.soak else []
+        memory = (
+            soak(*known["vitrail"], samples, chosen.soak) if chosen.soak else json.loads(RESULTS.read_text())["memory"]
+        )
     for answered, mebibytes in memory[:: max(1, len(memory) // 10)]:
         print(f"after {answered:,} requests: {mebibytes:.0f} MiB")
     document = {
