@@ -32,8 +32,7 @@ def locate(source: str | Path) -> Path:
                     "Continue it with --resume."
                 )
         if not path.exists():
-            why = "it does not exist" if path == Path(source) else f"there is no {path.name} in it"
-            raise UserError(f"{source} is neither a run folder nor a weights file: {why}.")
+            raise UserError(f"{source} is neither a run folder nor a weights file: {path} does not exist.")
     except OSError as error:  # a folder without permission, or a name that is too long
         raise UserError(f"{str(source)[:80]} cannot be opened: {error.strerror}.") from error
     if path.suffix not in SUFFIXES and not is_index(path):
