@@ -137,7 +137,7 @@ def test_a_run_is_killed_hangs_and_is_stopped_and_resumes_on_more_processes(word
         os.kill(known[1], signal.SIGKILL)
         known = later()
         os.kill(known[0], signal.SIGSTOP)
-        until(lambda: "Process 0 of this command has not answered for 15 seconds" in (tmp_path / "log").read_text())
+        until(lambda: known[1] not in workers(agent.pid))  # it has given up the other
         os.kill(known[0], signal.SIGKILL)  # as torchrun does after half a minute
         known = later()
         agent.send_signal(signal.SIGINT)
