@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
+from torch._C._profiler import ProfilerConfig, _ExperimentalConfig
+from torch.autograd import ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -46,12 +47,17 @@ def infer(model: Model) -> None:
 
 def peak_memory(use: Callable[[Model], None], model: Model) -> int:
     """The most bytes allocated at once, also inside kernels."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    # Records in their order: kineto sorts by time stamps, and on a busy machine drops those that seem to be older than
+    # the recording, at times all.
+    config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+    _enable_profiler_legacy(config)
+    try:
         use(model)
-    assert found.profiler is not None
-    events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]
+    finally:
+        threads = _disable_profiler_legacy()
     held = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
+    for record in (record for records in threads for record in records if record.kind() == "memory_alloc"):
+        held += record.cpu_memory_usage()
         highest = max(highest, held)
+    assert highest > 0
     return highest
