@@ -82,10 +82,8 @@ def workers(agent: int, program: bytes = b"vitrail") -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_process_that_works_is_waited_for_and_one_that_hangs_is_replaced(tmp_path):
     command = torchrun(2, str(Path(__file__).parent / "hung.py"), max_restarts=1, monitor_interval=0.1)
-    env, message = (
-        environment(VITRAIL_TIMEOUT="4"),
-        "vitrail: Process 0 of this command has not answered for 4 seconds.",
-    )
+    env = environment(VITRAIL_TIMEOUT="4")
+    message = "vitrail: Process 0 of this command has not answered for 4 seconds."
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, env=env, stderr=log, stdout=log) as agent:
         until(lambda: message in (tmp_path / "log").read_text())
         os.kill(workers(agent.pid, b"hung.py")[0], signal.SIGKILL)  # as torchrun does after half a minute
@@ -120,15 +118,13 @@ def whole_or_refused(run: Path, copy: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_a_run_is_killed_hangs_and_is_stopped_and_resumes_on_more_processes(words, undisturbed, tmp_path):
     command = torchrun(2, "-m", "vitrail", *words, "--shard=full", max_restarts=3, monitor_interval=0.1)
-    env = environment(VITRAIL_TIMEOUT="15", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    env = environment(VITRAIL_TIMEOUT="15", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="10")  # to save a checkpoint
     known: list[int] = []
 
     def later() -> list[int]:
         """New processes that have gone on with the run."""
-        before, pids = (
-            step(tmp_path / "run"),
-            until(lambda: (new := workers(agent.pid)) != known and len(new) == 2 and new),
-        )
+        before = step(tmp_path / "run")
+        pids = until(lambda: (new := workers(agent.pid)) != known and len(new) == 2 and new)
         until(lambda: step(tmp_path / "run") >= before + 3)
         return pids
 

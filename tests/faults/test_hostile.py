@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import shutil
 import struct
-import sys
 import tarfile
+import threading
 import zipfile
 import zlib
 from pathlib import Path
@@ -17,14 +18,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tensorboardX.record_writer import RecordWriter
 
 import vitrail
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
 from vitrail.data.images import UnreadableImage, read_image
 from vitrail.errors import UserError
-from vitrail.runs.exported import ExportedModel, exported_card
-from vitrail.runs.onnx import check_external
 from vitrail.runs.run import Run
 from vitrail.train.checkpoint import Checkpoints, load_checkpoint
 from vitrail.train.config_file import read_settings
@@ -334,76 +334,24 @@ def test_files_in_the_place_of_folders(trained, tmp_path, caplog):
     assert any("TensorBoard's events cannot be written" in message for message in caplog.messages)
 
 
+def test_a_disk_that_is_full_for_the_events_of_tensorboard(tmp_path, tiny, monkeypatch, caplog):
+    real = RecordWriter.write
+
+    def full(writer, data):
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(writer, data)
+
+    monkeypatch.setattr(RecordWriter, "write", full)
+    vitrail.train("digits", out=tmp_path, name="run", **tiny)
+    assert any("TensorBoard's events cannot be written" in message for message in caplog.messages)
+
+
 def test_damaged_histories(trained, tmp_path):
     run = shutil.copytree(trained, tmp_path / "run")
     (run / "metrics.csv").write_text("epoch,step\n1,x\n")
     with pytest.raises(UserError, match=r"metrics\.csv is not a table of epochs"):
         _ = Run(run).history
-
-
-# ONNX
-
-
-@pytest.mark.parametrize("place", ["/etc/hostname", "../secret", "other.bin", "model.onnx.data"])
-def test_weights_outside_an_onnx_file(exported, tmp_path, place):
-    import onnx
-
-    model = onnx.load(exported.file)
-    tensor = model.graph.initializer[0]
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value=place)
-    folder = tmp_path / "inner"
-    folder.mkdir()
-    (tmp_path / "secret").write_bytes(bytes(10_000))
-    (folder / "other.bin").write_bytes(bytes(10_000))
-    (folder / "model.onnx.data").symlink_to(tmp_path / "secret")
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(UserError, match=r"may have weights only in model\.onnx\.data"):
-        exported_card(folder / "model.onnx")
-
-
-@pytest.mark.parametrize("length", [b"\x08", b"\x88\x00", b"\x88\x80\x00"])
-def test_a_reference_is_found_however_its_length_is_written(tmp_path, monkeypatch, length):
-    monkeypatch.setitem(sys.modules, "onnx", None)  # not installed, and not needed for class names
-    (tmp_path / "a.onnx").write_bytes(b"\x0a" + length + b"location\x12\x01x")
-    with pytest.raises(UserError, match="weights in other files need onnx"):
-        check_external(tmp_path / "a.onnx")
-    (tmp_path / "a.onnx").write_bytes(b'["filming location"]')
-    check_external(tmp_path / "a.onnx")
-
-
-def test_weights_beside_an_onnx_file_are_part_of_its_fingerprint(exported, tmp_path):
-    file = Path(shutil.copy(exported.file, tmp_path / "a.onnx"))
-    found = set()
-    for content in (None, b"1", b"2"):
-        if content is not None:
-            file.with_name("a.onnx.data").write_bytes(content)
-        found.add(ExportedModel(file).fingerprint())
-    assert len(found) == 3
-
-
-@pytest.mark.parametrize("damage", ["classes", "deep", "nan"])
-def test_a_teacher_is_tried_before_a_run_folder_exists(exported, tmp_path, tiny, damage):
-    import onnx
-
-    model = onnx.load(exported.file)
-    entry = next(entry for entry in model.metadata_props if entry.key == "vitrail")
-    if damage == "classes":
-        document = json.loads(entry.value)
-        document["classes"] = document["classes"][:9]
-        document["config"]["classes"] = 9
-        entry.value = json.dumps(document)
-    elif damage == "deep":
-        entry.value = DEEP
-    else:
-        for tensor in model.graph.initializer:
-            if tensor.data_type == onnx.TensorProto.FLOAT:
-                values = onnx.numpy_helper.to_array(tensor) * np.float32("nan")
-                tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(UserError, match=r"model\.onnx"):
-        vitrail.train("digits", out=tmp_path / "runs", name="run", teacher=str(tmp_path / "model.onnx"), **tiny)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_weights_are_not_pickles(tmp_path):

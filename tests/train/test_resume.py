@@ -292,7 +292,9 @@ def test_a_corrupt_checkpoint_is_refused_by_name(copied, spoil, tmp_path, monkey
     path = checkpoint_path(copied)
     path.write_bytes(spoil(path.read_bytes()))
     before = path.read_bytes()
-    with pytest.raises(UserError, match=rf"The checkpoint {path} is corrupt: .* Delete it to restart the run"):
+    with pytest.raises(
+        UserError, match=rf"The checkpoint {path} is corrupt: .* Delete {path.parent} to restart the run"
+    ):
         vitrail.train(resume=copied)
     assert path.read_bytes() == before
     assert not (tmp_path / "exploded").exists()

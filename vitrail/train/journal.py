@@ -137,10 +137,11 @@ class Journal(Silence):
             self._drew = time.monotonic()
         values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
         folder, suffix = str(self._run.events_folder), f".{row['epoch']:06}"
+        room = len(values) + 8  # the writer's thread ends with its first error, and a full queue would wait for it
         try:
             with (
                 _errors_of_threads(),
-                SummaryWriter(folder, purge_step=int(row["epoch"]), filename_suffix=suffix) as events,
+                SummaryWriter(folder, purge_step=int(row["epoch"]), max_queue=room, filename_suffix=suffix) as events,
             ):
                 for name, value in values.items():
                     events.add_scalar(name, value, int(row["epoch"]))
