@@ -185,6 +185,17 @@ def test_instances_become_one_class_and_others_are_ignored(tmp_path):
     assert np.array_equal(found, np.where(expected() == 2, -1, expected()))
 
 
+def test_a_few_numbers_of_objects_are_not_taken_for_classes(tmp_path):
+    for i in range(6):
+        split = ("val", "train")[i % 2]
+        save(tmp_path / "images" / split / f"{i}.png", np.zeros((4, 4, 3), np.uint8))
+        save(tmp_path / "masks" / split / f"{i}.png", np.arange(16, dtype=np.uint8).reshape(4, 4) % (5 + 2 * i))
+    with pytest.raises(UserError, match="look like one number per object"):
+        open_data(tmp_path)
+    save(tmp_path / "masks" / "val" / "0.png", np.full((4, 4), 7, np.uint8))  # with a gap: classes
+    assert len(open_data(tmp_path).classes) == 15
+
+
 def test_colours_are_named_by_their_hexadecimal(tmp_path):
     colours = np.array([(9, 9, 9), RED, BLUE], np.uint8)
     root = pairs(tmp_path, "images", "masks", value=lambda m: colours[m])

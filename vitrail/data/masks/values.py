@@ -33,6 +33,7 @@ IGNORED = "ignore"  # the name of values that count nowhere
 WHITE = 255  # usually "no label", unless it is the only value besides 0
 REST = "*"  # all other values
 _MANY = 64  # more distinct values are numbers of instances, not of classes
+_SOME = 8  # more may be either
 _VERSION = 2
 
 
@@ -206,7 +207,7 @@ def _plain(pixels: Counter[int], seen: Sequence[Seen], source: object) -> Classe
             f"The masks of {source} have the values 0 and 255, and 255 usually means 'no label'. Name both: "
             "--mask-values 0=ground,255=object."
         )
-    if len(values) > _MANY:
+    if len(values) > _MANY or (len(values) > _SOME and _gapless(seen)):
         if _numbered(seen):
             raise UserError(
                 f"The masks of {source} have {len(values):,} values, {values[0]} to {values[-1]}, which look like one "
@@ -221,6 +222,12 @@ def _plain(pixels: Counter[int], seen: Sequence[Seen], source: object) -> Classe
     names = tuple(f"class {value}" for value in named)
     table = {value: i for i, value in enumerate(named)}
     return Classes(names, table | ({WHITE: IGNORE} if WHITE not in named else {}))
+
+
+def _gapless(seen: Sequence[Seen]) -> bool:
+    """Whether each mask has the values 1 to n, for an n of its own: classes would leave gaps."""
+    present = [sorted(each.pixels.keys() - {0}) for each in seen]
+    return all(values == list(range(1, len(values) + 1)) for values in present) and len({*map(len, present)}) > 2
 
 
 def _numbered(seen: Sequence[Seen]) -> bool:
