@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -53,6 +54,16 @@ def test_links_and_pictures_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+def test_programs_import_names_that_exist():
+    for program in (*DOCS.glob("*.py"), *(DOCS.parent / "benchmarks").glob("*.py")):
+        for node in ast.walk(ast.parse(program.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module is not None and node.module.startswith("vitrail"):
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    submodule = f"{node.module}.{name.name}"
+                    assert hasattr(module, name.name) or importlib.util.find_spec(submodule), f"{program}: {submodule}"
 
 
 @pytest.mark.usefixtures("plain_runs", "own_models")

@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from vitrail import cli
+from vitrail.errors import explained
 
 
 def test_a_fault_is_one_sentence(monkeypatch, capsys):
@@ -60,6 +61,13 @@ def test_a_refused_command_is_one_sentence_and_leaves_nothing(words, trained, tm
     assert code == 2
     assert error.splitlines()[-1].startswith("vitrail: ")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("module", "package"), [("torch", "torch"), ("sklearn.metrics", "scikit-learn")])
+def test_a_package_that_is_not_installed_is_named(module, package):
+    sentence, code = explained(ModuleNotFoundError(f"No module named '{module}'", name=module))
+    assert (sentence.endswith(f"pip install {package}"), code) == (True, 2)
+    assert explained(ModuleNotFoundError("No module named 'vitrail.gone'", name="vitrail.gone"))[1] == 1
 
 
 def test_pictures_of_a_model_that_has_none_leave_no_folder(trained, tmp_path, vitrail_says):

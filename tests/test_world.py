@@ -23,6 +23,16 @@ def join(monkeypatch):
     return lambda world: monkeypatch.setattr("vitrail.world._world", world)
 
 
+class Interrupted(World):
+    """Interrupted at the third step."""
+
+    asked = 0
+
+    def agree(self, *flags):
+        self.asked += 1
+        return (True, *flags[1:]) if self.asked == 3 else flags
+
+
 def test_alone_everything_is_as_it_was():
     alone = World.join()
     rows, order = torch.arange(3.0), torch.tensor([2, 0, 1])
@@ -39,13 +49,6 @@ def test_alone_everything_is_as_it_was():
 
 
 def test_all_stop_when_one_is_interrupted(small, tmp_path, join):
-    class Interrupted(World):
-        asked = 0
-
-        def agree(self, *flags):
-            self.asked += 1
-            return (True, *flags[1:]) if self.asked == 3 else flags
-
     join(Interrupted())
     with pytest.raises(KeyboardInterrupt):
         vitrail.train("digits", out=tmp_path, name="run", **small)
@@ -89,6 +92,17 @@ def test_only_the_first_process_writes(small, tmp_path, join):
     with pytest.raises(vitrail.UserError):  # there is no model to evaluate in the end
         vitrail.train("digits", out=tmp_path, name="run", save_minutes=0.0, **small)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml"}
+
+
+def test_the_same_command_of_torchrun_continues_its_unfinished_run(small, tmp_path, join, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "photos")  # its --rdzv-id
+    join(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        vitrail.train("digits", out=tmp_path, name="run", **small)
+    join(World())
+    assert vitrail.train("digits", out=tmp_path, name="run", **small).finished
+    with pytest.raises(vitrail.UserError, match="exists"):
+        vitrail.train("digits", out=tmp_path, name="run", **small)
 
 
 @pytest.mark.parametrize(

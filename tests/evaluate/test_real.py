@@ -83,3 +83,5 @@ def test_bad_images_and_classes(model, images, trained, tmp_path):
         vitrail.evaluate(trained, images, real=real)
     with pytest.raises(UserError, match="Remove the other options"):
         vitrail.evaluate(model, images, real=real, method="knn")
+    with pytest.raises(UserError, match="Remove the other options"):
+        vitrail.evaluate(model, images, real=real, image_dir=tmp_path)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -71,3 +74,14 @@ def test_the_service_counts_images_and_requests(service, photo, model):
     before = images()
     service.post("/predict", files=[("image", photo)] * 3, model=model)
     assert images() == before + 3
+
+
+def test_a_worker_that_is_killed_while_it_loads_holds_up_no_other():
+    shared = Shared(["a"], workers=2)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with shared.loading():
+        shared._loader[0] = dead.pid
+        for _ in range(2):  # who takes its place, and who comes next
+            with shared.loading():
+                assert shared._loader[0] == os.getpid()

@@ -179,6 +179,7 @@ def test_the_example_is_a_study_in_thirty_lines(tmp_path):
         ({"part": "100/100", "images": 640}, "is empty"),
         ({"merge": ["nowhere"]}, "no plan.json"),
         ({"data": ["digits", "digits"]}, "takes one data set"),
+        ({"name": "few-shot", "data": ["digits"] * 3}, "takes at most 2 data sets"),
     ],
 )
 def test_bad_input(settings, message, tmp_path):

@@ -368,7 +368,8 @@ class Run:
         metrics, found = self.card.metrics, []
         for name, document in self.evaluations.items():
             if name.endswith("-val") and document["images"] == metrics.get("images"):
-                found.append((abs(document["loss"] - metrics["loss"]), document))
+                shared = [name for name, value in metrics.items() if isinstance(value, float) and name in document]
+                found.append((sum(abs(document[name] - metrics[name]) for name in shared), document))
         return min(found, key=lambda pair: pair[0])[1] if found else None
 
     # Cross-validation

@@ -101,7 +101,7 @@ async def predict(
     model: Name = None,
     top: Annotated[int | None, Query(ge=1, le=100_000, description="most labels per image")] = None,
     scores: Annotated[bool, Query(description="also all probabilities, values or shares of the area")] = False,
-    layer: Annotated[bool, Query(description="also the mask as a transparent PNG to lay over the image")] = False,
+    layer: Annotated[bool, Query(description="also the mask or boxes as a transparent PNG over the image")] = False,
     threshold: Annotated[
         float | None, Query(ge=0, le=1, description="smallest probability; by default, the model's")
     ] = None,
@@ -164,7 +164,7 @@ async def explain(
     method: Annotated[Literal["attention", "relevance"], Query(description="attention, or evidence for an answer")] = (
         "attention"
     ),
-    target: Annotated[str | None, Query(description="what to explain; by default, the predicted class")] = (None),
+    target: Annotated[str | None, Query(description="what to explain; by default, the predicted class")] = None,
     labels: Labels = None,
     layer: Annotated[int | None, Query(description="attention of this layer, from 1")] = None,
     head: Annotated[int | None, Query(description="of this head, from 1; by default, their mean")] = None,

@@ -127,8 +127,9 @@ def prepare(
     device: str | None,
 ) -> tuple[Lab, dict[str, Any], Clock]:
     """The laboratory of a study, from its plan if there is one, else within a budget."""
-    if len(data) > 1 and not study.targets:
-        raise UserError(f"The study '{study.name}' takes one data set, but {len(data)} were given.")
+    if len(data) > 1 + study.targets:
+        most = "one data set" if not study.targets else f"at most {1 + study.targets} data sets"
+        raise UserError(f"The study '{study.name}' takes {most}, but {len(data)} were given.")
     first, *others = [cut(source, scratch / "data") for source in data]
     check_size(first, study.name, study.images, study.classes)
     batch = 128 if first.images >= 20_000 else 64 if first.images >= 2000 else 32

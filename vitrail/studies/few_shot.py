@@ -21,7 +21,7 @@ FEW = 1000  # most images to fine-tune on
     fair="images",
     images=400,
     classes=4,
-    targets=True,
+    targets=1,
 )
 def few_shot(lab: Lab) -> Steps:
     """1, 5 and 10 shots by regularised least squares on frozen features, over the checkpoints of one pre-training.

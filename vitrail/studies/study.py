@@ -95,7 +95,7 @@ class Study:
     run: Callable[[Lab], Steps]
     images: int = 200  # least training images
     classes: int = 2  # least classes
-    targets: bool = False  # takes further data sets, to transfer to
+    targets: int = 0  # how many further data sets it takes, to transfer to
 
     @property
     def about(self) -> str:
@@ -114,7 +114,7 @@ def register(
     fair: Fair,
     images: int = 200,
     classes: int = 2,
-    targets: bool = False,
+    targets: int = 0,
 ) -> Callable[[Callable[[Lab], Steps]], Callable[[Lab], Steps]]:
     """Registers a study under its name; a decorator."""
 

@@ -21,7 +21,7 @@ SHARE = 0.2  # length of fine-tuning
     fair="compute",
     images=400,
     classes=4,
-    targets=True,
+    targets=100,
 )
 def transfer(lab: Lab) -> Steps:
     """A ViT and a BiT of the same compute, pre-trained on half of the classes, transferred to several small tasks.

@@ -131,8 +131,8 @@ def load_checkpoint(run: Path, device: str, parts: Mapping[str, Stateful] | None
             state = fill(state, path, world().layout(parts or {}))
     except Exception as error:  # torch raises many types for damaged files
         raise UserError(
-            f"The checkpoint {path} is corrupt: {first_line(error)}. Delete it to restart the run, or start a new run "
-            f"from the weights kept so far with `--weights {run}`."
+            f"The checkpoint {path} is corrupt: {first_line(error)}. Delete {checkpoint_path(run).parent} to restart "
+            f"the run, or start a new run from the weights kept so far with `--weights {run}`."
         ) from error
     return cast(dict[str, Any], state)
 
@@ -147,7 +147,7 @@ def resume(
 ) -> None:
     """Restores a run from its last checkpoint, if there is one; `progress` is one of its parts."""
     if (state := load_checkpoint(run, device, parts)) is not None:
-        restore_checkpoint(run, state, parts, data, data_changed)
+        _restore(run, state, parts, data, data_changed)
         log.info(f"Resuming after step {progress.step}.")
     if len({*world().every(progress.step)}) > 1:
         raise UserError(
@@ -155,7 +155,7 @@ def resume(
         )
 
 
-def restore_checkpoint(
+def _restore(
     run: Path, state: dict[str, Any], parts: Mapping[str, Stateful], data: dict[str, Any], data_changed: bool = False
 ) -> None:
     """Restores a run from a checkpoint; `data` is the identity of the data, which `data_changed` allows to differ."""

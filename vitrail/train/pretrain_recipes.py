@@ -23,7 +23,6 @@ def pretrain_small(inputs: RecipeInputs) -> TrainConfig:
     """Self-supervised pre-training on small data, with any method: the default of `vitrail pretrain`.
 
     Small decoders and heads, as small data and models need them: DINO's published head is larger than a ViT-S.
-    docs/pretrain.md has the measurements behind it.
     """
     c, method = inputs.config, task_type(inputs.method)
     assert issubclass(method, Pretraining)

@@ -74,7 +74,7 @@ class Watch:
         if not self._probe:
             return {}
         epoch, before = len(progress.rows) + 1, progress.rows[-1].get("val_knn") if progress.rows else None
-        every = max(round(self._config.optim.epochs / _TIMES), 1)
+        every = math.ceil(self._config.optim.epochs / _TIMES)
         due = before is None or last or epoch % every == 0
         return {"knn": self._accuracy(kept) if due or before is None else before}
 

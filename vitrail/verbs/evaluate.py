@@ -100,6 +100,10 @@ def evaluate(
     if not isinstance(run, str | PathLike):
         if method != "head":
             raise UserError(f"--method {method} needs a run or a weights file, but got a {type(run).__name__}.")
+        if any(value is not None for value in (image_dir, mask_values, img_size, real)) or engine != "auto":
+            raise UserError(
+                "'image_dir', 'mask_values', 'img_size', 'engine' and 'real' need a run or weights file, not a module."
+            )
         from vitrail.evaluate.module import evaluate_module
 
         columns = {"data_dir": data_dir, "image_column": image_column, "label_column": label_column}
@@ -113,16 +117,9 @@ def evaluate(
     if real is not None:
         from vitrail.evaluate.real import evaluate_real
 
-        given: dict[str, object] = {
-            "k": k,
-            "shots": shots,
-            "draws": draws,
-            "seed": seed,
-            "split": split,
-            "img_size": img_size,
-        }
-        given |= {"image_column": image_column, "label_column": label_column}
-        if method != "head" or any(value is not None for value in given.values()):
+        probes = (k, shots, draws, seed, templates)
+        opening = (split, img_size, data_dir, image_dir, image_column, label_column, mask_values)
+        if method != "head" or any(value is not None for value in (*probes, *opening)):
             raise UserError("--real measures predictions on ImageNet's validation images. Remove the other options.")
         return evaluate_real(run, data, real, **how)
     card, home = source_card(run) if method == "head" else _card(run, method), Run.of(run).path

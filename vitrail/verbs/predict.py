@@ -92,7 +92,7 @@ def show(
 
     Args:
         format: output format; json has one object per line, coco is for boxes (default: table, or --out's suffix)
-        out (FILE): .csv, .json or .txt file to write the predictions to (default: printed)
+        out (FILE): .csv, .json, .jsonl or .txt file to write the predictions to (default: printed)
         pictures (FOLDER): folder for masks as PNG files, and for the images with masks or boxes over them
     """
     from vitrail.evaluate.predict import write, write_file
