@@ -1,9 +1,10 @@
 """Training steps and inference of vitrail, timm, transformers and vit-pytorch, side by side on a CPU.
 
-    make bench                               # both commands below, in an environment of its own
+    make bench                               # the first two commands below, in an environment of its own
     python benchmarks/peers.py               # at most 20 minutes; on an otherwise idle machine
     python benchmarks/peers.py draw          # the tables and the figure of docs/speed.md
-    python benchmarks/peers.py --quick       # at most 3 minutes: fewer rows, timm only, fp32, not compiled
+    python benchmarks/peers.py compiled      # at most 15 minutes more, fewer rows: vitrail against the compiled peers
+    python benchmarks/peers.py quick         # at most 3 minutes: fewer rows, timm only, fp32
 
 Every library runs in its own process, with the settings that its users get; `contestants.py` says what it computes. The
 processes of a row stay alive and take turns of half a second in random order while the others sleep, so that all see
@@ -26,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from contestants import (
     LIMIT,
@@ -47,9 +48,10 @@ from vitrail.files import write_text
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 
-SECONDS, QUICK_SECONDS = 19 * 60, 2.7 * 60
+Mode = Literal["eager", "compiled", "quick"]
+SECONDS: dict[Mode, float] = {"eager": 19 * 60, "compiled": 14 * 60, "quick": 2.7 * 60}
 TURN = 0.5  # seconds
-ROUNDS, ENOUGH = 40, 8  # at most; before time is spent on compiling
+ROUNDS, ENOUGH = 40, 8  # at most; for which time is left after compiling
 COMPILING = {"training": 75, "inference": 45}  # seconds to expect; at most twice as long
 
 ROWS = (
@@ -130,33 +132,35 @@ class Measured:
     profile: dict[str, float] = field(default_factory=dict)
 
 
-def eager_variants(row: Row, quick: bool, bf16: bool) -> list[Variant]:
+def eager_variants(row: Row, mode: Mode, bf16: bool) -> list[Variant]:
     """The variants that need no compiling, vitrail's default first."""
     default = default_precision()
-    precisions: list[Precision] = ["fp32", "bf16"] if bf16 and not quick else ["fp32"]
+    precisions: list[Precision] = ["fp32", "bf16"] if bf16 and mode != "quick" else ["fp32"]
     found = [Variant(VITRAIL, default)]
+    if mode == "compiled":
+        return found
     if row.what == "training" and default == "bf16":
         found.append(Variant(VITRAIL, "fp32"))
-    for peer in PEERS[:1] if quick else PEERS:
+    for peer in PEERS[:1] if mode == "quick" else PEERS:
         # Plain AdamW for the first only: what it costs is the same for all, and rounds are worth more.
         both = ("AdamW", "fused AdamW") if peer == PEERS[0] else ("fused AdamW",)
         found += [Variant(peer, p, how) for p in precisions for how in (both if row.what == "training" else ("",))]
     return found + [Variant(LIMIT, p, how) for p in precisions for how in ("F.linear", "oneDNN")]
 
 
-def compiled_variants(row: Row, quick: bool, bf16: bool) -> list[Variant]:
+def compiled_variants(row: Row, mode: Mode, bf16: bool) -> list[Variant]:
     """The variants to compile, most important first."""
     how = "fused AdamW" if row.what == "training" else ""
     precisions: list[Precision] = ["fp32", "bf16"] if bf16 else ["fp32"]
-    return [] if quick else [Variant(peer, p, how, compiled=True) for peer in PEERS for p in precisions]
+    return [Variant(peer, p, how, compiled=True) for peer in PEERS for p in precisions] if mode == "compiled" else []
 
 
 Contest = dict[Variant, tuple[Worker, float]]  # each variant's process, and its seconds per step in the first turn
 
 
-def measure(row: Row, quick: bool, bf16: bool, end: float, last: float) -> Measured:
+def measure(row: Row, mode: Mode, bf16: bool, end: float, last: float) -> Measured:
     """Measures a row until `end`, and with fewer than three rounds by then, until `last`."""
-    variants = eager_variants(row, quick, bf16)
+    variants = eager_variants(row, mode, bf16)
     found = Measured(row, variants[0].name)
     workers = {library: Worker(row, library) for library in dict.fromkeys(v.library for v in variants)}
     contest: Contest = {}
@@ -170,18 +174,18 @@ def measure(row: Row, quick: bool, bf16: bool, end: float, last: float) -> Measu
             contest[variant] = worker, seconds
             found.memory.setdefault(variant.library, memory)
             _say(f"  {variant.name}: {seconds:.3f} s per step, {memory:.0f} MiB")
-        for variant in compiled_variants(row, quick, bf16):
+        for variant in compiled_variants(row, mode, bf16):
             rounds = ENOUGH * sum(max(seconds, TURN) for _, seconds in contest.values())
             expected = max(found.compiling.values(), default=COMPILING[row.what])
             if time.monotonic() + expected + rounds > end:
                 found.skipped[variant.name] = "no time left to compile"
-            elif _free_memory() < 1.5 * found.memory[variant.library]:
+            elif _free_memory() < 2 * found.memory[VITRAIL]:
                 found.skipped[variant.name] = "no memory left to compile"
             else:
                 workers[variant.name] = Worker(row, variant.library, compiled=True)
                 compile_variant(variant, workers[variant.name], contest, found)
         take_turns(contest, found, end, last)
-        if row.what == "training":
+        if row.what == "training" and mode == "eager":
             found.profile = workers[VITRAIL].ask("profile")
     finally:
         for worker in workers.values():
@@ -218,22 +222,22 @@ def take_turns(contest: Contest, found: Measured, end: float, last: float) -> No
     _say(f"  {len(found.seconds[found.default])} rounds")
 
 
-def run(quick: bool) -> None:
+def run(mode: Mode) -> None:
     from vitrail.device import hardware, has_bf16
     from vitrail.models import macs
     from vitrail.models.vit import ViTConfig
 
     begun = time.monotonic()
-    last = begun + (QUICK_SECONDS if quick else SECONDS)
+    last = begun + SECONDS[mode]
     bf16 = has_bf16()
     _say(f"{hardware('cpu')}; bf16 {'in hardware' if bf16 else 'without hardware support'}")
     parity = {}
-    for model in CHECKED[1:] if quick else CHECKED:
+    for model in {"eager": CHECKED, "quick": CHECKED[1:], "compiled": ()}[mode]:
         parity[model] = _elsewhere(loss_curves, MODELS[model])
         _say(f"{model}: losses of 10 steps differ from timm's by {parity[model]['difference']:.1e} at most")
         if parity[model]["difference"] > 1e-4:
             sys.exit("vitrail and timm do not compute the same, so their times cannot be compared.")
-    rows = [row for row in ROWS if row.quick or not quick]
+    rows = [row for row in ROWS if row.quick or mode == "eager"]
     measured = []
     for number, row in enumerate(rows):
         now, weights = time.monotonic(), [later.weight for later in rows[number:]]
@@ -241,21 +245,23 @@ def run(quick: bool) -> None:
         if now > last:
             _say("  left out: the time is over")
             continue
-        measured.append(measure(row, quick, bf16, now + (last - now) * row.weight / sum(weights), last))
-    document = {
-        "cpu": hardware("cpu"),
-        "bf16": bf16,
-        "default_precision": default_precision(),
-        "quick": quick,
-        "versions": _versions(),
-        "minutes": (time.monotonic() - begun) / 60,
-        "parity": parity,
-        "macs": {name: macs(ViTConfig(**asdict(shape))) for name, shape in MODELS.items()},
-        "rows": [asdict(row) for row in measured],
-    }
+        measured.append(measure(row, mode, bf16, now + (last - now) * row.weight / sum(weights), last))
+    minutes = (time.monotonic() - begun) / 60
+    found = {"cpu": hardware("cpu"), "minutes": minutes, "rows": [asdict(row) for row in measured]}
+    if mode == "compiled":
+        document = json.loads(RESULTS.read_text()) | {"compiled": found}
+    else:
+        document = found | {
+            "bf16": bf16,
+            "default_precision": default_precision(),
+            "quick": mode == "quick",
+            "versions": _versions(),
+            "parity": parity,
+            "macs": {name: macs(ViTConfig(**asdict(shape))) for name, shape in MODELS.items()},
+        }
     RESULTS.parent.mkdir(exist_ok=True)
     write_text(RESULTS, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    _say(f"{RESULTS} written after {document['minutes']:.1f} min")
+    _say(f"{RESULTS} written after {minutes:.1f} min")
 
 
 def _elsewhere(compute: Callable[..., Any], *args: Any) -> Any:
@@ -280,13 +286,12 @@ def _say(line: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["measure", "draw"], default="measure")
-    parser.add_argument("--quick", action="store_true", help="at most 3 minutes")
+    parser.add_argument("what", nargs="?", choices=[*SECONDS, "draw"], default="eager")
     args = parser.parse_args()
-    if args.what == "measure":
-        run(args.quick)
-    else:
+    if args.what == "draw":
         draw(json.loads(RESULTS.read_text()))
+    else:
+        run(args.what)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
     python benchmarks/recipes.py timm-light 10m --lr 2e-3
     python benchmarks/recipes.py speed --data PHOTOS --img-size 128
     python benchmarks/recipes.py vitrail 30m --data PHOTOS --img-size 128
-    python benchmarks/recipes.py vitrail 3m --data EMOJI --seeds 0 1 2                  # the recipe was not tuned on it
-    python benchmarks/recipes.py vitrail 3m --data EMOJI --seeds 0 1 2 --lr 2e-3 --shift 5      # as the recipe was
+    python benchmarks/recipes.py vitrail 3m --data EMOJI --seeds 0 1 2
     python benchmarks/recipes.py draw
 
 `speed` trains each contestant for a minute on two cores, three times in turn. A budget is then the number of images
@@ -250,9 +249,8 @@ def main() -> None:
     parser.add_argument("--img-size", help="for vitrail")
     parser.add_argument("--lr", help="learning rate; without it, 1e-3 for timm and the recipe's for vitrail")
     parser.add_argument("--epochs", type=float, help="of the budget on a quiet machine, instead of the measured speed")
-    parser.add_argument("--shift", help="for vitrail: the largest shift in pixels instead of the recipe's")
     args = parser.parse_args()
-    given = {"img-size": args.img_size, "lr": args.lr, "shift": args.shift}
+    given = {"img-size": args.img_size, "lr": args.lr}
     settings = {name: value for name, value in given.items() if value is not None}
     if (Path(args.data) / "pairs.csv").exists():
         from words import tables

@@ -20,37 +20,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
-import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # CPU time, not the clock, is measured
-
 import numpy as np
+from cpu_clock import CORES, budget
 
 import vitrail
 from vitrail.runs.predictor import Predictor
 from vitrail.tasks.mask_scores import confusion
-from vitrail.train import pace, progress
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "segment.json"
 FIGURE = HERE.parent / "docs" / "images" / "segment.jpg"
 VALUES = ("0=ground", "*=nucleus")
 SETTINGS: dict[str, Any] = {"batch_size": 8, "loss": "dice", "crop_scale": 0.5, "workers": 1}
-CORES = 2
-
-# The clock of time budgets is the CPU time of this process.
-pace.time = progress.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[attr-defined]  # imported
 
 
-def train(data: str, head: str, budget: dict[str, Any], model: str, size: int, out: str, method: str | None) -> Any:
+def train(data: str, head: str, length: dict[str, Any], model: str, size: int, out: str, method: str | None) -> Any:
     """Trains with a budget of epochs or time; the scores, the CPU minutes of training, and the images seen."""
     name = f"{model}-{head}-{method or 'scratch'}"
-    settings = SETTINGS | budget | {"img_size": size, "out": out, "overwrite": True}
+    settings = SETTINGS | length | {"img_size": size, "out": out, "overwrite": True}
     start: dict[str, Any] = {"model": model}
     if method is not None:
         own = {key: value for key, value in settings.items() if key not in ("loss", "crop_scale", "batch_size")}
@@ -126,9 +117,9 @@ def main() -> None:
     parser.add_argument("job", choices=["train", "table", "draw"])
     parser.add_argument("data", metavar="NUCLEI", nargs="?")
     parser.add_argument("--heads", nargs="+", default=["linear"])
-    budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--minutes", type=float, default=15)
-    budget.add_argument("--images", type=int)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--minutes", type=float, default=15)
+    length.add_argument("--images", type=int)
     parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--model", default="vit_nano8")
     parser.add_argument("--pretrain", help="the self-supervised method to start from")
@@ -141,7 +132,7 @@ def main() -> None:
         table()
     for head in args.heads if args.job == "train" else []:
         images = len(list(Path(args.data, "images", "train").iterdir()))
-        epochs = {"epochs": args.images / images} if args.images else {"time_budget": f"{60 * CORES * args.minutes:g}s"}
+        epochs = {"epochs": args.images / images} if args.images else {"time_budget": budget(args.minutes)}
         found = train(args.data, head, epochs, args.model, args.size, args.out, args.pretrain)
         print(json.dumps(found))
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []

@@ -21,7 +21,7 @@ from vitrail.models import create
 from vitrail.train.transfer import set_learning, set_mode
 
 METHODS = {
-    "none: all weights": TransferConfig(),
+    "none: all parameters": TransferConfig(),
     "`--lora-rank 8`": TransferConfig(lora_rank=8, lora_alpha=16.0),
     "`--freeze 6`": TransferConfig(freeze=6),
     "`--freeze all`": TransferConfig(freeze="all"),
@@ -56,7 +56,7 @@ def main() -> None:
     for method in METHODS:
         output = subprocess.run([sys.executable, __file__, method], check=True, capture_output=True, text=True).stdout
         results[method] = [float(number) for number in output.split()]
-    first = results["none: all weights"]
+    first = results["none: all parameters"]
     print("| flag | time per step | memory |\n|---|---|---|")
     for method, (seconds, memory) in results.items():
         print(f"| {method} | {seconds:.2f} s, {seconds / first[0]:.0%} | {memory:.0f} MiB, {memory / first[1]:.0%} |")
