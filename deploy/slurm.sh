@@ -4,7 +4,8 @@
 #     sbatch --nodes 4 deploy/slurm.sh s3://bucket/photos photos --model vit_b16
 #
 # The arguments are the data, the name of the run in runs/, and options of `vitrail train`. A job that Slurm starts again
-# resumes the run with the settings that it began with. Change the lines of #SBATCH to your cluster; runs/ must be on a file system that all machines share.
+# resumes the run with the settings that it began with. Change the lines of #SBATCH to your cluster; runs/ must be on a
+# file system that all machines share.
 #SBATCH --job-name=vitrail
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

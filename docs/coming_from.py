@@ -12,8 +12,8 @@ from vitrail.config.synonyms import FLAGS, NAMES, PRETRAINED, TOOLS, VERBS, Rows
 PAGE = Path(__file__).parent / "coming-from.md"
 INTRO = f"""# Coming from timm, ultralytics, Hugging Face, fastai or torchvision
 
-Type what you are used to: a flag, keyword, command or model name of these tools is answered with vitrail's own,
-before anything starts.
+Type what you are used to: if you use a flag, keyword or command of these tools, vitrail names its own before anything
+starts.
 
 ```
 $ vitrail train photos/ --learning-rate 3e-4 --fp16

@@ -12,7 +12,7 @@ from vitrail.plan.describe import size
 from vitrail.plan.estimate import USABLE, memory_of
 from vitrail.plan.machines import UTILISATION, Machine, machine
 from vitrail.plan.settings import planned
-from vitrail.plan.trace import Trace, trace
+from vitrail.plan.trace import Trace, Tracer
 
 PAGE = Path(__file__).with_name("scale.md")
 BATCH = 4096  # the paper's
@@ -38,9 +38,8 @@ def main() -> None:
                 {"model": model, "recipe": "paper-pretrain", "batch_size": BATCH},
             )
             if not traces:
-                traces = [
-                    trace(override(config, {"grad_checkpointing": again}), opened, gpu=True) for again in (False, True)
-                ]
+                tracer = Tracer(opened, gpu=True)
+                traces = [tracer(override(config, {"grad_checkpointing": again})) for again in (False, True)]
                 needs.append(_need(name, traces))
             total = traces[0].operations * images * config.optim.epochs
             for gpu in GPUS:
