@@ -38,7 +38,7 @@ ORDER = (
     "tokenizers",
     "config",
 )
-BELOW = ("device", "threads", "progress", "world", "files", "errors", "version")
+BELOW = ("device", "threads", "amx", "progress", "world", "files", "errors", "version")
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Each takes a tenth of a second to two seconds to import.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from vitrail.amx import avoid_broken_amx
 from vitrail.errors import UserError, nearest
 from vitrail.verbs import VERBS
 from vitrail.version import VERSION as __version__
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from vitrail.verbs.study import study
     from vitrail.verbs.train import train
     from vitrail.weights import load
+
+avoid_broken_amx()  # before torch and OpenVINO compute
 
 __all__ = [
     "Predictor",
