@@ -12,6 +12,7 @@ import errno
 import io
 import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -64,6 +65,8 @@ class Case:
     seconds: float = 60.0  # of computing, or of waiting, after which it counts as hanging
     environment: dict[str, str] = field(default_factory=dict)
     unprivileged: bool = False  # permissions do not bind root otherwise
+    where: str = ""  # a regular expression: only changes of and writes to such paths count
+    plain: bool = False  # without figures and report
 
 
 @dataclass(frozen=True)
@@ -142,17 +145,23 @@ class Faults:
 
         def opened(file: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
             stream = real(file, mode, *more, **named)
-            return _Stream(stream, self) if set(mode) & set("wax+") and _counts(file) else stream
+            return _Stream(stream, self) if set(mode) & set("wax+") and self._counts(file) else stream
 
         io.open = builtins.open = opened  # type: ignore[assignment]
 
     def _hook(self, event: str, given: tuple[Any, ...]) -> None:
         writes = event == "open" and isinstance(given[2], int) and given[2] & WRITING
-        if not (event in CHANGES or writes) or not _counts(given[0]):
+        if not (event in CHANGES or writes) or not self._counts(given[0]):
             return
         self.changes += 1
         if self.case.fault in SIGNALS and self.changes == self.case.at:
             os.kill(os.getpid(), SIGNALS[self.case.fault])
+
+    def _counts(self, path: Any) -> bool:
+        """Whether a file is one on disk, and one of the case's; an integer is a descriptor that is open already."""
+        if isinstance(path, int) or os.fsdecode(path).startswith(("/dev/", "/proc/", "/sys/")):
+            return False
+        return re.search(self.case.where, os.fsdecode(path)) is not None
 
     def before_write(self, stream: Any, data: Any) -> None:
         self.writes += 1
@@ -162,11 +171,6 @@ class Faults:
                 stream.write(data[: len(data) // 2])  # what still fits
             number = errno.ENOSPC if full else errno.EIO
             raise OSError(number, os.strerror(number))
-
-
-def _counts(path: Any) -> bool:
-    """Whether a file is one on disk; an integer is a descriptor that is open already."""
-    return not isinstance(path, int) and not os.fsdecode(path).startswith(("/dev/", "/proc/", "/sys/"))
 
 
 class _Stream:
@@ -196,6 +200,17 @@ class _Stream:
             self.write(line)
 
 
+def undrawn() -> None:
+    """From now on, runs of this process draw no figures and write no report."""
+    from vitrail.evaluate import measure
+    from vitrail.train import journal
+    from vitrail.verbs import train
+    from vitrail.verbs.run import Run
+
+    measure.save_charts = journal.save_charts = lambda *_: None  # type: ignore[attr-defined]  # imported there
+    train.reported = Run
+
+
 def child(case: Case, notes: str) -> None:
     """Runs the command of a case in this process, which then ends."""
     os.chdir(case.folder)
@@ -210,6 +225,8 @@ def child(case: Case, notes: str) -> None:
 
     if case.unprivileged:
         privileges.drop()
+    if case.plain:
+        undrawn()
     faults = Faults(case)
     faults.install()
     code = 1
