@@ -1,17 +1,16 @@
 """Segmentation of cell nuclei from scratch: the heads at equal time, and the figure of docs/segment.md.
 
-    python benchmarks/segment.py train NUCLEI --heads linear --images 2100
-    python benchmarks/segment.py train NUCLEI --heads linear setr-naive setr-mla --minutes 1 --size 128
-    python benchmarks/segment.py train NUCLEI --heads linear --minutes 1 --size 128 --pretrain mae
+    python benchmarks/segment.py train NUCLEI --heads linear --minutes 15
+    python benchmarks/segment.py train NUCLEI --heads linear mlp setr-naive setr-mla setr-pup --minutes 3 --size 128
+    python benchmarks/segment.py train NUCLEI --heads linear --minutes 3 --size 128 --pretrain mae --pretrain-minutes 9
     python benchmarks/segment.py table
     python benchmarks/segment.py draw NUCLEI --run RUN
 
 NUCLEI is a folder of `images/{train,val}` and `masks/{train,val}` of the 2018 Data Science Bowl (stage 1, CC0), whose
 masks number the nuclei from 1. Minutes are those of two cores: a run has one thread and twice that CPU time for
-training and validation, so that the load of the machine does not matter, and runs can share it; `--images` is a budget
-of training images instead. With `--pretrain` the backbone first learns from the training images without their masks,
-with the same budget again. Scores are those of the kept epoch at the size of the original images: Dice of all nucleus
-pixels, and its mean over the images.
+training and validation, so that the load of the machine hardly matters, and runs can share it. With `--pretrain` the
+backbone first learns from the training images without their masks, for `--pretrain-minutes`. Scores are those of the
+kept epoch at the size of the original images: Dice of all nucleus pixels, and its mean over the images.
 
 Results are added to `benchmarks/results/segment.json`; `table` prints them as Markdown.
 """
@@ -38,13 +37,16 @@ VALUES = ("0=ground", "*=nucleus")
 SETTINGS: dict[str, Any] = {"batch_size": 8, "loss": "dice", "crop_scale": 0.5, "workers": 1}
 
 
-def train(data: str, head: str, length: dict[str, Any], model: str, size: int, out: str, method: str | None) -> Any:
-    """Trains with a budget of epochs or time; the scores, the CPU minutes of training, and the images seen."""
+def train(
+    data: str, head: str, minutes: float, model: str, size: int, out: str, method: str | None, before: float
+) -> dict[str, Any]:
+    """Trains for some minutes, after `before` minutes of pre-training; the scores, and the images seen."""
     name = f"{model}-{head}-{method or 'scratch'}"
-    settings = SETTINGS | length | {"img_size": size, "out": out, "overwrite": True}
+    settings = SETTINGS | {"time_budget": budget(minutes), "img_size": size, "out": out, "overwrite": True}
     start: dict[str, Any] = {"model": model}
     if method is not None:
         own = {key: value for key, value in settings.items() if key not in ("loss", "crop_scale", "batch_size")}
+        own["time_budget"] = budget(before)
         start = {
             "weights": vitrail.pretrain(f"{data}/images/train", method=method, model=model, name=name + "-0", **own)
         }
@@ -56,6 +58,7 @@ def train(data: str, head: str, length: dict[str, Any], model: str, size: int, o
         "head": head,
         "size": size,
         "pretrained": method,
+        "pretrain_minutes": before if method else 0,
         "minutes": round(run.history[-1]["seconds"] / 60 / CORES, 2),
         "images": int(run.history[-1]["step"]) * SETTINGS["batch_size"],
         "dice": round(nucleus.dice, 4),
@@ -83,7 +86,7 @@ def table() -> None:
     print("| head | start | pixels | minutes | images seen | Dice | mean Dice of images | IoU | boundary F |")
     print("|---|---|---|---|---|---|---|---|---|")
     for found in json.loads(RESULTS.read_text()):
-        start = f"{found['pretrained']}, as long again" if found["pretrained"] else "scratch"
+        start = f"{found['pretrain_minutes']:g} min of {found['pretrained']}" if found["pretrained"] else "scratch"
         shares = " | ".join(f"{found[name]:.1%}" for name in ("dice", "image_dice", "iou", "boundary"))
         spent = f"{found['size']} | {found['minutes']:.1f} | {found['images']:,}"
         print(f"| `{found['head']}` | {start} | {spent} | {shares} |")
@@ -117,12 +120,11 @@ def main() -> None:
     parser.add_argument("job", choices=["train", "table", "draw"])
     parser.add_argument("data", metavar="NUCLEI", nargs="?")
     parser.add_argument("--heads", nargs="+", default=["linear"])
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=15)
-    length.add_argument("--images", type=int)
+    parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--size", type=int, default=192)
     parser.add_argument("--model", default="vit_nano8")
     parser.add_argument("--pretrain", help="the self-supervised method to start from")
+    parser.add_argument("--pretrain-minutes", type=float, default=15)
     parser.add_argument("--run", help="the run to draw")
     parser.add_argument("--out", default=tempfile.gettempdir())
     args = parser.parse_args()
@@ -131,9 +133,9 @@ def main() -> None:
     if args.job == "table":
         table()
     for head in args.heads if args.job == "train" else []:
-        images = len(list(Path(args.data, "images", "train").iterdir()))
-        epochs = {"epochs": args.images / images} if args.images else {"time_budget": budget(args.minutes)}
-        found = train(args.data, head, epochs, args.model, args.size, args.out, args.pretrain)
+        found = train(
+            args.data, head, args.minutes, args.model, args.size, args.out, args.pretrain, args.pretrain_minutes
+        )
         print(json.dumps(found))
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
         kept = {key: value for key, value in found.items() if key != "run"}
