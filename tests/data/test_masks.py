@@ -228,6 +228,16 @@ def test_a_model_with_other_classes_first_renumbers(tmp_path):
     assert after.counts.tolist() == [0, *before.counts[[2, 0, 1]].tolist()]
 
 
+def test_validation_data_may_lack_the_last_class(tmp_path):
+    root = pairs(tmp_path / "train", "images", "masks")
+    other = pairs(tmp_path / "val", "images", "masks", 4, value=lambda m: m % 2)
+    data = open_data(root, val=other)
+    val = data.splits["val"].targets
+    assert data.classes == ("class 0", "class 1", "class 2")
+    assert data.task.counts(val).tolist() == [4, 4, 0]
+    assert [labels for _, labels in data.task.describe(val)] == [("class 0", "class 1")] * 4
+
+
 def test_a_folder_with_masks_and_boxes_has_the_masks_and_says_how_to_get_the_boxes(tmp_path, caplog):
     voc(tmp_path)
     for i in range(6):

@@ -67,13 +67,13 @@ class Mask:
     raw: RawMask
     classes: Classes
     seen: Seen
-    numbers: tuple[int, ...] = ()  # of a model's classes, if it has another order
+    numbers: tuple[int, ...] = ()  # of a model's classes, if it has others
+    known: int = 0  # classes of that model
 
     @property
     def counts(self) -> Numbers:
         """The pixels of each class, (K,)."""
-        most = max(self.numbers) + 1 if self.numbers else len(self.classes.names)
-        found = np.zeros(most, np.int64)
+        found = np.zeros(self.known or len(self.classes.names), np.int64)
         for value, pixels in self.seen.pixels.items():
             k = self.classes.number(value)
             if k is not None and k != IGNORE:
@@ -99,9 +99,10 @@ class Mask:
         places = np.searchsorted(found, values).clip(max=max(len(found) - 1, 0))
         return np.asarray(known[places], np.int16)
 
-    def renumbered(self, numbers: Numbers) -> Mask:
-        """The mask with class k as `numbers[k]`; a model may have more classes."""
-        return replace(self, numbers=tuple(int(number) for number in numbers))
+    def renumbered(self, numbers: Numbers, classes: int) -> Mask:
+        """The mask with class k as `numbers[k]` of a model's `classes`."""
+        before = self.numbers or range(len(self.classes.names))
+        return replace(self, numbers=tuple(int(numbers[k]) for k in before), known=classes)
 
     def __repr__(self) -> str:
         return f"{self.raw!r} {sorted(self.seen.pixels.items())} {self.numbers}"
