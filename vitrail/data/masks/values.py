@@ -208,7 +208,7 @@ def _plain(pixels: Counter[int], seen: Sequence[Seen], source: object) -> Classe
             f"The masks of {source} have the values 0 and 255, and 255 usually means 'no label'. Name both: "
             "--mask-values 0=ground,255=object."
         )
-    if len(values) > _MANY or (len(values) > _SOME and _gapless(seen)):
+    if are_instances([{*each.pixels} for each in seen]):
         if _numbered(seen):
             raise UserError(
                 f"The masks of {source} have {len(values):,} values, {values[0]} to {values[-1]}, which look like one "
@@ -225,10 +225,12 @@ def _plain(pixels: Counter[int], seen: Sequence[Seen], source: object) -> Classe
     return Classes(names, table | ({WHITE: IGNORE} if WHITE not in named else {}))
 
 
-def _gapless(seen: Sequence[Seen]) -> bool:
-    """Whether each mask has the values 1 to n, for an n of its own: classes would leave gaps."""
-    present = [sorted(each.pixels.keys() - {0}) for each in seen]
-    return all(values == list(range(1, len(values) + 1)) for values in present) and len({*map(len, present)}) > 2
+def are_instances(masks: Sequence[set[int]]) -> bool:
+    """Whether the values of masks are too many for classes, or some and 1 to n in each mask: classes leave gaps."""
+    values: set[int] = set().union(*masks)
+    present = [sorted(each - {0}) for each in masks]
+    gapless = all(each == list(range(1, len(each) + 1)) for each in present) and len({*map(len, present)}) > 2
+    return len(values) > _MANY or (len(values) > _SOME and gapless)
 
 
 def _numbered(seen: Sequence[Seen]) -> bool:
