@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.boxes.coco import coco_files, read_coco
+from vitrail.data.boxes.coco import read_coco
 from vitrail.data.boxes.instances import read_instances
 from vitrail.data.boxes.marked import Marked, summary, tidied
 from vitrail.data.boxes.voc import is_voc, read_voc
 from vitrail.data.boxes.yolo import read_yolo, yolo_file
+from vitrail.data.coco import coco_files
 from vitrail.data.dataset import Array, Found, Problem, Targets
 from vitrail.data.folder import from_paths
 from vitrail.data.images import ImageFacts

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.coco import coco_files
 from vitrail.data.dataset import Array, Found, Targets
-from vitrail.data.folder import SPLITS, from_paths, leave_out
+from vitrail.data.folder import from_paths, leave_out
 from vitrail.data.images import ImageFacts
 from vitrail.data.masks.layouts import Pairs, Pictures, find_masks
 from vitrail.data.masks.polygons import coco
@@ -31,9 +32,9 @@ def open_masks(root: Path, values: Sequence[str] | None = None, asked: bool = Fa
 
     `values` are those of --mask-values. COCO's JSON files, which have boxes too, are read only if masks are asked for.
     """
-    if not root.is_dir():
+    if not root.is_dir() and not (asked and root.suffix.lower() == ".json"):
         return None
-    found = find_masks(root) or (_coco(root) if asked else None)
+    found = (find_masks(root) if root.is_dir() else None) or (_coco(root) if asked else None)
     if found is None:
         if asked:
             raise UserError(
@@ -43,7 +44,7 @@ def open_masks(root: Path, values: Sequence[str] | None = None, asked: bool = Fa
         if values is not None:
             raise UserError(f"--mask-values is for images with masks, but {root} has none.")
         return None
-    return from_pictures(root.resolve().name, found, values, root)
+    return from_pictures(root.resolve().stem if root.is_file() else root.resolve().name, found, values, root)
 
 
 def from_pictures(name: str, found: Pictures, values: Sequence[str] | None, source: object) -> Found:
@@ -159,23 +160,14 @@ def _check_sizes(
         )
 
 
-def _coco(root: Path) -> Pictures | None:
-    """COCO JSON files: one, or one per split with its name in the file's."""
-    files = [*sorted(root.glob("annotations/*.json")), *sorted(root.glob("*.json")), *sorted(root.glob("*/*.json"))]
-    files = list(dict.fromkeys(files))
-    if not files:
-        return None
+def _coco(path: Path) -> Pictures | None:
+    """COCO JSON files: one, or one per split with its name in the file's or the folder's."""
+    files = coco_files(path) or ({"train": path} if path.is_file() else coco_files(path, "*.json"))
     parts: dict[str, Pairs] = {}
     layout = Layout()
-    for file in files:
-        words = [*file.stem.lower().replace("-", "_").split("_"), file.parent.name.lower()]
-        split = next((SPLITS[w.rstrip("0123456789")] for w in words if w.rstrip("0123456789") in SPLITS), "train")
-        if split in parts:
-            raise UserError(f"{root} has two COCO files of the {split} split, such as {file.name}. Remove one.")
-        folders = [root / "images" / split, root / "images", root / split, file.parent, root]
-        images = next(folder for folder in folders if folder.is_dir())
-        pairs, found = coco(file, images)
+    for split, file in files.items():
+        pairs, found = coco(file, split)
         if layout.names and layout.names != found.names:
-            raise UserError(f"The COCO files of {root} must have the same categories, but {file.name} has others.")
+            raise UserError(f"The COCO files of {path} must have the same categories, but {file.name} has others.")
         parts[split], layout = pairs, found
-    return Pictures(parts, layout)
+    return Pictures(parts, layout) if parts else None
