@@ -279,6 +279,14 @@ def test_a_rotated_photograph_turns_its_mask(tmp_path, caplog, orientation, end)
     assert "nothing shows" not in caplog.text
 
 
+def test_polygons_on_the_stored_pixels_of_a_photograph_are_rotated_too(tmp_path):
+    _, upright = labels(coco(tmp_path / "a"), task="masks", val_fraction=0.3)
+    for path in (coco(tmp_path / "b") / "images").iterdir():
+        Image.open(path).save(path, exif=turned(8))
+    _, found = labels(tmp_path / "b", task="masks", val_fraction=0.3)
+    assert np.array_equal(found, np.rot90(upright))
+
+
 def with_exif(values: np.ndarray, orientation: int) -> Image.Image:
     image = Image.fromarray(values.astype(np.uint8))
     image.getexif()[274] = orientation

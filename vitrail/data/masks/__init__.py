@@ -144,14 +144,18 @@ def _aligned(
     masks, seen = list(masks), list(seen)
     turned = 0
     for i, (mask, look, fact) in enumerate(zip(masks, seen, facts, strict=True)):
-        stored = fact.turn in SIDEWAYS and look.size == (fact.w, fact.h) != (fact.h, fact.w)
-        if stored and isinstance(mask, MaskFile | MaskCell):
+        if _is_stored(look.size, fact) and isinstance(mask, MaskFile | MaskCell | DrawnMask):
             masks[i], seen[i] = replace(mask, turn=fact.turn), replace(look, size=(fact.h, fact.w))
             turned += 1
     if turned:
         log.info("%d images are rotated by their EXIF data, and their masks with them.", turned)
     _check_sizes(masks, [look.size for look in seen], facts)
     return masks, seen
+
+
+def _is_stored(size: tuple[int, int], fact: ImageFacts) -> bool:
+    """Whether a size is that of the stored pixels of an image, which EXIF data rotate by 90°."""
+    return fact.turn in SIDEWAYS and size == (fact.w, fact.h) != (fact.h, fact.w)
 
 
 def verified(pairs: Pairs) -> tuple[Pairs, list[ImageFacts]]:
@@ -165,7 +169,11 @@ def verified(pairs: Pairs) -> tuple[Pairs, list[ImageFacts]]:
     pairs = [pair for pair, fact in zip(pairs, facts, strict=True) if isinstance(fact, ImageFacts)]
     known = [fact for fact in facts if isinstance(fact, ImageFacts)]
     masks = [mask for _, mask in pairs]
-    _check_sizes(masks, [mask.size if isinstance(mask, DrawnMask) else None for mask in masks], known)
+    sizes = [
+        mask.size if isinstance(mask, DrawnMask) and not _is_stored(mask.size, fact) else None
+        for mask, fact in zip(masks, known, strict=True)
+    ]
+    _check_sizes(masks, sizes, known)
     return pairs, known
 
 

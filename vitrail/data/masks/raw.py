@@ -139,6 +139,7 @@ class DrawnMask:
     name: str
     size: tuple[int, int]
     shapes: tuple[Shape, ...]
+    turn: int = UPRIGHT  # as of a MaskFile
 
     def values(self) -> Values:
         with failures():
@@ -148,10 +149,10 @@ class DrawnMask:
                     mask[decode_runs(shape.runs, self.size)] = shape.value
                 if shape.rings:
                     mask[drawn(shape.rings, self.size)] = shape.value
-            return mask
+            return upright_values(mask, self.turn)
 
     def __repr__(self) -> str:
-        return f"{Path(self.name).name} {self.size} {self.shapes}"
+        return f"{Path(self.name).name} {self.size} {self.shapes} {self.turn}"
 
 
 def drawn(rings: Sequence[Ring], size: tuple[int, int]) -> NDArray[np.bool_]:
