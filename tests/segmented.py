@@ -41,6 +41,13 @@ def folder(root: Path, images: int = 24, val: int = 8, values: tuple[int, ...] =
     return root
 
 
+def turned(orientation: int) -> Image.Exif:
+    """EXIF data with an orientation."""
+    exif = Image.Exif()
+    exif[274] = orientation
+    return exif
+
+
 def save(path: Path, values: np.ndarray, palette: tuple[int, ...] = ()) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(values)

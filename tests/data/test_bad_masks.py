@@ -104,6 +104,19 @@ def _smooth(path: Path) -> None:
     Image.fromarray(coloured).save(path)
 
 
+def discs(*values: int, count: int = 6) -> Callable[[Path], Path]:
+    """Two objects of each value, far from each other."""
+
+    def value(mask: np.ndarray) -> np.ndarray:
+        found = np.zeros_like(mask)
+        for i, number in enumerate(values):
+            found[6 * i : 6 * i + 4, 2:8] = found[6 * i : 6 * i + 4, 20:26] = number
+        return found
+
+    return lambda root: pairs(root, "images", "masks", count, value=value)
+
+
+BOXES = {"task": "boxes"}
 VALUES = {"mask_values": ("0=a", "1=b", "2=c")}
 BAD: dict[str, tuple[Callable[[Path], Path], dict, str]] = {
     "0 and 255": (lambda r: plain(r, value=lambda m: 255 * (m > 0).astype(np.uint8)), {}, "0=ground,255=object"),
@@ -147,6 +160,16 @@ BAD: dict[str, tuple[Callable[[Path], Path], dict, str]] = {
         {},
         "has no image",
     ),
+    "LabelMe: few files": (
+        lambda r: (made := labelme(r)) and [p.unlink() for p in sorted(r.glob("*.json"))[2:]] and made,
+        {},
+        "4 of 6 images in .* have no JSON file, such as 2.jpg",
+    ),
+    "COCO: no images": (
+        lambda r: (made := coco(r)) and [p.unlink() for p in r.glob("images/*")] and made,
+        {"task": "masks"},
+        "lists '0.jpg', which does not exist",
+    ),
     "COCO: only boxes": (lambda r: coco(r, segmentation=[]), {"task": "masks"}, "only a box. Use --task boxes"),
     "COCO: unknown category": (lambda r: coco(r, category_id=99), {"task": "masks"}, "has the category 99"),
     "COCO: run lengths": (
@@ -154,6 +177,11 @@ BAD: dict[str, tuple[Callable[[Path], Path], dict, str]] = {
         {"task": "masks"},
         "run lengths of 7 pixels",
     ),
+    "boxes of 0 and 255": (discs(255), BOXES, "have the values 0 and 255, but --task boxes needs one number per"),
+    "boxes of one class": (discs(1), BOXES, "look like class indices: 6 of 6 values are in several separate regions"),
+    "boxes of classes": (discs(1, 2, 5), BOXES, "look like class indices: 18 of 18 values"),
+    "boxes of named classes": (with_file("classes.txt", "a\nb\nc\n"), BOXES, "have one value per class, as in .*"),
+    "boxes of LabelMe": (labelme, BOXES, "have one value per class, as in LabelMe, but --task boxes"),
     "mask values: no class": (plain, {"mask_values": ("0", "1=b")}, "as in 0=ground"),
     "mask values: not a value": (plain, {"mask_values": ("zero=a", "1=b")}, "a number, a colour like #ff0000"),
     "mask values: twice": (plain, {"mask_values": ("0=a", "0=b")}, "has the value 0 twice"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from boxes_made import SIZE, coco, coco_json, image, table, voc, voc_xml, yolo, yolo_line
+from PIL import Image
 
 from vitrail import UserError, check
 from vitrail.data import open_data
@@ -196,6 +197,67 @@ def test_bad_data_is_refused_in_one_sentence(case, tmp_path):
     with pytest.raises(UserError, match=message) as refused:
         open_data(make(tmp_path))
     assert "\n" not in str(refused.value)
+
+
+def numbered(root: Path, *places: tuple[int, int, int, int, int]) -> list[list[float]]:
+    """The boxes of instance masks with these numbers at y0, y1, x0, x1."""
+    for i in range(4):
+        image(root / "images" / f"{i}.png", seed=i)
+        mask = np.zeros(SIZE, np.uint8)
+        for number, y0, y1, x0, x1 in places:
+            mask[y0:y1, x0:x1] = number
+        (root / "masks").mkdir(exist_ok=True)
+        Image.fromarray(mask).save(root / "masks" / f"{i}.png")
+    found = open_data(root, task="boxes").splits["train"].targets[0]
+    return found[:, 1:5].tolist()
+
+
+def test_one_object_numbered_1_has_a_box(tmp_path):
+    assert numbered(tmp_path, (1, 5, 20, 10, 30)) == [[10, 5, 30, 20]]
+
+
+def test_an_object_may_have_strays_and_few_may_be_occluded(tmp_path, caplog):
+    others = [(k, 6 * k, 6 * k + 4, 2, 8) for k in range(2, 7)]
+    with caplog.at_level(logging.WARNING, logger="vitrail"):
+        numbered(tmp_path / "a", (1, 5, 20, 10, 30), (1, 40, 41, 60, 61), *others)
+        assert caplog.text == ""
+        boxes = numbered(tmp_path / "b", (1, 5, 20, 10, 30), (1, 5, 20, 40, 60), *others)
+    assert boxes[0] == [10, 5, 60, 20]
+    assert "4 of 24 objects in the masks of" in caplog.text
+
+
+def photographed(make: Callable[[Path], Path], pattern: str, orientation: int) -> Callable[[Path], Path]:
+    """A data set whose first image has an EXIF orientation."""
+
+    def made(root: Path) -> Path:
+        source = make(root)
+        (path,) = root.glob(pattern)
+        exif = Image.Exif()
+        exif[274] = orientation
+        Image.open(path).save(path, exif=exif)
+        return source
+
+    return made
+
+
+UNCLEAR = {
+    "VOC, by 180°": photographed(voc, "JPEGImages/0.png", 3),
+    "COCO, mirrored": photographed(coco, "**/0.png", 2),
+    "YOLO, by 90°": photographed(yolo, "images/train/0.png", 6),
+    "a table, by 90°": photographed(table, "0.png", 8),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_boxes_of_photographs_are_taken_as_displayed_with_a_warning(case, tmp_path, caplog):
+    root = UNCLEAR[case](tmp_path / "data")
+    with caplog.at_level(logging.WARNING, logger="vitrail"):
+        open_data(root)
+    assert caplog.text.count("1 image has an EXIF orientation") == 1
+    assert "whether its boxes lie on the stored pixels" in caplog.text
+    found = [finding for finding in check(root, out=tmp_path / "out").findings if finding.kind == "turned"]
+    assert len(found) == 1
+    assert found[0].files[0].endswith("0.png")
 
 
 REPAIRED = {

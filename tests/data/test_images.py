@@ -264,6 +264,7 @@ def test_an_image_is_turned_by_its_exif_data(tmp_path, name, orientation):
     assert np.array_equal(read_image(path), expected)
     facts = inspect_image(path)
     assert (facts.h, facts.w) == expected.shape[:2] == ((16, 12) if orientation > 4 else (12, 16))
+    assert facts.turn == orientation
 
 
 def test_a_turned_jpeg_has_its_full_size_with_sides_swapped(tmp_path):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from boxes_made import SIZE, voc
-from PIL import Image
-from segmented import coco, folder, labelme, pairs, picture, save
+from PIL import Image, ImageOps
+from segmented import coco, folder, labelme, pairs, picture, save, turned
 
 from vitrail.data import open_data
 from vitrail.data.audit import audit
@@ -140,23 +141,70 @@ def test_coco_draws_polygons_and_run_lengths_and_ids_may_have_holes(tmp_path):
     assert np.flatnonzero(found.T.ravel() == 1).tolist() == [400, 401, 402, 403, 404]
 
 
-def test_a_mask_column_of_a_hugging_face_set(tmp_path):
+@pytest.mark.parametrize("images", ["train2017", "images/train2017", "images/train", "images", "annotations"])
+def test_cocos_own_layout_and_a_single_json_file(tmp_path, images):
+    coco(tmp_path)
+    (tmp_path / "annotations").mkdir()
+    file = (tmp_path / "annotations.json").rename(tmp_path / "annotations" / "instances_train2017.json")
+    (tmp_path / "annotations" / "captions_train2017.json").write_text('{"images": [], "annotations": []}')
+    (tmp_path / "images").rename(tmp_path / "moved")
+    for path in (tmp_path / "moved").iterdir():
+        (tmp_path / images).mkdir(parents=True, exist_ok=True)
+        path.rename(tmp_path / images / path.name)
+    for source in (tmp_path, file):
+        classes, found = labels(source, task="masks", val_fraction=0.3)
+        assert classes == ("background", "cat", "dog")
+        assert (found[3:11, 3:11] == 2).all()
+    assert not audit(file, task="masks").errors
+
+
+def test_labelmes_images_without_a_file_are_left_out_with_a_warning(tmp_path, caplog):
+    labelme(tmp_path, 8)
+    for i in range(3):
+        (tmp_path / f"{i}.json").unlink()
+    with caplog.at_level("WARNING", logger="vitrail"):
+        assert sum(map(len, open_data(tmp_path).splits.values())) == 5
+    assert "3 of 8 images" in caplog.text
+    assert "have no JSON file and are left out: 0.jpg, 1.jpg" in caplog.text
+
+
+def rows_of(*pairs: tuple[np.ndarray, np.ndarray], exif: int = 1):
+    """A Hugging Face set of images and masks."""
     datasets = pytest.importorskip("datasets")
+    photographs = []
+    for image, _ in pairs:
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, "JPEG", exif=turned(exif))
+        photographs.append({"bytes": stream.getvalue(), "path": None})
+    columns = {"image": photographs, "mask": [Image.fromarray(mask) for _, mask in pairs]}
+    features = datasets.Features({"image": datasets.Image(), "mask": datasets.Image()})
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def test_a_mask_column_of_a_hugging_face_set(tmp_path):
     rng = np.random.default_rng(1)
     made = [picture(rng) for _ in range(6)]
-    columns = {
-        "image": [Image.fromarray(i) for i, _ in made],
-        "mask": [Image.fromarray(255 * (m > 0).astype(np.uint8)) for _, m in made],
-    }
-    features = datasets.Features({"image": datasets.Image(), "mask": datasets.Image()})
-    rows = datasets.Dataset.from_dict(columns, features=features)
+    rows = rows_of(*((image, 255 * (mask > 0).astype(np.uint8)) for image, mask in made))
     rows.save_to_disk(tmp_path / "set")
+    assert not audit(tmp_path / "set", mask_values=("0=ground", "255=object")).errors
     with pytest.raises(UserError, match="0=ground,255=object"):
         open_data(tmp_path / "set")
     for source in (tmp_path / "set", rows):
         classes, found = labels(source, mask_values=("0=ground", "255=object"), val_fraction=0.3)
         assert classes == ("ground", "object")
         assert np.array_equal(found, expected() > 0)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2])
+def test_a_mask_column_must_have_the_size_of_the_images(scale):
+    rng = np.random.default_rng(1)
+    made = [picture(rng) for _ in range(6)]
+    size = int(40 * scale), int(32 * scale)
+    small = [(image, np.asarray(Image.fromarray(mask).resize(size, 0))) for image, mask in made]
+    with pytest.raises(UserError, match=r"must have the size of their images, but .* and its image 32x40"):
+        open_data(rows_of(*small), val_fraction=0.3)
+    _, found = labels(rows_of(*made, exif=6), val_fraction=0.3)
+    assert np.array_equal(found, np.rot90(expected(), -1))
 
 
 def test_run_lengths_are_pycocotools():
@@ -206,17 +254,59 @@ def test_colours_are_named_by_their_hexadecimal(tmp_path):
     assert MaskFile(tmp_path / "masks" / "0.png").values().max() >= COLOUR
 
 
-def test_a_rotated_photograph_turns_its_mask(tmp_path):
+def photographs(root: Path, orientation: int, size: tuple[int, int] = (32, 40), end: str = ".png") -> Path:
+    """Photographs with an EXIF orientation, and masks of their stored pixels."""
     rng = np.random.default_rng(1)
     for i in range(6):
-        image, mask = picture(rng)
-        exif = Image.Exif()
-        exif[274] = 6
-        (tmp_path / "images").mkdir(exist_ok=True)
-        Image.fromarray(image).save(tmp_path / "images" / f"{i}.jpg", exif=exif)
-        save(tmp_path / "masks" / f"{i}.png", mask)
-    _, found = labels(tmp_path, val_fraction=0.3)
-    assert np.array_equal(found, np.rot90(expected(), -1))
+        image, mask = picture(rng, size)
+        save(root / "masks" / f"{i}.png", mask)
+        if end == ".npy":
+            np.save(root / "masks" / f"{i}.npy", mask)
+            (root / "masks" / f"{i}.png").unlink()
+        (root / "images").mkdir(exist_ok=True)
+        Image.fromarray(image).save(root / "images" / f"{i}.jpg", exif=turned(orientation))
+    return root
+
+
+@pytest.mark.parametrize("end", [".png", ".npy"])
+@pytest.mark.parametrize("orientation", [5, 6, 7, 8])
+def test_a_rotated_photograph_turns_its_mask(tmp_path, caplog, orientation, end):
+    data = open_data(photographs(tmp_path, orientation, end=end), val_fraction=0.3)
+    upright = ImageOps.exif_transpose(with_exif(expected(), orientation))
+    found = data.splits["train"].targets[0].labels()
+    assert found.shape == data.splits["train"].image(0).shape[:2]
+    assert np.array_equal(found, np.asarray(upright))
+    assert "nothing shows" not in caplog.text
+
+
+def test_polygons_on_the_stored_pixels_of_a_photograph_are_rotated_too(tmp_path):
+    _, upright = labels(coco(tmp_path / "a"), task="masks", val_fraction=0.3)
+    for path in (coco(tmp_path / "b") / "images").iterdir():
+        Image.open(path).save(path, exif=turned(8))
+    _, found = labels(tmp_path / "b", task="masks", val_fraction=0.3)
+    assert np.array_equal(found, np.rot90(upright))
+
+
+def with_exif(values: np.ndarray, orientation: int) -> Image.Image:
+    image = Image.fromarray(values.astype(np.uint8))
+    image.getexif()[274] = orientation
+    return image
+
+
+@pytest.mark.parametrize(("orientation", "size"), [(2, (32, 40)), (3, (32, 40)), (4, (32, 40)), (6, (32, 32))])
+def test_masks_of_photographs_that_keep_their_size_are_taken_as_displayed_with_a_warning(
+    tmp_path, caplog, orientation, size
+):
+    root = photographs(tmp_path, orientation, size)
+    with caplog.at_level("WARNING", logger="vitrail"):
+        data = open_data(root, val_fraction=0.3)
+    assert caplog.text.count("6 images have an EXIF orientation") == 1
+    assert "whether their masks lie on the stored pixels" in caplog.text
+    mask = np.asarray(Image.open(root / "masks" / f"{Path(data.splits['train'].name(0)).stem}.png"))
+    assert np.array_equal(data.splits["train"].targets[0].labels(), mask)
+    found = [finding for finding in audit(root).findings if finding.kind == "turned"]
+    assert [finding.detail for finding in found] == [f"EXIF orientation {orientation}"] * 6
+    assert found[0].severity == "note"
 
 
 def test_a_model_with_other_classes_first_renumbers(tmp_path):
@@ -226,6 +316,16 @@ def test_a_model_with_other_classes_first_renumbers(tmp_path):
     before, after = (d.splits["val"].targets[0] for d in (data, other))
     assert np.array_equal(np.array([2, 3, 1])[before.labels()], after.labels())
     assert after.counts.tolist() == [0, *before.counts[[2, 0, 1]].tolist()]
+
+
+def test_validation_data_may_lack_the_last_class(tmp_path):
+    root = pairs(tmp_path / "train", "images", "masks")
+    other = pairs(tmp_path / "val", "images", "masks", 4, value=lambda m: m % 2)
+    data = open_data(root, val=other)
+    val = data.splits["val"].targets
+    assert data.classes == ("class 0", "class 1", "class 2")
+    assert data.task.counts(val).tolist() == [4, 4, 0]
+    assert [labels for _, labels in data.task.describe(val)] == [("class 0", "class 1")] * 4
 
 
 def test_a_folder_with_masks_and_boxes_has_the_masks_and_says_how_to_get_the_boxes(tmp_path, caplog):

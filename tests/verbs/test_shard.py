@@ -200,7 +200,9 @@ def test_annotations_are_those_of_the_folder(kind, tmp_path):
             np.testing.assert_array_equal(mine.labels(), target.labels())
             np.testing.assert_array_equal(mine.counts, target.counts)
             swapped = np.arange(len(data.classes))[::-1]
-            np.testing.assert_array_equal(mine.renumbered(swapped).labels(), target.renumbered(swapped).labels())
+            np.testing.assert_array_equal(
+                mine.renumbered(swapped, len(swapped)).labels(), target.renumbered(swapped, len(swapped)).labels()
+            )
     found = members(tmp_path / "out" / "train-00000.tar")
     if kind == "masks":
         assert Image.open(io.BytesIO(found["000000000.mask.png"])).size == source.splits["train"].image(0).shape[1::-1]

@@ -18,6 +18,7 @@ _DECAYED = "Norms, biases, tokens and position embeddings are never decayed."
 _STEPPED = "Schedules are --sched cosine, linear or constant."
 _NO_BATCHNORM = "Only CoAtNet has BatchNorm, as in its paper, and a run uses one device."
 _AUGMENT = "Augmentations are --crop-scale, --shift, --hflip, --randaug, --three-augment, --color-jitter and --reprob."
+_PLACED = "Images with boxes or masks are not mixed: they are scaled and placed at random, by --crop-scale."
 _COUNTED = "The classes are counted in the data."
 _ENVIRONMENT = "The client reads its own environment variables, such as WANDB_PROJECT or MLFLOW_TRACKING_URI."
 _PUSH = "Convert the finished run: `vitrail convert RUN FOLDER --to hf --push OWNER/NAME`."
@@ -188,8 +189,8 @@ TRAIN: Rows = (
     ("ul", "hsv-h", "--color-jitter changes brightness, contrast and saturation."),
     ("ul", "hsv-s", "--color-jitter changes brightness, contrast and saturation."),
     ("ul", "hsv-v", "--color-jitter changes brightness, contrast and saturation."),
-    ("ul", "mosaic", "Mixing is --mixup and --cutmix."),
-    ("ul", "copy-paste", "Mixing is --mixup and --cutmix."),
+    ("ul", "mosaic", _PLACED),
+    ("ul", "copy-paste", _PLACED),
     ("fastai", "batch-tfms", _AUGMENT),
     # Fine-tuning and distillation
     ("timm", "teacher-path", "--teacher"),

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 try:
     import simplejpeg
@@ -22,6 +21,7 @@ except ImportError:  # the extra `fast`; Pillow gives the same pixels at two thi
     simplejpeg = None
 
 from vitrail.data.multiband import Bands, read_band_header, read_bands
+from vitrail.data.orientation import SIDEWAYS, UPRIGHT, jpeg_orientation, orientation, upright
 from vitrail.data.pixels import BIT_DEPTHS, bits_of, fit, to_float32, to_pil
 from vitrail.data.pixels import Pixels as Pixels
 from vitrail.data.pixels import UnreadableImage as UnreadableImage
@@ -56,35 +56,21 @@ _FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().
 EXTENSIONS = frozenset(_FORMAT_OF)
 THUMBNAIL = 16  # side
 
-_JPEG, _SCAN = b"\xff\xd8", b"\xda"  # JPEG markers: start of image, start of scan
+_JPEG = b"\xff\xd8"  # start of a file
 
-_TRANSPOSES = {  # by EXIF orientation
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_SIDEWAYS = {
-    Image.Transpose.TRANSPOSE,
-    Image.Transpose.ROTATE_270,
-    Image.Transpose.TRANSVERSE,
-    Image.Transpose.ROTATE_90,
-}
 _PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """The size (upright), channels and bit depth of an image."""
+    """The size (upright), channels, bit depth and EXIF orientation of an image."""
 
     h: int
     w: int
     grey: bool  # grayscale
     bands: int = 0  # of a multi-band image, else 0
     bits: int = 8  # bit depth: 8, 16, or 32 for floats
+    turn: int = UPRIGHT  # EXIF orientation of the stored pixels
 
     @property
     def kind(self) -> str:
@@ -130,16 +116,14 @@ def picture_pixels(
     grey, factor = _is_grey(image), _reduction(*image.size, min_side)
     small = factor > 1 and image.draft(None, (image.width // factor, image.height // factor))
     image.load()
-    turn = _orientation(image)
+    turn = orientation(image)
     deep = _bits(image) > 8
     image = _plain(image, grey, alpha=channels == 4)
     if factor > 1 and not small and not deep:
         image = image.reduce(factor)
     if channels in (1, 3) and image.mode in ("L", "RGB"):
         image = image.convert("L" if channels == 1 else "RGB")
-    if turn is not None:
-        image = image.transpose(turn)
-    pixels = np.array(image)
+    pixels = np.array(upright(image, turn))
     return fit(pixels if pixels.ndim == 3 else pixels[:, :, None], channels, bits)
 
 
@@ -156,13 +140,14 @@ def inspect_image(source: str | Path | bytes) -> ImageFacts:
         if isinstance(image, Bands):
             return facts_of(image.pixels)
         grey = _is_grey(image)
-        full = image.size
+        full, rotated = image.size, image.format == "TIFF"  # Pillow rotates TIFF files on loading
+        turn = orientation(image) if rotated else UPRIGHT
         drafted = image.draft("L", (1, 1)) is not None
         image.load()
-        w, h = full if drafted else image.size  # Pillow rotates TIFF files on loading
-        if _orientation(image) in _SIDEWAYS:
+        w, h = full if drafted else image.size
+        if not rotated and (turn := orientation(image)) in SIDEWAYS:
             h, w = w, h
-        return ImageFacts(h, w, grey, bits=_bits(image))
+        return ImageFacts(h, w, grey, bits=_bits(image), turn=turn)
 
 
 def facts_of(image: Pixels) -> ImageFacts:
@@ -182,12 +167,12 @@ def survey_image(source: str | Path | bytes) -> tuple[Survey, Pixels]:
         draft = image.draft("L", (2 * THUMBNAIL, 2 * THUMBNAIL))
         image.load()
         w, h = full if draft else image.size  # Pillow rotates TIFF files on loading
-        turn, grey, bits = _orientation(image), _is_grey(image), _bits(image)
+        turn, grey, bits = orientation(image), _is_grey(image), _bits(image)
         plain = _plain(image, grey)
         if bits > 8:
             plain = to_pil(np.array(plain)[:, :, None])
         small = thumbnail(plain, turn, draft[1] if draft else None)
-    if turn in _SIDEWAYS:
+    if turn in SIDEWAYS:
         h, w = w, h
     return Survey(h, w, kind, mode, digest, ImageFacts(h, w, grey, bits=bits).kind), small
 
@@ -206,12 +191,12 @@ def survey_pixels(image: Pixels, format: str = "", digest: bytes | None = None) 
 
 def thumbnail(
     image: Image.Image,
-    turn: Image.Transpose | None = None,
+    turn: int = UPRIGHT,
     box: tuple[float, float, float, float] | None = None,
 ) -> Pixels:
     """A small square grayscale version of an image in mode L or RGB, or of a box in it, turned upright."""
     small = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, box).convert("L")
-    return np.array(small if turn is None else small.transpose(turn))
+    return np.array(upright(small, turn))
 
 
 def image_format(source: str | Path | bytes) -> str | None:
@@ -319,7 +304,7 @@ def _decode_jpeg(source: str | Path | bytes, min_side: int | None) -> Pixels | N
         if not content.startswith(_JPEG):
             return None
         h, w, colours, _ = simplejpeg.decode_jpeg_header(content)
-        turn = _jpeg_orientation(content)
+        turn = jpeg_orientation(content)
         if colours not in ("Gray", "YCbCr", "RGB") or turn == "unknown" or h * w > (Image.MAX_IMAGE_PIXELS or math.inf):
             return None
         factor = _reduction(w, h, min_side)
@@ -328,10 +313,10 @@ def _decode_jpeg(source: str | Path | bytes, min_side: int | None) -> Pixels | N
         )
     except (OSError, ValueError):  # damaged or unusual: Pillow reads or reports it
         return None
-    if turn is None:
+    if turn == UPRIGHT:
         return pixels
-    upright = np.array(Image.fromarray(pixels[:, :, 0] if colours == "Gray" else pixels).transpose(turn))
-    return upright if upright.ndim == 3 else upright[:, :, None]
+    turned = np.array(upright(Image.fromarray(pixels[:, :, 0] if colours == "Gray" else pixels), turn))
+    return turned if turned.ndim == 3 else turned[:, :, None]
 
 
 def _content_if_jpeg(path: Path) -> bytes:
@@ -341,37 +326,8 @@ def _content_if_jpeg(path: Path) -> bytes:
         return first + file.read() if first == _JPEG else first
 
 
-def _jpeg_orientation(content: bytes) -> Image.Transpose | Literal["unknown"] | None:
-    """The transpose that turns a JPEG upright, from its EXIF header; "unknown" if other metadata may define it."""
-    at = len(_JPEG)
-    while content[at : at + 1] == b"\xff" and content[at + 1 : at + 2] != _SCAN:
-        end = at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
-        segment = content[at + 4 : end]
-        if segment.startswith(b"Exif\0\0"):
-            exif = Image.Exif()
-            try:
-                exif.load(segment)
-                number = exif.get(ExifTags.Base.Orientation)
-            except Exception:  # as in `_orientation`
-                return "unknown"
-            if number is not None:
-                return _TRANSPOSES.get(number)
-        elif b"tiff:Orientation" in segment:  # XMP, which Pillow reads if EXIF has no orientation
-            return "unknown"
-        at = end
-    return None if content[at + 1 : at + 2] == _SCAN else "unknown"
-
-
 def _is_grey(image: Image.Image) -> bool:
     return image.mode in ("1", "L", "LA", "La", "I", "F") or image.mode.startswith("I;16")
-
-
-def _orientation(image: Image.Image) -> Image.Transpose | None:
-    """The transpose that turns a loaded image upright, from its EXIF data."""
-    try:
-        return _TRANSPOSES.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # ignore broken EXIF data: the pixels are still good
-        return None
 
 
 def _bits(image: Image.Image) -> int:

@@ -32,7 +32,8 @@ _STEP = 1024  # images submitted to the threads at a time, to limit memory
 _ROWS = 500  # keys per query
 _SECONDS = 5  # to wait for another writer
 _FIELDS = [field.name for field in fields(ImageFacts)]
-_TABLE = f"CREATE TABLE IF NOT EXISTS facts (key BLOB PRIMARY KEY, {', '.join(_FIELDS)}, checksum) WITHOUT ROWID"
+_NAME = f"facts_{'_'.join(_FIELDS)}"
+_TABLE = f"CREATE TABLE IF NOT EXISTS {_NAME} (key BLOB PRIMARY KEY, {', '.join(_FIELDS)}, checksum) WITHOUT ROWID"
 
 
 def verify(
@@ -109,9 +110,9 @@ def _recall(keys: Iterable[bytes]) -> dict[bytes, ImageFacts]:
             for at in range(0, len(ordered), _ROWS):
                 some = ordered[at : at + _ROWS]
                 marks = ", ".join("?" * len(some))
-                for key, *values, checksum in memory.execute(f"SELECT * FROM facts WHERE key IN ({marks})", some):
-                    h, w, grey, bands, bits = values
-                    facts = ImageFacts(h, w, bool(grey), bands, bits)
+                for key, *values, checksum in memory.execute(f"SELECT * FROM {_NAME} WHERE key IN ({marks})", some):
+                    h, w, grey, *others = values
+                    facts = ImageFacts(h, w, bool(grey), *others)
                     if checksum == _checksum(key, facts):
                         known[key] = facts
     except Exception:
@@ -131,7 +132,7 @@ def _remember(learnt: Mapping[bytes, ImageFacts]) -> None:
     try:
         with closing(_open()) as memory, memory:
             memory.execute(_TABLE)
-            memory.executemany(f"INSERT OR REPLACE INTO facts VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            memory.executemany(f"INSERT OR REPLACE INTO {_NAME} VALUES ({', '.join('?' * len(rows[0]))})", rows)
     except sqlite3.OperationalError:
         pass  # locked, full or read-only
     except sqlite3.DatabaseError:

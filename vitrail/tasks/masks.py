@@ -48,8 +48,8 @@ class Mask(Protocol):
     def labels(self) -> NDArray[np.int16]:
         """The class of every pixel, (H, W); -1 where there is none."""
 
-    def renumbered(self, numbers: Numbers) -> Mask:
-        """The mask with class k as `numbers[k]`."""
+    def renumbered(self, numbers: Numbers, classes: int) -> Mask:
+        """The mask with class k as `numbers[k]` of `classes`."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ class Masks(Annotated):
         return np.where(has, rare, len(self.classes)).argmin(axis=1).astype(np.int64)
 
     def reorder(self, targets: Targets, classes: Sequence[str]) -> Targets:
+        if self.classes == tuple(classes):
+            return targets
         numbers = np.array([classes.index(name) for name in self.classes], np.int64)
-        return (
-            targets if self.classes == tuple(classes) else object_array([mask.renumbered(numbers) for mask in targets])
-        )
+        return object_array([mask.renumbered(numbers, len(classes)) for mask in targets])
 
     def describe(self, targets: Targets) -> Iterator[tuple[str, tuple[str, ...]]]:
         for has in self._has(targets):

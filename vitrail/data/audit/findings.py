@@ -42,6 +42,11 @@ KINDS = {
     "box_border": ("boxes that extend beyond the image", "Training cuts them off at the border."),
     "box_twice": ("boxes listed twice", "Training counts them once. Remove one of each."),
     "box_rare": ("classes with few boxes", "They are hardly learned. Add images that have them."),
+    "turned": (
+        "images with an EXIF orientation",
+        "Their masks or boxes are taken as drawn on the image as displayed. If they lie on the stored pixels, remove "
+        "the EXIF orientation; otherwise save the images upright.",
+    ),
     "duplicate": ("identical files", "A random split may put copies on both sides."),
     "near": ("near-duplicates", "Each with its most similar image. A random split may separate them."),
     "empty": ("masks with one class only", "They are learnt from as they are. Look whether something was forgotten."),

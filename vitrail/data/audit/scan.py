@@ -40,7 +40,9 @@ def scan(
             return annotated.name, f"{path}/", *_listed(annotated), False
     if not is_object(source) and path.is_dir() and not columns and not built_in and folder_kind(path) == "classes":
         return path.resolve().name, f"{path}/", *_walk(path), True
-    found = open_source(source, data_dir, image_column, label_column, kind, verify=False, image_dir=image_dir)
+    found = open_source(
+        source, data_dir, image_column, label_column, kind, verify=False, image_dir=image_dir, mask_values=mask_values
+    )
     found = with_captions(found, kind)
     items, findings = _listed(found)
     return found.name, f"{path.parent}/" if path.is_file() else "", items, findings, found.task.single

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.boxes.coco import coco_files, read_coco
+from vitrail.data.boxes.coco import read_coco
 from vitrail.data.boxes.instances import read_instances
 from vitrail.data.boxes.marked import Marked, summary, tidied
 from vitrail.data.boxes.voc import is_voc, read_voc
 from vitrail.data.boxes.yolo import read_yolo, yolo_file
+from vitrail.data.coco import coco_files
 from vitrail.data.dataset import Array, Found, Problem, Targets
+from vitrail.data.displayed import as_displayed
 from vitrail.data.folder import from_paths
 from vitrail.data.images import ImageFacts
 from vitrail.data.verify import verify_files
@@ -73,13 +75,15 @@ def from_marked(name: str, marked: Sequence[Marked], source: object) -> Found:
         listed[split] = object_array(own), object_array([targets[path] for path in own])
     if text := summary(problems, sum(len(image.objects) for image in marked), source):
         log.warning("Boxes of %s: %s. `vitrail check` lists them.", source, text)
+    drawn = [(image, facts[image.image]) for image in marked if image.objects and image.image in facts]
+    turned = as_displayed([(image.image, fact, image.sized) for image, fact in drawn], "boxes", source)
     task = Boxes(classes)
     found = from_paths(name, task, listed)
     counts = task.objects(np.concatenate([part[1] for part in found.parts.values()]))
     rare = [
         Problem("box_rare", f"'{classes[k]}' has {counts[k]} boxes", str(source)) for k in np.flatnonzero(counts < RARE)
     ]
-    return replace(found, problems=(*problems, *rare))
+    return replace(found, problems=(*problems, *rare, *turned))
 
 
 def first_double(marked: Sequence[Marked]) -> Marked | None:

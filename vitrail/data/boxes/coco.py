@@ -1,44 +1,17 @@
-"""COCO JSON: `images`, `annotations` with boxes as x, y, width, height in pixels, and `categories`.
-
-A single file, or one per split: `annotations/instances_train2017.json` with images in `train2017/` or
-`images/train2017/`, or `train/_annotations.coco.json` next to the images, as Roboflow exports it.
-"""
+"""COCO JSON: `images`, `annotations` with boxes as x, y, width, height in pixels, and `categories`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.boxes.marked import Marked, Object, number
-from vitrail.data.folder import SPLITS
+from vitrail.data.coco import image_of
 from vitrail.errors import UserError, shortlist, shown
-from vitrail.files import ANNOTATIONS, open_regular, read_json, reading
+from vitrail.files import ANNOTATIONS, read_json, reading
 
 _KEYS = ("images", "annotations", "categories")
-
-
-def coco_files(path: Path) -> dict[str, Path]:
-    """The annotation file of each split; empty if there is none."""
-    if path.is_file():
-        return {"train": path} if path.suffix.lower() == ".json" and is_coco(path) else {}
-    files = [*path.glob("*.json"), *path.glob("annotations/*.json"), *path.glob("*/_annotations.coco.json")]
-    found: dict[str, Path] = {}
-    for file in sorted(file for file in files if is_coco(file)):
-        words = re.findall("[a-z]+", (file.parent.name if file.name.startswith("_") else file.stem).lower())
-        split = next((SPLITS[word] for word in words if word in SPLITS), "train")
-        if split in found:
-            raise UserError(f"{path} has two {split} annotations, {found[split].name} and {file.name}. Remove one.")
-        found[split] = file
-    return found
-
-
-def is_coco(file: Path) -> bool:
-    """Whether a JSON file begins with the keys of COCO's objects."""
-    with reading(file, "a JSON file"), open_regular(file) as opened:
-        start = opened.read(2**16)
-    return b'"images"' in start or b'"annotations"' in start or b'"categories"' in start
 
 
 def read_coco(files: Mapping[str, Path]) -> Iterator[Marked]:
@@ -78,23 +51,10 @@ def _read(document: Any, file: Path, split: str) -> Iterator[Marked]:
         size = None
         if each.get("height") and each.get("width"):
             size = int(number(each["height"], "'height'", str(file))), int(number(each["width"], "'width'", str(file)))
-        yield Marked(_image(file, name, split), split, by_image[each["id"]], f"{file}, image {each['id']}", size)
+        yield Marked(image_of(file, name, split), split, by_image[each["id"]], f"{file}, image {each['id']}", size)
 
 
 def _field(entry: Any, key: str, file: Path) -> Any:
     if not isinstance(entry, dict) or key not in entry:
         raise UserError(f"{file}: an entry has no '{key}': {shown(entry)}.")
     return entry[key]
-
-
-def _image(file: Path, name: str, split: str) -> Path:
-    """The image of an entry: next to the file, or in the folders that people use."""
-    words = re.findall(r"\w+", file.stem.removeprefix("instances_"))
-    roots = (file.parent, file.parent.parent)
-    places = [place for root in roots for place in (root, root / "images", *(root / word for word in words))]
-    places += [root / "images" / word for root in roots for word in (*words, split)] + [root / split for root in roots]
-    for place in places:
-        for asked in (Path(name), Path(Path(name).name)):
-            if (place / asked).is_file():
-                return place / asked
-    return file.parent / name  # reading it will give the reason

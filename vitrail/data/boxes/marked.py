@@ -47,6 +47,11 @@ class Marked:
     size: tuple[int, int] | None = None  # height and width that the annotation states
     shares: bool = False  # boxes are shares of the image's sides, not pixels
 
+    @property
+    def sized(self) -> bool:
+        """Whether the annotation states the size of its image."""
+        return self.size is not None and 0 not in self.size
+
 
 def number(value: Any, what: str, where: str) -> float:
     """A number of an annotation: a coordinate, a size or a class."""
@@ -104,7 +109,7 @@ def _tidy(
 
 
 def _check_size(image: Marked, fact: ImageFacts) -> None:
-    if image.size is None or image.size == (fact.h, fact.w) or 0 in image.size or not image.objects:
+    if image.size is None or not image.sized or image.size == (fact.h, fact.w) or not image.objects:
         return
     h, w = image.size
     if image.size == (fact.w, fact.h):

@@ -15,7 +15,7 @@ Splits may be folders inside or outside of those of images and masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -145,17 +145,21 @@ def matched(
             missing.append(path.name)
         else:
             pairs.append((path, MaskFile(mask)))
-    if len(missing) > _MOST_MISSING * len(pictures):
-        raise UserError(
-            f"{len(missing)} of {len(pictures)} images in {images} have no mask in {masks}, such as {missing[0]}: a "
-            f"mask has the name of its image, or a suffix ({', '.join(SUFFIXES[:4])}, …)."
-        )
-    if missing:
-        log.warning("%d images of %s have no mask and are left out: %s.", len(missing), images, shortlist(missing, 5))
+    rule = f"a mask has the name of its image, or a suffix ({', '.join(SUFFIXES[:4])}, …)"
+    _leave_out(missing, len(pictures), images, f"mask in {masks}", rule)
     unused = len({*found.values()} - {mask.path for _, mask in pairs if isinstance(mask, MaskFile)})
     if unused:
         log.warning("%d masks in %s belong to no image and are ignored.", unused, masks)
     return pairs
+
+
+def _leave_out(missing: Sequence[str], count: int, images: Path, what: str, rule: str) -> None:
+    """Warns of images without an annotation; raises UserError if they are more than half."""
+    if len(missing) > _MOST_MISSING * count:
+        raise UserError(f"{len(missing)} of {count} images in {images} have no {what}, such as {missing[0]}: {rule}.")
+    if missing:
+        names = shortlist(missing, 5)
+        log.warning("%d of %d images in %s have no %s and are left out: %s.", len(missing), count, images, what, names)
 
 
 def _stem(name: str) -> str:
@@ -277,4 +281,8 @@ def _labelme(root: Path) -> Pictures | None:
     if not all(labelme_folder(folder) for folder in folders.values()):
         return None
     parts, layout = labelme(folders)
+    for split, folder in folders.items():
+        images = {child.name for child in folder.iterdir() if is_image(child)}
+        missing = sorted(images - {path.name for path, _ in parts[split]})
+        _leave_out(missing, len(images), folder, "JSON file", "LabelMe's x.json belongs to x.jpg beside it")
     return Pictures(parts, layout)

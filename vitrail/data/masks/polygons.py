@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import files
+from vitrail.data.coco import image_of
 from vitrail.data.folder import is_image
 from vitrail.data.masks.raw import DrawnMask, RawMask, Ring, Shape
 from vitrail.data.masks.values import Layout
@@ -89,14 +90,14 @@ def _labelme_pair(file: Path, document: Any, values: Mapping[str, int]) -> tuple
 # COCO -------------------------------------------------------------------------------------------------------
 
 
-def coco(file: Path, images: Path) -> tuple[Pairs, Layout]:
-    """The images of a COCO JSON file with their polygons and run lengths; category ids may have holes."""
+def coco(file: Path, split: str) -> tuple[Pairs, Layout]:
+    """The images of a COCO JSON file of a split with their polygons and run lengths; category ids may have holes."""
     document = read_json(file)
     with files.reading(file, "a COCO file"):
-        return _coco(file, document, images)
+        return _coco(file, document, split)
 
 
-def _coco(file: Path, document: dict[str, Any], images: Path) -> tuple[Pairs, Layout]:
+def _coco(file: Path, document: dict[str, Any], split: str) -> tuple[Pairs, Layout]:
     missing = [key for key in ("images", "annotations", "categories") if key not in document]
     if missing:
         raise UserError(f"{file} is not a COCO file: it has no '{missing[0]}'.")
@@ -114,9 +115,12 @@ def _coco(file: Path, document: dict[str, Any], images: Path) -> tuple[Pairs, La
         shapes.setdefault(int(each["image_id"]), []).append(_coco_shape(file, each, value))
     pairs: Pairs = []
     for image in document["images"]:
-        path = next((p for p in (images / image["file_name"], file.parent / image["file_name"]) if p.is_file()), None)
-        if path is None:
-            raise UserError(f"{file} lists {image['file_name']}, which is not in {images}. Give the images' folder.")
+        path = image_of(file, str(image["file_name"]), split)
+        if not path.is_file():
+            raise UserError(
+                f"{file} lists {shown(image['file_name'])}, which does not exist. Put the images into 'images', or "
+                f"'{split}' for one split, next to the file or its folder."
+            )
         size = int(image["height"]), int(image["width"])
         pairs.append((path, DrawnMask(f"{file}: {path.name}", size, tuple(shapes.get(int(image["id"]), ())))))
     return pairs, Layout(dict(enumerate(names)), (), "COCO")

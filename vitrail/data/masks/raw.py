@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from vitrail.data.dataset import Store
-from vitrail.data.images import FORMATS, failures
+from vitrail.data.images import FORMATS, ImageFacts, failures
 from vitrail.data.npy import check_stored, declared
+from vitrail.data.orientation import UPRIGHT, upright_values
 from vitrail.data.pixels import UnreadableImage
 from vitrail.errors import shown
 from vitrail.files import open_regular
@@ -25,16 +26,6 @@ Values = NDArray[np.integer[Any]]
 _LONGEST_RUN = 60  # bits
 _FINE = 4  # how much polygons are enlarged to draw them
 COLOUR = 1 << 24  # added to 0xRRGGBB, so that colours differ from other values
-_ORIENTATION = 274  # EXIF tag
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 class RawMask(Protocol):
@@ -53,7 +44,7 @@ class MaskFile:
 
     path: Path
     colours: bool = False
-    turn: int = 1  # EXIF orientation of the image, which is read upright
+    turn: int = UPRIGHT  # EXIF orientation of the image, if the mask lies on its stored pixels
 
     @property
     def name(self) -> str:
@@ -61,12 +52,12 @@ class MaskFile:
 
     def values(self) -> Values:
         if self.path.suffix.lower() != ".npy":
-            return read_values(self.path, self.colours, self.turn)
+            return upright_values(read_values(self.path, self.colours), self.turn)
         with failures(), open_regular(self.path) as file:
             content, start = declared(file), file.tell()
             check_stored("it", content, file.seek(0, 2) - start)
             file.seek(0)
-            return _plane(np.load(file, allow_pickle=False))
+            return upright_values(_plane(np.load(file, allow_pickle=False)), self.turn)
 
     def __repr__(self) -> str:
         return f"{self.path.parent.name}/{self.path.name} {self.path.stat().st_size} {self.turn}"
@@ -74,23 +65,25 @@ class MaskFile:
 
 @dataclass(frozen=True, eq=False)
 class MaskCell:
-    """A picture in a row of a `Store`."""
+    """A picture in a row of a `Store`, the mask of an image with these facts."""
 
     store: Store
     row: int
+    image: ImageFacts | str  # or why it cannot be read
+    turn: int = UPRIGHT  # as of a MaskFile
 
     @property
     def name(self) -> str:
         return self.store.name(self.row)
 
     def values(self) -> Values:
-        return read_values(io.BytesIO(self.store.read(self.row)))
+        return upright_values(read_values(io.BytesIO(self.store.read(self.row))), self.turn)
 
     def __repr__(self) -> str:
-        return f"{self.name} {self.store.version()}"
+        return f"{self.name} {self.store.version()} {self.turn}"
 
 
-def read_values(source: Path | io.BytesIO, colours: bool = False, turn: int = 1) -> Values:
+def read_values(source: Path | io.BytesIO, colours: bool = False) -> Values:
     """The values of a picture; raises UnreadableImage."""
     with (
         failures(),
@@ -100,8 +93,6 @@ def read_values(source: Path | io.BytesIO, colours: bool = False, turn: int = 1)
         picture: Image.Image = file
         if file.format == "JPEG":
             raise UnreadableImage("a JPEG file, whose compression changes values: masks must be PNG files")
-        if turn in TURNS:
-            picture = picture.transpose(TURNS[turn])
         if colours and picture.mode in ("P", "PA"):
             picture = picture.convert("RGB")
         return _plane(np.asarray(picture))
@@ -129,12 +120,6 @@ def _plane(values: NDArray[Any]) -> Values:
     return values
 
 
-def orientation(path: Path) -> int:
-    """The EXIF orientation of an image file, 1 if it has none."""
-    with open_regular(path) as file, Image.open(file, formats=FORMATS) as picture:
-        return int(picture.getexif().get(_ORIENTATION, 1))
-
-
 Ring = tuple[float, ...]  # x, y, x, y, … in pixels
 
 
@@ -154,6 +139,7 @@ class DrawnMask:
     name: str
     size: tuple[int, int]
     shapes: tuple[Shape, ...]
+    turn: int = UPRIGHT  # as of a MaskFile
 
     def values(self) -> Values:
         with failures():
@@ -163,10 +149,10 @@ class DrawnMask:
                     mask[decode_runs(shape.runs, self.size)] = shape.value
                 if shape.rings:
                     mask[drawn(shape.rings, self.size)] = shape.value
-            return mask
+            return upright_values(mask, self.turn)
 
     def __repr__(self) -> str:
-        return f"{Path(self.name).name} {self.size} {self.shapes}"
+        return f"{Path(self.name).name} {self.size} {self.shapes} {self.turn}"
 
 
 def drawn(rings: Sequence[Ring], size: tuple[int, int]) -> NDArray[np.bool_]:

@@ -67,13 +67,13 @@ class Mask:
     raw: RawMask
     classes: Classes
     seen: Seen
-    numbers: tuple[int, ...] = ()  # of a model's classes, if it has another order
+    numbers: tuple[int, ...] = ()  # of a model's classes, if it has others
+    known: int = 0  # classes of that model
 
     @property
     def counts(self) -> Numbers:
         """The pixels of each class, (K,)."""
-        most = max(self.numbers) + 1 if self.numbers else len(self.classes.names)
-        found = np.zeros(most, np.int64)
+        found = np.zeros(self.known or len(self.classes.names), np.int64)
         for value, pixels in self.seen.pixels.items():
             k = self.classes.number(value)
             if k is not None and k != IGNORE:
@@ -99,9 +99,10 @@ class Mask:
         places = np.searchsorted(found, values).clip(max=max(len(found) - 1, 0))
         return np.asarray(known[places], np.int16)
 
-    def renumbered(self, numbers: Numbers) -> Mask:
-        """The mask with class k as `numbers[k]`; a model may have more classes."""
-        return replace(self, numbers=tuple(int(number) for number in numbers))
+    def renumbered(self, numbers: Numbers, classes: int) -> Mask:
+        """The mask with class k as `numbers[k]` of a model's `classes`."""
+        before = self.numbers or range(len(self.classes.names))
+        return replace(self, numbers=tuple(int(numbers[k]) for k in before), known=classes)
 
     def __repr__(self) -> str:
         return f"{self.raw!r} {sorted(self.seen.pixels.items())} {self.numbers}"
@@ -207,7 +208,7 @@ def _plain(pixels: Counter[int], seen: Sequence[Seen], source: object) -> Classe
             f"The masks of {source} have the values 0 and 255, and 255 usually means 'no label'. Name both: "
             "--mask-values 0=ground,255=object."
         )
-    if len(values) > _MANY or (len(values) > _SOME and _gapless(seen)):
+    if are_instances([{*each.pixels} for each in seen]):
         if _numbered(seen):
             raise UserError(
                 f"The masks of {source} have {len(values):,} values, {values[0]} to {values[-1]}, which look like one "
@@ -224,10 +225,12 @@ def _plain(pixels: Counter[int], seen: Sequence[Seen], source: object) -> Classe
     return Classes(names, table | ({WHITE: IGNORE} if WHITE not in named else {}))
 
 
-def _gapless(seen: Sequence[Seen]) -> bool:
-    """Whether each mask has the values 1 to n, for an n of its own: classes would leave gaps."""
-    present = [sorted(each.pixels.keys() - {0}) for each in seen]
-    return all(values == list(range(1, len(values) + 1)) for values in present) and len({*map(len, present)}) > 2
+def are_instances(masks: Sequence[set[int]]) -> bool:
+    """Whether the values of masks are too many for classes, or some and 1 to n in each mask: classes leave gaps."""
+    values: set[int] = set().union(*masks)
+    present = [sorted(each - {0}) for each in masks]
+    gapless = all(each == list(range(1, len(each) + 1)) for each in present) and len({*map(len, present)}) > 2
+    return len(values) > _MANY or (len(values) > _SOME and gapless)
 
 
 def _numbered(seen: Sequence[Seen]) -> bool:
