@@ -20,7 +20,7 @@ from typing import BinaryIO
 from vitrail.data.download import cache_folder
 from vitrail.data.shards.fetch import fetch
 from vitrail.errors import UserError
-from vitrail.files import atomic_write, open_regular
+from vitrail.files import atomic_write, open_regular, open_to_append
 
 try:
     import fcntl
@@ -88,7 +88,7 @@ class RemoteFile:
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     """Holds a lock file; the system frees it when the process ends, however it ends."""
-    with path.open("a") as file:
+    with open_to_append(path) as file:
         if fcntl is not None:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
