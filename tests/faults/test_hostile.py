@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from segmented import folder
 from tensorboardX.record_writer import RecordWriter
 
 import vitrail
@@ -226,6 +227,16 @@ def test_class_names_that_are_not_text(tmp_path):
             Image.new("RGB", (4, 4)).save(os.fsdecode(folder) + f"/{i}.png")
     with pytest.raises(UserError, match=r"is not valid UTF-8 text\. Rename it"):
         open_data(str(tmp_path))
+
+
+def test_file_names_that_are_not_text(tmp_path):
+    bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    bad.mkdir()
+    assert open_data(str(shard(bad))).fingerprint()
+    masks = folder(tmp_path / "masks", 4, 2)
+    for kind in ("images", "masks"):
+        (masks / kind / "train" / "0.png").rename(masks / kind / "train" / f"{bad.name}.png")
+    assert open_data(str(masks)).fingerprint()
 
 
 # Settings and cards

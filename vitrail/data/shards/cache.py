@@ -48,8 +48,8 @@ class RemoteFile:
     @property
     def path(self) -> Path:
         """The place in the cache."""
-        key = hashlib.blake2b(f"{self.address} {self.version}".encode(), digest_size=16).hexdigest()
-        return cache_folder() / "remote" / f"{key}-{self.size}"
+        text = f"{self.address} {self.version}".encode(errors="surrogateescape")
+        return cache_folder() / "remote" / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}-{self.size}"
 
     def open(self) -> BinaryIO:
         """The file, from the cache or downloaded to it."""
