@@ -35,6 +35,14 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.txt", other.name])
 
 
+def test_a_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / f".a.txt.{os.getpid()}.tmp").symlink_to(victim)
+    write_text(tmp_path / "a.txt", "new")
+    assert ((tmp_path / "a.txt").read_text(), victim.read_text()) == ("new", "mine")
+
+
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     place = tmp_path / "runs" / "one"
     with pytest.raises(UnicodeEncodeError), atomic_folder(place) as folder:

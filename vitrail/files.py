@@ -10,6 +10,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -137,7 +138,7 @@ def _temporary(path: Path, end: str = "tmp") -> Path:
     """A name in the same folder that only this process uses, once what killed processes left there is removed."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.{end}"):
         owner = left.name.split(".")[-2]
-        if owner.isdecimal() and not _is_running(int(owner)):
+        if left.is_symlink() or (owner.isdecimal() and not _is_running(int(owner))):  # a link is nobody's
             _remove(left)
     return path.with_name(f".{path.name}.{os.getpid()}.{end}")
 
@@ -171,6 +172,24 @@ def free_name(folder: Path, name: str) -> str:
     return free
 
 
+def open_to_append(path: Path) -> TextIOWrapper:
+    """Opens a regular UTF-8 file, which need not exist, for reading and appending.
+
+    A link in a folder that came from elsewhere may lead to any file of the user: it raises UserError.
+    """
+    try:
+        return open(path, "a+", encoding="utf-8", errors="backslashreplace", opener=_not_followed)
+    except OSError as error:
+        if not os.path.lexists(path) or (path.is_file() and not path.is_symlink()):
+            raise
+        what = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "a FIFO or a device"
+        raise UserError(f"{path} must be a regular file, but it is {what}. Delete it.") from error
+
+
+def _not_followed(path: str, flags: int) -> int:
+    return _regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
+
+
 # Locking
 
 
@@ -184,7 +203,7 @@ def locked(folder: Path, what: str = "training", way_out: str = "choose another 
     if place in _held:
         raise UserError(f"This process is already {what} {folder}.")
     try:
-        file = (folder / LOCK_FILE).open("a+", encoding="utf-8")
+        file = open_to_append(folder / LOCK_FILE)
     except OSError as error:
         raise UserError(f"{folder} cannot be written to: {error.strerror}. Copy it to a folder of yours.") from error
     with file:
@@ -215,17 +234,17 @@ def locked(folder: Path, what: str = "training", way_out: str = "choose another 
 def open_regular(path: str | Path) -> BinaryIO:
     """Opens a regular file for reading. A FIFO would wait for a writer for ever, and a device may have no end."""
     try:
-        file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  # Path has no opener; the caller closes
+        return open(path, "rb", opener=_regular)
     except IsADirectoryError:
         raise IsADirectoryError(errno.EISDIR, "a folder", str(path)) from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return file
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+def _regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
 
 
 def read_bytes(path: str | Path, most: int = _MOST) -> bytes:

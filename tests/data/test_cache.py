@@ -161,6 +161,15 @@ def test_a_damaged_cache_is_made_anew(tmp_path, place, crops):
         assert same(before, epoch(once(split, SMALL, crops, 1), SMALL, crop_scale))
 
 
+@pytest.mark.parametrize("crops", [False, True])
+def test_a_cache_that_becomes_shorter_in_use(tmp_path, place, crops):
+    kept = once(files(tmp_path / "files"), SMALL, crops, 1)
+    (file,) = place.glob("*/pixels")
+    os.truncate(file, 100)
+    with pytest.raises(UserError, match=r"pixels has become shorter while it was in use\. Run the command again"):
+        epoch(kept, SMALL, 0.3 if crops else 1.0)
+
+
 # The budget, and the lack of room
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from segmented import folder
 from tensorboardX.record_writer import RecordWriter
 
 import vitrail
@@ -228,6 +229,16 @@ def test_class_names_that_are_not_text(tmp_path):
         open_data(str(tmp_path))
 
 
+def test_file_names_that_are_not_text(tmp_path):
+    bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    bad.mkdir()
+    assert open_data(str(shard(bad))).fingerprint()
+    masks = folder(tmp_path / "masks", 4, 2)
+    for kind in ("images", "masks"):
+        (masks / kind / "train" / "0.png").rename(masks / kind / "train" / f"{bad.name}.png")
+    assert open_data(str(masks)).fingerprint()
+
+
 # Settings and cards
 
 
@@ -332,6 +343,24 @@ def test_files_in_the_place_of_folders(trained, tmp_path, caplog):
     (run / "tensorboard").touch()
     vitrail.train(resume=run)
     assert any("TensorBoard's events cannot be written" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("name", [".lock", "train.log"])
+def test_links_and_fifos_in_the_place_of_files_that_are_written(trained, tmp_path, name):
+    run, victim = shutil.copytree(trained, tmp_path / "run"), tmp_path / "victim"
+    victim.write_text("mine")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(victim)
+    with pytest.raises(UserError, match=rf"{name} must be a regular file, but it is a symbolic link\. Delete it"):
+        vitrail.train(resume=run)
+    assert victim.read_text() == "mine"
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    with pytest.raises(UserError, match=rf"{name} must be a regular file, but it is a FIFO or a device\. Delete it"):
+        vitrail.train(resume=run)
+    (run / name).unlink()
+    vitrail.train(resume=run)
+    assert (run / name).stat().st_mode & 0o111 == 0  # as of any other file
 
 
 def test_a_disk_that_is_full_for_the_events_of_tensorboard(tmp_path, tiny, monkeypatch, caplog):

@@ -6,6 +6,7 @@ import csv
 import html
 import json
 import math
+import os
 import re
 import shlex
 import shutil
@@ -113,6 +114,19 @@ def test_pictures_are_reconstructions_where_there_are_some_and_attention(page, d
     assert "predicts for masked parts" not in text_of(dino_page)
     for each in (page, dino_page):
         assert each.read_text().count('alt="attention rollout"') == 8
+
+
+@pytest.mark.parametrize(("damage", "reason"), [("fifo", "not a regular file"), ("eps", "not an image")])
+def test_a_damaged_reconstruction_is_left_out(pretrained, tmp_path, caplog, damage, reason):
+    run = shutil.copytree(pretrained, tmp_path / "run")
+    file = run / "reconstruction.png"
+    file.unlink()
+    if damage == "fifo":
+        os.mkfifo(file)
+    else:
+        Image.new("RGB", (4, 4)).save(file, "EPS")
+    assert "predicted for the masked parts" not in text_of(vitrail.report(run))
+    assert any(f"reconstruction.png is left out of the report: {reason}" in message for message in caplog.messages)
 
 
 def test_a_model_without_attention_has_a_page_too(tmp_path):

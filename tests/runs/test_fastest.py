@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from dataclasses import replace
 
@@ -145,6 +146,15 @@ def test_a_remembered_engine_must_still_be_safe(cache, run, monkeypatch):
 def test_a_damaged_cache_is_replaced(cache, run, content):
     cache.parent.mkdir()
     cache.write_bytes(content.encode("latin-1"))
+    name, _ = run()
+    (result,) = json.loads(cache.read_text()).values()
+    assert result["engine"] == name
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_fifo_in_the_place_of_the_cache_is_replaced(cache, run):
+    cache.parent.mkdir()
+    os.mkfifo(cache)
     name, _ = run()
     (result,) = json.loads(cache.read_text()).values()
     assert result["engine"] == name

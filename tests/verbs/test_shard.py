@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -223,6 +224,15 @@ def test_annotations_in_shards_are_checked(tmp_path):
     (tmp_path / "out" / "shards.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="its targets are not those of detection"):
         open_data(tmp_path / "out")
+
+
+def test_an_index_that_becomes_shorter_in_use(tmp_path):
+    vitrail.shard(photos(tmp_path / "photos"), tmp_path / "out")
+    split = open_data(tmp_path / "out").splits["train"]
+    os.truncate(tmp_path / "out" / "train.index.npy", 0)
+    for read in (split.image, split.name):
+        with pytest.raises(UserError, match=r"train\.index\.npy has become shorter while it was in use"):
+            read(3)
 
 
 def test_the_command_prints_what_it_wrote(tmp_path, vitrail_says):

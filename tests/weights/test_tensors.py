@@ -92,6 +92,22 @@ def test_other_content(tmp_path, suffix, content):
         load(path, CONFIG)
 
 
+@pytest.mark.parametrize("shape", [[0, 2**62, 4], [0, 2**64 - 1]])
+def test_shapes_that_no_tensor_can_have(tmp_path, shape):
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(UserError, match=r"m\.safetensors is corrupt or truncated"):
+        load(tmp_path / "m.safetensors", CONFIG)
+
+
+def test_two_tensors_of_the_same_name(tmp_path):
+    entry = '"a": {"dtype": "%s", "shape": [1], "data_offsets": [0, 4]}'
+    header = f"{{{entry % 'F32'}, {entry % 'I32'}}}".encode()
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(UserError, match="it has two entries named 'a'"):
+        load(tmp_path / "m.safetensors", CONFIG)
+
+
 class Code:
     """Makes a folder when it is unpickled."""
 

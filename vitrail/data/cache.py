@@ -48,7 +48,7 @@ class KeptSplit(DecodedSplit):
 
     def image(self, i: int) -> Pixels:
         start, h, w, c = self.table[i].tolist()
-        image: Pixels = self.pixels[start : start + h * w * c].reshape(h, w, c)
+        image: Pixels = self.stored()[start : start + h * w * c].reshape(h, w, c)
         return image
 
 
@@ -102,7 +102,7 @@ def _opened(folder: Path, split: Files, preprocess: Preprocess, crops: bool) -> 
     try:
         # Copy on write: torch needs writable arrays.
         with open_regular(folder / _PIXELS) as file:
-            pixels = np.asarray(np.memmap(file, dtype=np.uint8, mode="c"))
+            pixels = np.memmap(file, dtype=np.uint8, mode="c")
         if not crops:
             shape = len(split), preprocess.channels, *preprocess.img_size
             return ReadySplit(split, pixels.reshape(shape), preprocess)

@@ -339,7 +339,10 @@ def target_bytes(targets: Targets) -> bytes:
     """The content of targets, to hash; of an annotation that is no array, its `repr`."""
     if not annotated(targets):
         return targets.tobytes()
-    return b"\0".join(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode() for each in targets)
+    return b"\0".join(
+        each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode(errors="surrogateescape")  # file names
+        for each in targets
+    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 from vitrail.data.balance import balanced_order
 from vitrail.data.dataset import Array, ArraySplit, MappedSplit, Numbers, Split, annotated
 from vitrail.data.images import Pixels, UnreadableImage
+from vitrail.data.npy import check_mapped
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.tasks import Task
@@ -52,6 +53,10 @@ class DecodedSplit(Split):
 
     def image(self, i: int) -> Pixels:
         return self.split.image(i)
+
+    def stored(self) -> Pixels:
+        """The pixels, unless they are in a file that has become shorter."""
+        return np.asarray(check_mapped(self.pixels, "Run the command again: it renews the cache."))
 
     def name(self, i: int) -> str:
         return self.split.name(i)
@@ -190,7 +195,7 @@ def image_of(split: Split, i: int) -> Pixels:
 def _preprocessed(split: Split, preprocess: Preprocess) -> Callable[[Numbers], Pixels] | None:
     """A function from image numbers to pixels (N, C, h, w), if the split needs no further preprocessing."""
     if isinstance(split, ReadySplit) and split.preprocess == preprocess:
-        return split.pixels.__getitem__
+        return lambda numbers: split.stored()[numbers]
     if isinstance(split, ArraySplit | MappedSplit) and preprocess.keeps(split.pixels):
         return lambda numbers: split.take(numbers).transpose(0, 3, 1, 2).astype(preprocess.dtype, copy=False)
     return None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
+import mmap
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -52,10 +51,14 @@ def read_member(file: np.lib.npyio.NpzFile, name: str) -> NDArray[Any]:
     return np.asarray(file[name])
 
 
-def check_mapped(array: NDArray[Any]) -> NDArray[Any]:
-    """The array; raises UserError if its file has become shorter, because the system kills who reads beyond the end."""
-    if isinstance(array, np.memmap) and array.filename is not None:
-        with suppress(FileNotFoundError):  # a deleted file can still be read
-            if os.stat(array.filename).st_size < array.offset + array.nbytes:  # noqa: PTH116  # a str or a Path
-                raise UserError(f"{array.filename} has become shorter while it was in use. Restore it.")
+def check_mapped(array: NDArray[Any], way_out: str = "Restore it.") -> NDArray[Any]:
+    """The array; raises UserError if its file has become shorter, because the system kills who reads beyond the end.
+
+    The size is that of the open file, which may have been deleted, and the array may be a part of what is mapped.
+    """
+    mapped: mmap.mmap | None = getattr(array, "_mmap", None)
+    if isinstance(array, np.memmap) and mapped is not None:
+        start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
+        if mapped.size() < start + len(mapped):
+            raise UserError(f"{array.filename} has become shorter while it was in use. {way_out}")
     return array

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.data.dataset import Data, Split, choose
-from vitrail.data.pixels import Pixels, thumbnail
+from vitrail.data.images import failures
+from vitrail.data.pixels import Pixels, UnreadableImage, thumbnail
 from vitrail.errors import UserError
 from vitrail.explain import relevance, rollout
 from vitrail.explain.geometry import attends
 from vitrail.explain.relevance import signed
+from vitrail.files import open_regular
+from vitrail.progress import log
 from vitrail.report.facts import RunFacts
 from vitrail.report.images import Album, InlineImage, laid_over, overlay, read, seen
 from vitrail.report.tables import Cell, Line, Table
@@ -170,8 +173,12 @@ def views(facts: RunFacts, album: Album, workers: int) -> Views:
         return Views()
     drawn, file = None, facts.run.reconstruction_file
     if file.exists():
-        with Image.open(file) as sheet:
-            drawn = album.add(sheet.convert("RGB"), exact=file.stat().st_size < _EXACT)
+        try:
+            with failures(file), open_regular(file) as stream, Image.open(stream, formats=("PNG",)) as sheet:
+                picture = sheet.convert("RGB")
+            drawn = album.add(picture, exact=file.stat().st_size < _EXACT)
+        except UnreadableImage as error:
+            log.warning(f"{file} is left out of the report: {error}.")
     smooth = None if drawn is None else replace(drawn, few=False)  # it has text
     return Views(smooth, _attention(facts, album, workers))
 

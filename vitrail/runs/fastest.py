@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitrail.data.download import cache_folder
 from vitrail.device import hardware
 from vitrail.errors import UserError
-from vitrail.files import write_text
+from vitrail.files import read_text, write_text
 from vitrail.progress import log
 from vitrail.runs import EngineName
 from vitrail.runs.engine import PROGRAMS, Compute
@@ -136,7 +136,7 @@ def _key(about: str, images: Tensor) -> str:
 
 def _results() -> dict[str, object]:
     with suppress(OSError, ValueError, RecursionError):  # missing or damaged: measure again
-        results = json.loads((cache_folder() / "engines.json").read_text(encoding="utf-8"))
+        results = json.loads(read_text(cache_folder() / "engines.json"))
         if isinstance(results, dict):
             return results
     return {}

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from vitrail.charts.draw import save_charts
 from vitrail.config import Duration
 from vitrail.errors import UserError
-from vitrail.files import write_text
+from vitrail.files import open_to_append, write_text
 from vitrail.progress import LINE_EVERY, log
 from vitrail.runs.run import Run
 from vitrail.tasks import Task
@@ -33,6 +33,9 @@ _DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarte
 
 
 class _LogFile(logging.FileHandler):
+    def _open(self) -> io.TextIOWrapper:
+        return open_to_append(Path(self.baseFilename))
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Loses a line on a full disk, which the next checkpoint reports; the default prints a traceback."""
 
@@ -72,7 +75,7 @@ class Journal(Silence):
     def __init__(self, run: Path):
         self._run = Run(run)
         try:
-            self._file = _LogFile(self._run.log_file, encoding="utf-8", errors="backslashreplace")
+            self._file = _LogFile(self._run.log_file)
         except OSError as error:
             raise UserError(
                 f"{self._run.log_file} cannot be written: {error.strerror}. Check its permissions."

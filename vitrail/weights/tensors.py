@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 import warnings
 import zipfile
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor
 
 from vitrail.data.npy import check_stored, check_zip, declared
-from vitrail.errors import UserError, first_line
+from vitrail.errors import UserError, first_line, shown
+from vitrail.files import open_regular
 
 PICKLED = (".pth", ".pt", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *PICKLED, ".npz")
@@ -116,7 +118,7 @@ def _open_safetensors(path: Path) -> Tensors:
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 return file.get_tensor(name).clone()
-        except (safetensors.SafetensorError, OSError) as error:
+        except Exception as error:  # safetensors checks little of a header, and torch raises many types
             raise corrupt_file(path, error) from error
 
     try:
@@ -124,9 +126,21 @@ def _open_safetensors(path: Path) -> Tensors:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
             dtypes = {name: _dtype(part.get_dtype(), name, path) for name, part in slices.items()}
             shapes = {name: torch.empty(slices[name].get_shape(), dtype=dtypes[name], device="meta") for name in slices}
-    except (safetensors.SafetensorError, OSError) as error:
+        with open_regular(path) as stream:
+            json.loads(stream.read(int.from_bytes(stream.read(8), "little")), object_pairs_hook=_distinct)
+    except UserError:
+        raise
+    except Exception as error:
         raise corrupt_file(path, error) from error
     return Tensors(shapes, read)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a header; of equal names, which tensor is read would depend on the reader."""
+    names = [name for name, _ in pairs]
+    if len({*names}) < len(names):
+        raise ValueError(f"it has two entries named {shown(max(names, key=names.count))}")
+    return dict(pairs)
 
 
 def _open_pickled(path: Path, first: str) -> Tensors:

@@ -20,7 +20,7 @@ from typing import BinaryIO
 from vitrail.data.download import cache_folder
 from vitrail.data.shards.fetch import fetch
 from vitrail.errors import UserError
-from vitrail.files import atomic_write, open_regular
+from vitrail.files import atomic_write, open_regular, open_to_append
 
 try:
     import fcntl
@@ -48,8 +48,8 @@ class RemoteFile:
     @property
     def path(self) -> Path:
         """The place in the cache."""
-        key = hashlib.blake2b(f"{self.address} {self.version}".encode(), digest_size=16).hexdigest()
-        return cache_folder() / "remote" / f"{key}-{self.size}"
+        text = f"{self.address} {self.version}".encode(errors="surrogateescape")
+        return cache_folder() / "remote" / f"{hashlib.blake2b(text, digest_size=16).hexdigest()}-{self.size}"
 
     def open(self) -> BinaryIO:
         """The file, from the cache or downloaded to it."""
@@ -88,7 +88,7 @@ class RemoteFile:
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     """Holds a lock file; the system frees it when the process ends, however it ends."""
-    with path.open("a") as file:
+    with open_to_append(path) as file:
         if fcntl is not None:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)

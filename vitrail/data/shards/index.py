@@ -171,7 +171,7 @@ def _cache_entry(file: ShardFile, field: str) -> tuple[Path, str]:
         state = file.path.stat()
         place, version = str(file.path.resolve()), f"{state.st_size} {state.st_mtime_ns}"
     fields = [field.name for field in dataclasses.fields(ImageFacts)]
-    name = hashlib.blake2b(f"{place} {field}".encode(), digest_size=16).hexdigest()
+    name = hashlib.blake2b(f"{place} {field}".encode(errors="surrogateescape"), digest_size=16).hexdigest()
     return cache_folder() / "shards" / f"{name}.npz", f"{VERSION} {fields} {version}"
 
 

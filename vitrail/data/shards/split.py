@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vitrail.data.dataset import Array, Numbers, PackedSplit, Split, files_version
+from vitrail.data.npy import check_mapped
 from vitrail.data.pixels import UnreadableImage
 from vitrail.data.shards.cache import RemoteFile
 from vitrail.data.shards.files import LocalFile, ShardFile
@@ -70,6 +71,7 @@ class Shards:
         digest = hashlib.blake2b(rows.tobytes(), digest_size=16)
         for number in np.unique(self.shard_numbers(rows)).tolist():
             shard = self._shards[number]
+            check_mapped(shard.names)
             version = shard.file.version.encode()
             digest.update(version or np.column_stack([shard.offsets, shard.sizes]).tobytes() + shard.names.tobytes())
         return digest.hexdigest()
@@ -87,6 +89,7 @@ class Shards:
 
     def _locate(self, row: int) -> tuple[Shard, int]:
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        check_mapped(self._shards[number].names)
         return self._shards[number], row - int(self._starts[number])
 
 
