@@ -377,9 +377,12 @@ def test_a_folder_that_is_broken_is_a_user_error(tmp_path):
 
 
 def test_a_row_without_an_image_is_unreadable(tmp_path):
-    made = datasets.Dataset.from_dict({"image": [png(0), png(1), None], "label": [0, 1, 0]})
-    made.cast_column("image", datasets.Image()).save_to_disk(tmp_path)
-    with pytest.raises(UserError, match=r"train/2 \(empty file\)"):
-        open_data(tmp_path)
+    cells = [{"bytes": png(0), "path": None}, None, {"bytes": None, "path": None}, {"bytes": None, "path": "a\0b"}]
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    for order in (cells, cells[1:]):  # also without an image in the first row
+        table = pyarrow.table({"image": pyarrow.array(order, kind), "label": [0, 1, 0, 1][: len(order)]})
+        pyarrow.parquet.write_table(table, tmp_path / "set.parquet")
+        with pytest.raises(UserError, match=r"train/\d, \S+ \(empty file\); \S+ \(embedded null"):
+            open_data(tmp_path / "set.parquet")
     with pytest.raises(UnreadableImage):
         vitrail.data.read_image(b"")

@@ -227,12 +227,10 @@ def _usual(names: Sequence[str]) -> str | None:
 
 def _content(cell: Mapping[str, Any] | None) -> bytes:
     """The encoded image in a cell; empty if there is none."""
-    if cell is None:
-        return b""
-    if cell["bytes"] is not None:
-        content: bytes = cell["bytes"]
-        return content
-    with open_regular(cell["path"]) as file:
+    content, path = (None, None) if cell is None else (cell["bytes"], cell["path"])
+    if content is not None or path is None:
+        return content or b""
+    with open_regular(path) as file:
         return file.read()
 
 
@@ -252,6 +250,8 @@ class _Rows:
             return _content(self.rows[row][self.column])
         except OSError as error:
             raise UnreadableImage(str(error.strerror or error).lower()) from error
+        except ValueError as error:  # a path that no file can have
+            raise UnreadableImage(str(error)) from error
 
     def inspect(self, row: int) -> ImageFacts:
         return inspect_image(self.read(row))
@@ -265,7 +265,8 @@ class _Rows:
         return f"{self.title}/{row}"
 
     def version(self) -> str | None:
-        if self.rows[0][self.column]["bytes"] is None:
+        first = self.rows[0][self.column]
+        if first is None or first["bytes"] is None:
             return None  # the rows contain paths, and `datasets` does not track changes of those files
         return str(self.rows._fingerprint)
 
