@@ -195,6 +195,11 @@ def test_a_label_of_thirty_digits_is_a_name(tmp_path):
         open_data(str(shard(tmp_path, *images)))
 
 
+def test_a_name_in_a_shard_has_a_limit(tmp_path):
+    with pytest.raises(UserError, match=r"a\.tar has a file whose name is longer than 4,096 bytes: 'x.*Shorten it"):
+        open_data(str(shard(tmp_path, (tarfile.TarInfo("x" * 4093 + ".png"), b""))))
+
+
 def test_sparse_members_and_negative_sizes(tmp_path):
     path = shard(tmp_path)
     content = bytearray(path.read_bytes())
