@@ -23,7 +23,8 @@ from tensorboardX.record_writer import RecordWriter
 import vitrail
 from vitrail.config import TrainConfig, load_yaml
 from vitrail.data import open_data
-from vitrail.data.images import UnreadableImage, read_image
+from vitrail.data.images import UnreadableImage, inspect_image, read_image
+from vitrail.data.masks.raw import read_values
 from vitrail.errors import UserError
 from vitrail.runs.run import Run
 from vitrail.train.checkpoint import Checkpoints, load_checkpoint
@@ -123,6 +124,27 @@ def test_pictures_that_claim_more_than_fits(tmp_path):
     (tmp_path / "a.npy").write_bytes(header((10**6, 10**6, 3)) + bytes(100))
     with pytest.raises(UnreadableImage, match="more than it stores"):
         read_image(tmp_path / "a.npy")
+
+
+def sparse(path: Path, start: bytes, size: int = 2**30) -> Path:
+    """A file that takes no space on the disk, however large it is."""
+    path.write_bytes(start)
+    os.truncate(path, size)
+    return path
+
+
+@pytest.mark.parametrize("start", [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP"])
+def test_sparse_files_named_like_pictures(tmp_path, start):
+    path = sparse(tmp_path / "a.png", start)
+    for read in (read_image, inspect_image, read_values):
+        with pytest.raises(UnreadableImage, match=r"1,073,741,824 bytes, more than a picture has: .* --max-pixels \d+"):
+            read(path)
+
+
+@pytest.mark.parametrize("start", [b"", b"image,label\n"])
+def test_sparse_files_named_like_tables(tmp_path, start):
+    with pytest.raises(UserError, match=r"a\.csv has a line of more than 1,048,576 characters"):
+        open_data(str(sparse(tmp_path / "a.csv", start)))
 
 
 def test_fifos_named_like_images_and_data(tmp_path):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from vitrail.data.dataset import Store
 from vitrail.data.images import FORMATS, failures
 from vitrail.data.npy import check_stored, declared
-from vitrail.data.pixels import UnreadableImage
+from vitrail.data.pixels import UnreadableImage, check_length
 from vitrail.errors import shown
 from vitrail.files import open_regular
 
@@ -95,7 +95,7 @@ def read_values(source: Path | io.BytesIO, colours: bool = False, turn: int = 1)
     with (
         failures(),
         open_regular(source) if isinstance(source, Path) else source as stream,
-        Image.open(stream, formats=FORMATS) as file,
+        _opened(stream) as file,
     ):
         picture: Image.Image = file
         if file.format == "JPEG":
@@ -105,6 +105,11 @@ def read_values(source: Path | io.BytesIO, colours: bool = False, turn: int = 1)
         if colours and picture.mode in ("P", "PA"):
             picture = picture.convert("RGB")
         return _plane(np.asarray(picture))
+
+
+def _opened(stream: BinaryIO) -> Image.Image:
+    check_length(stream)
+    return Image.open(stream, formats=FORMATS)
 
 
 def _plane(values: NDArray[Any]) -> Values:
@@ -131,7 +136,7 @@ def _plane(values: NDArray[Any]) -> Values:
 
 def orientation(path: Path) -> int:
     """The EXIF orientation of an image file, 1 if it has none."""
-    with open_regular(path) as file, Image.open(file, formats=FORMATS) as picture:
+    with open_regular(path) as file, _opened(file) as picture:
         return int(picture.getexif().get(_ORIENTATION, 1))
 
 
