@@ -50,6 +50,10 @@ REFUSED = [
     "train digits --folds 1 --out new",
     "train digits --teacher nowhere.onnx --out new",
     "pretrain digits --device nonsense --out new",
+    "pretrain digits --decoder-depth 100000000 --out new",
+    "pretrain digits --decoder-depth 1000 --decoder-width 131072 --out new",
+    "pretrain digits --method dino --prototypes 9000000000 --out new",
+    "pretrain digits --method lejepa --head-width 131072 --projection 131072 --local-crops 1001 --out new",
     "study pooling digits --budget 1s --out new",
 ]
 

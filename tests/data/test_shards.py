@@ -187,6 +187,8 @@ def test_colour_in_one_image_makes_three_channels_of_all(tmp_path):
         ({"9.png": png(1), "9.txt": b"word " * 999}, r"too long for a label"),
         ({"9.png": png(1), "9.json": b"{"}, r"no field 'label'"),
         ({"9.png": png(1), "9.json": b'{"label": [1]}'}, r"neither an integer nor text"),
+        ({"9.png": png(1), "9.json": b'{"label": "\\ud800"}'}, r"its \.json is not UTF-8 text"),
+        ({"9.png": png(1), "9.json": b'{"label": "%s"}' % (b"x" * 1001)}, r"9\.png \(its label is longer than 1,000"),
         ({"9.png": png(1), "9.cls": b"\xff"}, r"its \.cls is not UTF-8 text"),
     ],
 )

@@ -13,6 +13,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.data import Data, FileSplit, open_data
+from vitrail.data.table import _read_parquet
 from vitrail.errors import UserError
 from vitrail.tasks import Multiclass
 
@@ -263,6 +264,29 @@ def test_parquet_is_read_like_text(folder):
     table.write_bytes(b"words")
     with pytest.raises(UserError, match=r"pets\.parquet"):
         open_data(table)
+
+
+@pytest.mark.parametrize("columns", [{"image": ["a.png"] * 10**6}, {"image": ["a.png"], "tags": [[0] * 10**6]}])
+def test_parquet_files_of_a_million_equal_values_are_not_read(folder, columns, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), folder / "pets.parquet")
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", None)
+    with pytest.raises(UserError, match=r"pets\.parquet .*: it has 1,000,0\d\d values in [\d,]+ bytes"):
+        open_data(folder / "pets.parquet")
+
+
+def test_large_parquet_files_of_names_that_compress_well_are_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = [f"train/{i:08}.png" for i in range(200_000)]
+    table = pyarrow.table({"image": names, "label": ["x"] * len(names)})
+    parquet.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    columns, rows = _read_parquet(tmp_path / "a.parquet")
+    assert columns == ["image", "label"]
+    assert [rows[1], rows[len(names)]] == [[names[0], "x"], [names[-1], "x"]]
 
 
 # From end to end

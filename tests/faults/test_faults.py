@@ -112,6 +112,7 @@ SCENARIOS = {
     "folds": Scenario([*TRAIN, "--folds", "2"], folds, "runs/run", 2, "^(?!.*fold1)", plain=True),
     "pretrain": Scenario(["pretrain", *TRAIN[1:], "--val-fraction", "0.25"], run, "runs/run", 1, plain=True),
     "report": Scenario(["report", "runs/done", "--out", "page.html"], page, "page.html", 1),
+    "predict": Scenario(["predict", "runs/done", "images", "--out", "a.csv"], digest, "a.csv", 1),
     "convert": Scenario(["convert", "runs/done", "out/a.safetensors"], digest, "out/a.safetensors", 2),
     "shard": Scenario(["shard", "images", "shards", "--shard-size", "5"], files, "shards", 3),
     "embed": Scenario(["embed", "runs/done", "images", "--out", "e.npz"], arrays, "e.npz", 2),
@@ -169,6 +170,21 @@ def test_a_fault_costs_nothing(name, fault, home, forks, undisturbed, tmp_path):
         failures += [f"{fault} {at}: left {left}"] * bool(left)
         shutil.rmtree(folder)
     assert not failures, "\n".join(failures)
+
+
+def test_sigterm_during_the_report_costs_the_report(home, forks, undisturbed, tmp_path):
+    whole, wanted = undisturbed("train")
+    for at in range(whole.changes - 1, 0, -1):  # backwards, to the last one before the report is there
+        folder = Path(shutil.copytree(home, tmp_path / f"{at}"))
+        trained = folder / "runs" / "run"
+        struck = forks(Case(TRAIN, str(folder), "term", at, environment=environment(folder)))
+        assert struck.code in ENDS["term"], struck.error
+        assert run(trained) == wanted
+        if not (trained / "report.html").exists():
+            break
+    assert list(trained.glob(".report.html*")), "not in the report"
+    assert forks(Case(["report", "runs/run"], str(folder), environment=environment(folder))).code == 0
+    assert page(trained / "report.html") == page(home / "runs" / "done" / "report.html")
 
 
 def recover(forks: Forks, case: Case, scenario: Scenario) -> str | None:

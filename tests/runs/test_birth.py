@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from privileges import unprivileged
 
+import vitrail
 from vitrail.config import TrainConfig, override
 from vitrail.errors import UserError
 from vitrail.files import locked
@@ -39,6 +43,24 @@ def test_an_existing_run_is_replaced_only_on_request_and_never_while_it_is_train
     assert (run / "train.log").exists()
     assert not (Run.create(config, overwrite=True) / "train.log").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_in_training_is_not_resumed_by_a_second_process(trained, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "run")
+    code = """
+import fcntl, os, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print(os.getpid(), file=file, flush=True)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-S", "-c", code, str(run / ".lock")], **pipes) as other:
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(UserError, match=rf"Another process, pid {other.pid}, is training .*run\. Wait for it"):
+            vitrail.train(resume=run)
+        other.stdin.close()
 
 
 def test_other_folders_are_not_replaced(config, tmp_path):

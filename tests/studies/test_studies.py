@@ -19,7 +19,7 @@ from vitrail.studies.cost import check_jobs
 from vitrail.studies.execute import Folder, of_part, prepare
 from vitrail.studies.ladders import FAMILIES
 from vitrail.studies.sets import cut
-from vitrail.studies.study import STUDIES, Claim, Findings, listed, register
+from vitrail.studies.study import STUDIES, Claim, Findings, Job, Result, Results, listed, register
 from vitrail.verbs.study import _removed_if_refused
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
@@ -174,6 +174,7 @@ def test_the_example_is_a_study_in_thirty_lines(tmp_path):
         ({"budget": "1s"}, "too small: the 16 runs of 'pooling' take at least"),
         ({"budget": "5m", "images": 640}, "Remove one of them"),
         ({"images": 3}, "at least a batch of 32"),
+        ({"images": 10**41}, "at most 1,099,511,627,776"),
         ({"seeds": 0}, "at least 1"),
         ({"part": "3/2"}, "as in 2/4"),
         ({"part": "100/100", "images": 640}, "is empty"),
@@ -197,6 +198,65 @@ def test_data_that_is_too_small(tmp_path):
         vitrail.study("pooling", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
     with pytest.raises(UserError, match="needs 4 classes, but few has 3"):
         vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
+
+
+def planned(folder, images):
+    """The plan of the tiny study on a data set named `some`, with 400 such images, saved in a folder."""
+    source = folder / "some.npz"
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(source, images=images, labels=np.arange(400) % 2)
+    place = Folder(folder / "study")
+    how = {"budget": 60, "images": 640, "seeds": 2, "device": "cpu"}
+    _, plan, _ = prepare(find("tiny"), [str(source)], place, folder, **how)
+    place.save_plan(plan)
+    return place, lambda merge=(): prepare(find("tiny"), [str(source)], place, folder, **how, merge=merge)[1]
+
+
+def test_a_study_goes_on_with_the_data_it_began_with(tmp_path):
+    first, second = np.random.default_rng(0).integers(0, 255, (2, 400, 8, 8), np.uint8)
+    place, again = planned(tmp_path / "a", first)
+    other, _ = planned(tmp_path / "b", second)
+    assert again() == again([place.path]) == place.plan
+    with pytest.raises(UserError, match="part of another study: its data differs in the content of the images"):
+        again([other.path])
+    np.savez(tmp_path / "a" / "some.npz", images=second, labels=np.arange(400) % 2)
+    with pytest.raises(UserError, match=r"data has changed since .*: the content of the images\. Restore it"):
+        again()
+    place.save_plan(place.plan | {"identity": [{}]})
+    with pytest.raises(UserError, match="is not the plan of a study"):
+        again()
+    place.save_plan({name: value for name, value in place.plan.items() if name != "identity"})  # of earlier versions
+    assert again([other.path])["data"] == "some"
+
+
+@pytest.mark.parametrize("images", [-5, 0, 10**41, True, "640"])
+def test_plans_of_numbers_that_cannot_be(tmp_path, images):
+    plan = {"study": "tiny", "data": "digits", "targets": [], "batch": 32, "unit": 1.0, "fair": "images"}
+    Folder(tmp_path).save_plan(plan | {"images": images})
+    with pytest.raises(UserError, match="is not the plan of a study"):
+        vitrail.study("tiny", "digits", out=tmp_path, dry=True)
+
+
+@pytest.mark.parametrize(
+    "scores", [{}, {"held_out": [1.0]}, {"held_out": "1"}, {"held_out": True}, {"held_out": None}, {"map_x": 1.0}, [1]]
+)
+def test_records_without_their_scores(tmp_path, scores):
+    job = Job(name="a", labels={"seed": 0}, data="digits", settings={}, epochs=1)
+    Folder(tmp_path).record(job, scores)
+    with pytest.raises(UserError, match=r"a\.json .*Delete it: the run is measured again"):
+        Results([Result(job, Folder(tmp_path).scores(job))])("held_out", seed=0)
+
+
+def test_a_dry_study_merges_nothing(tmp_path):
+    for name in ("old", "part"):
+        Folder(tmp_path / name).save_plan(
+            {"study": "tiny", "data": "digits", "targets": [], "images": 64, "batch": 32, "unit": 1.0, "fair": "images"}
+        )
+    (tmp_path / "part" / "records").mkdir()
+    (tmp_path / "part" / "records" / "a.json").write_text("{}")
+    for name in ("old", "new"):
+        vitrail.study("tiny", "digits", out=tmp_path / name, merge=[tmp_path / "part"], dry=True, seeds=1, device="cpu")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.json", "old", "part", *["plan.json"] * 2, "records"]
 
 
 @pytest.mark.parametrize("others", [(), ("other",)])

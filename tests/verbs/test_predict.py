@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 
 import numpy as np
 import pytest
+from stopping import Killed
 
 import vitrail
 from vitrail.errors import UserError
+from vitrail.evaluate.predict import write_file
+from vitrail.runs.predictor import Prediction
 from vitrail.tasks import Multilabel
+from vitrail.tasks.task import Answer
 
 
 def test_predictions_below_a_threshold_are_left_out(trained, digits):
@@ -46,6 +51,31 @@ def test_predictions_are_written_to_a_file_in_the_format_of_its_suffix(trained, 
         rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == count
     assert vitrail_says("predict", trained, digits / "0", "--out", tmp_path / "answers.xml")[0] == 2
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, Killed, RuntimeError])
+def test_a_command_that_is_stopped_leaves_the_old_file(tmp_path, stop):
+    def answers():
+        yield Prediction("a.png", Answer(), None)
+        assert [file.name for file in tmp_path.iterdir() if file != out] != []  # what SIGKILL would leave
+        assert out.read_text() == "old"
+        raise stop
+
+    out = tmp_path / "answers.csv"
+    out.write_text("old")
+    with pytest.raises(stop):
+        write_file(answers(), None, out)
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == {out: "old"}
+
+
+def test_predictions_are_written_into_a_pipe(tmp_path):
+    out = tmp_path / "pipe"
+    os.mkfifo(out)
+    reader = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
+    write_file([Prediction("a.png", Answer(), None)], "json", out)
+    assert json.loads(os.read(reader, 1000))["file"] == "a.png"
+    os.close(reader)
+    assert out.is_fifo()
 
 
 def test_one_mistake_is_named_alone(trained, digits):

@@ -14,6 +14,7 @@ from vitrail.data import open_data
 from vitrail.errors import UserError
 from vitrail.runs.run import Run
 from vitrail.tasks import METHODS
+from vitrail.train.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
@@ -152,11 +153,13 @@ def test_options_of_labels_and_of_other_methods_are_refused(tmp_path):
     [
         ("dino", {"teacher_temp": 0.0}, "'teacher_temp' must be above 0, but it is 0"),
         ("dino", {"teacher_momentum": 1.5}, "'teacher_momentum' must be at least 0 and below 1"),
-        ("dino", {"prototypes": 1}, "'prototypes' must be at least 2"),
-        ("dino", {"local_crops": -1}, "'local_crops' must be at least 0"),
-        ("dino", {"global_crops": 0}, "'global_crops' must be at least 1"),
+        ("dino", {"prototypes": 1}, "'prototypes' must be from 2 to"),
+        ("dino", {"local_crops": -1}, "'local_crops' must be from 0 to"),
+        ("dino", {"global_crops": 0}, "'global_crops' must be from 1 to"),
         ("dino", {"img_size": 64}, "The images of digits are 8x8, smaller than crops of"),
-        ("lejepa", {"projection": 0}, "'projection' must be at least 1"),
+        ("lejepa", {"projection": 0}, "'projection' must be from 1 to"),
+        ("lejepa", {"head_width": 2**17 + 1}, "'head_width' must be from 1 to 131,072, but it is 131073"),
+        ("lejepa", {"head_width": 2**17, "projection": 2**17}, "The model with its projector has"),
         ("lejepa", {"sigreg": 0.0}, "'sigreg' must be above 0 and below 1"),
     ],
 )
@@ -164,6 +167,15 @@ def test_values_that_cannot_work_are_refused_before_the_run_exists(method, given
     with pytest.raises(UserError, match=message):
         vitrail.pretrain("digits", method=method, out=tmp_path, device="cpu", **given)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_size_in_the_settings_of_a_run_has_the_same_limit(tmp_path):
+    asked = {"out": str(tmp_path), "name": "run", "device": "cpu"}
+    run = Run.create(resolve("digits", open_data("digits", task="mae"), asked))
+    text = run.config_file.read_text()
+    run.config_file.write_text(text.replace("decoder_depth: 2", "decoder_depth: 100000000"))
+    with pytest.raises(UserError, match="'decoder_depth' must be from 1 to 1,000, but it is 100000000"):
+        vitrail.pretrain(resume=run)
 
 
 def test_a_probe_needs_labels(tmp_path):

@@ -22,11 +22,11 @@ except ImportError:  # the extra `fast`; Pillow gives the same pixels at two thi
 
 from vitrail.data.multiband import Bands, read_band_header, read_bands
 from vitrail.data.orientation import SIDEWAYS, UPRIGHT, jpeg_orientation, orientation, upright
-from vitrail.data.pixels import BIT_DEPTHS, bits_of, fit, to_float32, to_pil
+from vitrail.data.pixels import BIT_DEPTHS, JPEG, bits_of, check_length, fit, to_float32, to_pil
 from vitrail.data.pixels import Pixels as Pixels
 from vitrail.data.pixels import UnreadableImage as UnreadableImage
 from vitrail.data.remote import fetched
-from vitrail.errors import UserError
+from vitrail.errors import UserError, first_line
 from vitrail.files import open_regular
 
 with suppress(ImportError):  # the extra `heic`
@@ -56,7 +56,6 @@ _FORMAT_OF |= {end.lower(): kind for end, kind in Image.registered_extensions().
 EXTENSIONS = frozenset(_FORMAT_OF)
 THUMBNAIL = 16  # side
 
-_JPEG = b"\xff\xd8"  # start of a file
 
 _PILLOW_WARNINGS = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
@@ -227,7 +226,7 @@ def _opened(source: str | Path | bytes) -> Iterator[Image.Image | Bands]:
         if (bands := read_bands(file)) is not None:
             yield bands
         else:
-            file.seek(0)
+            check_length(file)
             with Image.open(file, formats=FORMATS) as image:
                 yield image
 
@@ -250,7 +249,7 @@ def failures(source: str | Path | bytes = b"") -> Iterator[None]:
     except Exception as error:  # Pillow's decoders raise nearly any exception on damaged files
         if isinstance(error, OSError) and error.strerror:
             raise UnreadableImage(error.strerror[0].lower() + error.strerror[1:]) from error
-        reason = "truncated" if "truncated" in str(error).lower() else f"damaged ({error})"
+        reason = "truncated" if "truncated" in str(error).lower() else f"damaged ({first_line(error)})"
         raise UnreadableImage(reason) from error
 
 
@@ -301,7 +300,7 @@ def _decode_jpeg(source: str | Path | bytes, min_side: int | None) -> Pixels | N
         return None
     try:
         content = source if isinstance(source, bytes) else _content_if_jpeg(Path(source))
-        if not content.startswith(_JPEG):
+        if not content.startswith(JPEG):
             return None
         h, w, colours, _ = simplejpeg.decode_jpeg_header(content)
         turn = jpeg_orientation(content)
@@ -311,7 +310,7 @@ def _decode_jpeg(source: str | Path | bytes, min_side: int | None) -> Pixels | N
         pixels: Pixels = simplejpeg.decode_jpeg(
             content, "GRAY" if colours == "Gray" else "RGB", min_height=-(-h // factor), min_width=-(-w // factor)
         )
-    except (OSError, ValueError):  # damaged or unusual: Pillow reads or reports it
+    except (OSError, ValueError, UnreadableImage):  # damaged or unusual: Pillow reads or reports it
         return None
     if turn == UPRIGHT:
         return pixels
@@ -322,8 +321,10 @@ def _decode_jpeg(source: str | Path | bytes, min_side: int | None) -> Pixels | N
 def _content_if_jpeg(path: Path) -> bytes:
     """The content of a JPEG file, or the first bytes of any other file."""
     with open_regular(path) as file:
-        first = file.read(len(_JPEG))
-        return first + file.read() if first == _JPEG else first
+        if (first := file.read(len(JPEG))) != JPEG:
+            return first
+        check_length(file)
+        return file.read()
 
 
 def _is_grey(image: Image.Image) -> bool:

@@ -14,11 +14,10 @@ from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vitrail.data.npy import check_stored, declared
-from vitrail.data.pixels import Pixels, UnreadableImage, to_float32
+from vitrail.data.pixels import TIFF, Pixels, UnreadableImage, to_float32
 
 _NPY = b"\x93NUMPY"
 _DEEP_PNG = re.compile(rb"\x89PNG\r\n\x1a\n....IHDR.{8}\x10\x02", re.DOTALL)  # 16-bit RGB
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
 # TIFF tags: bits per sample, samples per pixel, extra samples, image description.
 _BITS, _SAMPLES, _EXTRA, _DESCRIPTION = 258, 277, 338, 270
 _STACKED = ('{"shape"', "ImageJ=", "<?xml", "<OME")  # descriptions of files whose pages may be bands of one image
@@ -44,7 +43,7 @@ def read_bands(file: BinaryIO) -> Bands | None:
     if _DEEP_PNG.match(first):
         _check_pixels(int.from_bytes(first[16:20], "big") * int.from_bytes(first[20:24], "big"))
         return Bands("PNG", _read_png(file))
-    if first[:4] in _TIFF and _beyond_pillow(file):
+    if first[:4] in TIFF and _beyond_pillow(file):
         file.seek(0)
         return Bands("TIFF", _read_tiff(file))
     return None
@@ -56,7 +55,7 @@ def read_band_header(file: BinaryIO) -> tuple[str, int, int] | None:
     file.seek(0)
     if first.startswith(_NPY):
         return "NPY", *_npy_size(file)
-    if first[:4] in _TIFF and _beyond_pillow(file):
+    if first[:4] in TIFF and _beyond_pillow(file):
         return "TIFF", *_tiff_size(file)
     file.seek(0)
     return None

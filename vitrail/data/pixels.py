@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,29 @@ WHITE = {8: 255, 16: 65535, 32: 1}  # by bit depth: the value that is scaled to 
 BIT_DEPTHS = {8: "8-bit", 16: "16-bit", 32: "floating-point"}
 
 
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # TIFF and BigTIFF, in both byte orders
+JPEG = b"\xff\xd8"  # start of image
+_METADATA = 2**24  # bytes
+
+
 class UnreadableImage(Exception):
     """An image that cannot be read. The message is the reason, in a few words."""
+
+
+def check_length(file: BinaryIO) -> None:
+    """Raises UnreadableImage for a picture with more bytes than as many pixels as are allowed have, before it is read.
+
+    Four bytes for each pixel, one in a JPEG file, in which Pillow looks for the next marker byte by byte, and 16 MiB of
+    metadata. A TIFF file may have any number of pages.
+    """
+    file.seek(0)
+    first, size = file.read(4), file.seek(0, 2)
+    file.seek(0)
+    each = 1 if first.startswith(JPEG) else 4
+    if first not in TIFF and size - _METADATA > 2 * each * (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise UnreadableImage(
+            f"{size:,} bytes, more than a picture has: allow them by --max-pixels {math.ceil(size / each)}"
+        )
 
 
 def bits_of(image: Pixels) -> int:

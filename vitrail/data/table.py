@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import glob
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from vitrail.data.boxes.table import box_columns, read_rows
 from vitrail.data.dataset import Found, reads_labels
 from vitrail.data.folder import SPLITS, from_files, from_paths, is_image, subfolders
 from vitrail.errors import UserError, nearest
-from vitrail.files import reading
+from vitrail.files import open_regular, reading
 from vitrail.progress import log
 from vitrail.tasks import Task, other_tasks, task_type
 from vitrail.tasks.captions import COLUMNS as CAPTIONS
@@ -31,6 +33,8 @@ _LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags", *
 Rows = dict[int, list[str]]  # stripped cells, by spreadsheet row number
 
 _LONGEST = 3000  # characters of a cell: a path, labels or a number
+_LINE = 2**20  # characters of a line
+_BATCH, _FEW, _MOST = 2**14, 100_000, 2**30  # of a Parquet file: rows to read at once, values of any and of the largest
 
 
 def open_table(
@@ -264,11 +268,13 @@ def _are_images(rows: Rows, column: int) -> bool:
 def _read_text(path: Path) -> tuple[list[str], Rows]:
     """The column names and the rows of a CSV or TSV file; empty rows are skipped."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            first = file.readline()
+        with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="") as file:
+            first = file.readline(_LINE)
             file.seek(0)
             delimiter = ";" if ";" in first and "," not in first else ","
-            reader = csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else delimiter, strict=True)
+            reader = csv.reader(
+                _lines(file, path), delimiter="\t" if path.suffix.lower() == ".tsv" else delimiter, strict=True
+            )
             try:
                 lines = {number: [cell.strip() for cell in cells] for number, cells in enumerate(reader, 1)}
             except csv.Error as error:
@@ -287,6 +293,14 @@ def _read_text(path: Path) -> tuple[list[str], Rows]:
     return names, lines
 
 
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a table. A sparse file may be one line of any length."""
+    while line := file.readline(_LINE + 1):
+        if len(line) > _LINE:
+            raise UserError(f"{path} has a line of more than {_LINE:,} characters. A table has a line for each row.")
+        yield line
+
+
 def _read_parquet(path: Path) -> tuple[list[str], Rows]:
     """The column names and the rows of a Parquet file."""
     try:
@@ -294,12 +308,32 @@ def _read_parquet(path: Path) -> tuple[list[str], Rows]:
         import pyarrow.parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise UserError(f"{path}: reading Parquet needs pyarrow: pip install 'vitrail[data]'") from error
-    with reading(path, "a readable Parquet file"):
-        with pyarrow.parquet.ParquetFile(path) as file:
-            table = file.read()
-        columns = [[_as_text(cell) for cell in column.to_pylist()] for column in table.columns]
-        names = [name.strip() for name in table.column_names]
-    return names, {number: list(cells) for number, cells in enumerate(zip(*columns, strict=True), 1)}
+    known: dict[str, str] = {}  # equal cells share one text
+    with (
+        reading(path, "a readable Parquet file"),
+        open_regular(path) as stream,
+        pyarrow.parquet.ParquetFile(stream) as file,
+    ):
+        _check_values(file.metadata, path.stat().st_size)
+        names = [name.strip() for name in file.schema_arrow.names]
+        rows: list[list[str]] = []
+        for batch in file.iter_batches(_BATCH):
+            columns = [map(_as_text, column.to_pylist()) for column in batch.columns]
+            rows += ([known.setdefault(cell, cell) for cell in cells] for cells in zip(*columns, strict=True))
+    return names, dict(enumerate(rows, 1))
+
+
+def _check_values(metadata: Any, size: int) -> None:
+    """Raises ValueError for a Parquet file of so many bytes that takes far more memory: equal values take no space.
+
+    Names of images differ, so that the rows of a table take some, however well they are compressed.
+    """
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    chunks = [[group.column(i) for group in groups] for i in range(metadata.num_columns)]
+    values = [sum(chunk.num_values for chunk in each) for each in chunks]
+    stated = sum(chunk.total_uncompressed_size for each in chunks for chunk in each)
+    if max(values, default=0) > _FEW + min(8 * stated, 64 * size) or sum(values) > _MOST:
+        raise ValueError(f"it has {sum(values):,} values in {size:,} bytes, which no table of images has")
 
 
 def _as_text(cell: object) -> str:

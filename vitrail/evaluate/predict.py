@@ -6,6 +6,7 @@ import csv
 import glob
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal, TextIO
@@ -14,6 +15,7 @@ from vitrail.data.folder import images_below, is_image
 from vitrail.data.image_like import ImageLike, one_or_many
 from vitrail.data.remote import is_remote
 from vitrail.errors import UserError
+from vitrail.files import atomic_write
 from vitrail.progress import log, track
 from vitrail.runs.predictor import Prediction
 from vitrail.tasks.task import Answer
@@ -108,12 +110,19 @@ _SUFFIXES: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json"
 
 
 def write_file(predictions: Iterable[Prediction], format: Format | None, path: Path) -> int:
-    """Writes predictions to a file, by default in the format of its suffix; returns the number of unreadable files."""
+    """Writes predictions to a file, by default in the format of its suffix; returns the number of unreadable files.
+
+    The file is there once all predictions are: a command that is stopped leaves the old one, or none.
+    """
     if format is None and path.suffix.lower() not in _SUFFIXES:
         raise UserError(f"--out must be a {', '.join(_SUFFIXES)} file, but it is {path}. Or set --format.")
+    direct = path.exists() and not path.is_file()  # a device or a pipe, which must not be replaced
     try:
-        # File names may be undecodable.
-        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+        with (
+            nullcontext(path) if direct else atomic_write(path) as place,
+            # File names may be undecodable.
+            place.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream,
+        ):
             return write(track(predictions, "predicting", unit="img"), format or _SUFFIXES[path.suffix.lower()], stream)
     except OSError as error:
         raise UserError(f"Could not write {path}: {error.strerror}. Choose another --out.") from error

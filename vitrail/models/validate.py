@@ -11,7 +11,7 @@ from vitrail.errors import UserError, shown
 
 # The largest values that any model has, with a wide margin. A file may claim any number, and building a model of a
 # million layers takes hours before its first tensor is compared with the file's.
-_DEEPEST, _LARGEST, _MOST_CLASSES, _MOST_STAGES = 1000, 2**17, 2**24, 100
+DEEPEST, LARGEST, MOST_CLASSES, _MOST_STAGES = 1000, 2**17, 2**24, 100
 
 
 def check_counts(config: Any, *names: str) -> None:
@@ -21,14 +21,14 @@ def check_counts(config: Any, *names: str) -> None:
     """
     if config.classes < 0:
         raise UserError(f"'classes' must be at least 0, but it is {config.classes}.")
-    if config.classes > _MOST_CLASSES:
-        raise UserError(f"'classes' must be at most {_MOST_CLASSES:,}, but it is {config.classes}.")
+    if config.classes > MOST_CLASSES:
+        raise UserError(f"'classes' must be at most {MOST_CLASSES:,}, but it is {config.classes}.")
     for name in (*names, "channels", "img_size"):
         value = getattr(config, name)
         values = value if isinstance(value, tuple) else (value,)
         if min(values, default=0) < 1:
             raise UserError(f"'{name}' must be at least 1, but it is {value}.")
-        most = {"img_size": LARGEST_SIDE, "depth": _DEEPEST, "depths": _DEEPEST}.get(name, _LARGEST)
+        most = {"img_size": LARGEST_SIDE, "depth": DEEPEST, "depths": DEEPEST}.get(name, LARGEST)
         if max(values) > most:
             raise UserError(f"'{name}' must be at most {most:,}, but it is {shown(value)}.")
         if len(values) > _MOST_STAGES:

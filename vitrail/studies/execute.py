@@ -2,7 +2,7 @@
 
 | file or folder   | content                                                                               |
 |------------------|---------------------------------------------------------------------------------------|
-| `plan.json`      | what determines the runs: study, data, length of a full run                             |
+| `plan.json`      | what determines the runs: study, data and its identity, length of a full run            |
 | `data/`          | the data sets of the runs                                                               |
 | `runs/`          | the runs, as `vitrail train` and `pretrain` leave them                                  |
 | `records/`       | the scores of each finished run                                                         |
@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from vitrail.config import Duration
+from vitrail.data.identity import differences, identity
 from vitrail.device import choose_device
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.files import read_json, read_text, reading, write_text
 from vitrail.progress import log
 from vitrail.runs.run import Run
@@ -33,10 +34,12 @@ from vitrail.studies.cost import Clock, check_jobs, fitting, least_images
 from vitrail.studies.lab import Lab
 from vitrail.studies.measure import measured
 from vitrail.studies.sets import check_size, cut
-from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, listed
+from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, is_map, listed
 from vitrail.train.start import start, start_pretraining
 
-# What a plan has, by type.
+_ADVICE = "Delete it: the run is measured again, not trained again."
+_MOST = 2**40  # images of a full run
+# What a plan has, by type. Those of earlier versions have no identity of the data.
 _PLAN = {"study": str, "data": str, "targets": list, "images": int, "batch": int, "unit": float, "fair": str}
 
 
@@ -64,10 +67,20 @@ class Folder:
         file = self.path / "plan.json"
         plan = read_json(file) if file.exists() else None
         if plan is not None and not (
-            isinstance(plan, dict) and all(isinstance(plan.get(name), kind) for name, kind in _PLAN.items())
+            isinstance(plan, dict)
+            and all(type(plan.get(name)) is kind for name, kind in _PLAN.items())
+            and all(1 <= plan[name] <= _MOST for name in ("images", "batch"))
         ):
             raise UserError(f"{file} is not the plan of a study. Choose another --out.")
         return plan
+
+    def changes(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        """What differs in the data of two plans, one of them this folder's, in words; nothing if it is not known."""
+        old, new = before.get("identity"), now.get("identity")
+        if old is None or new is None:
+            return []
+        with reading(self.path / "plan.json", "the plan of a study", "Choose another --out."):
+            return [what for each in zip(old, new, strict=True) for what in differences(*each)]
 
     def save_plan(self, plan: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -77,11 +90,13 @@ class Folder:
         file = self.path / "records" / f"{job.name}.json"
         if not file.exists():
             return None
-        with reading(file, "a record of scores", "Delete it: the run is measured again, not trained again."):
-            scores: Scores = json.loads(read_text(file))["scores"]
-            for value in scores.values():
-                np.asarray(value, float)  # raises an error for what is not numbers
-            return scores
+        with reading(file, "a record of scores", _ADVICE):
+            scores = json.loads(read_text(file))["scores"]
+            for name, value in scores.items():
+                numbers = np.asarray(value)
+                if numbers.dtype.kind not in "if" or numbers.ndim != 2 * is_map(name) or not numbers.size:
+                    raise ValueError(f"its {name} is {shown(value)}")
+            return Record(file, scores)
 
     def record(self, job: Job, scores: Scores) -> None:
         folder = self.path / "records"
@@ -92,27 +107,43 @@ class Folder:
     def run(self, name: str) -> Path:
         return self.path / "runs" / name
 
-    def merge(self, others: Sequence[str | Path]) -> None:
-        """Adds the finished runs of other folders of the same plan."""
+    def agreed(self, others: Sequence[str | Path]) -> dict[str, Any] | None:
+        """The plan of this folder and of others, which must have the same; None if there is none."""
+        ours = self.plan
         for other in map(Path, others):
-            theirs, ours = Folder(other).plan, self.plan
+            theirs = Folder(other).plan
             if theirs is None:
                 raise UserError(f"{other} is not the folder of a study: it has no plan.json.")
-            if ours is None:
-                self.save_plan(theirs)
-                ours = theirs
-            for name in _PLAN:
-                if theirs[name] != ours[name]:
-                    raise UserError(
-                        f"{other} is part of another study: its {name} is {theirs[name]}, here it is {ours[name]}. "
-                        "Merge parts that were started with the same study, data and --images."
-                    )
-            target = self.path / "records"
-            target.mkdir(parents=True, exist_ok=True)
-            for file in sorted((other / "records").glob("*.json")):
-                if not (target / file.name).exists():
-                    with reading(file, "a record of scores"):
-                        write_text(target / file.name, read_text(file))
+            ours = theirs if ours is None else ours
+            different = [
+                f"its {name} is {theirs[name]}, here it is {ours[name]}" for name in _PLAN if theirs[name] != ours[name]
+            ] or [f"its data differs in {what}" for what in Folder(other).changes(theirs, ours)]
+            if different:
+                raise UserError(
+                    f"{other} is part of another study: {different[0]}. Merge parts that were started with the same "
+                    "study, data and --images."
+                )
+        return ours
+
+    def merge(self, others: Sequence[str | Path]) -> None:
+        """Adds the finished runs of other folders, whose plan is agreed."""
+        target = self.path / "records"
+        target.mkdir(parents=True, exist_ok=True)
+        for file in (file for other in others for file in sorted((Path(other) / "records").glob("*.json"))):
+            if not (target / file.name).exists():
+                with reading(file, "a record of scores"):
+                    write_text(target / file.name, read_text(file))
+
+
+class Record(dict[str, Any]):
+    """The scores in a file."""
+
+    def __init__(self, file: Path, scores: Scores):
+        super().__init__(scores)
+        self._file = file
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"{self._file} has no score '{name}'. {_ADVICE}")
 
 
 def prepare(
@@ -125,17 +156,19 @@ def prepare(
     images: int | None,
     seeds: int,
     device: str | None,
+    merge: Sequence[str | Path] = (),
 ) -> tuple[Lab, dict[str, Any], Clock]:
-    """The laboratory of a study, from its plan if there is one, else within a budget."""
+    """The laboratory of a study, from its plan or that of folders to merge if there is one, else within a budget."""
     if len(data) > 1 + study.targets:
         most = "one data set" if not study.targets else f"at most {1 + study.targets} data sets"
         raise UserError(f"The study '{study.name}' takes {most}, but {len(data)} were given.")
     first, *others = [cut(source, scratch / "data") for source in data]
     check_size(first, study.name, study.images, study.classes)
     batch = 128 if first.images >= 20_000 else 64 if first.images >= 2000 else 32
-    plan = folder.plan
+    plan = folder.agreed(merge)
     clock = Clock(device)
     about = {"study": study.name, "data": first.data.name, "targets": [each.data.name for each in others]}
+    own = {"identity": [identity(each.data) for each in (first, *others)]}
     lab = Lab(first, images or 0, seeds, batch, study.fair, 0.0, tuple(others))
     unit = float(lab.macs(lab.vit()))
     lab = replace(lab, unit=unit)
@@ -143,6 +176,11 @@ def prepare(
         for name, value in about.items():
             if plan[name] != value:
                 raise UserError(f"{folder.path} has the {name} {plan[name]}, not {value}. Choose another --out.")
+        if changed := folder.changes(plan, own):
+            raise UserError(
+                f"The data has changed since {folder.path} was started: {', '.join(changed)}. Restore it, or choose "
+                "another --out."
+            )
         if images is not None and images != plan["images"]:
             raise UserError(
                 f"The runs in {folder.path} see {plan['images']:,} images, not {images:,}. Remove --images, or choose "
@@ -157,19 +195,29 @@ def prepare(
             return sum(clock.seconds(listed(study, replace(lab, images=length))))
 
         images = fitting(budget, least, total, study.name, runs)
-    elif images < batch:
-        raise UserError(f"'images' must be at least a batch of {batch}, but it is {images}.")
-    plan = {**about, "images": images, "batch": batch, "unit": unit, "fair": study.fair}
+    elif not batch <= images <= _MOST:
+        raise UserError(f"'images' must be at least a batch of {batch} and at most {_MOST:,}, but it is {images}.")
+    plan = {**about, **own, "images": images, "batch": batch, "unit": unit, "fair": study.fair}
     return replace(lab, images=images), plan, clock
 
 
 def carry_out(
-    study: Study, lab: Lab, plan: dict[str, Any], folder: Folder, part: tuple[int, int], device: str | None
+    study: Study,
+    lab: Lab,
+    plan: dict[str, Any],
+    folder: Folder,
+    part: tuple[int, int],
+    device: str | None,
+    merge: Sequence[str | Path] = (),
 ) -> Outcome:
-    """Runs what is not finished of a part of a study; returns its findings if nothing is missing."""
+    """Runs what is not finished of a part of a study, here or in folders to merge.
+
+    The findings are returned if nothing is missing.
+    """
     jobs = listed(study, lab)
     check_jobs(jobs, device)
     folder.save_plan(plan)
+    folder.merge(merge)
     begun, done, results, missing = time.monotonic(), 0, Results(), 0
     steps = study.run(lab)
     try:

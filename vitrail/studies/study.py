@@ -144,4 +144,9 @@ class Unknown(dict[str, Any]):
     """Scores of a run that has not run: every one of them is 0.5."""
 
     def __missing__(self, name: str) -> Any:
-        return [[0.5, 0.5], [0.5, 0.5]] if name.startswith("map_") else 0.5
+        return [[0.5, 0.5], [0.5, 0.5]] if is_map(name) else 0.5
+
+
+def is_map(score: str) -> bool:
+    """Whether a score is a list of lists of numbers, by its name; others are numbers."""
+    return score.startswith("map_")

@@ -51,7 +51,7 @@ def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[
 
     Raises UserError for a configuration that cannot be trained on this data.
     """
-    _check_memory(model_config(config, data.task))
+    _check_memory(parameters(model_config(config, data.task)))
     torch.manual_seed(config.run.seed)
     model = build(model_config(config, data.task))
     notes = start_from_module(model, custom.model)
@@ -67,6 +67,8 @@ def prepare(config: TrainConfig, data: Data, custom: Custom = NOTHING) -> tuple[
             # Start the bias at the log prior, -log K, which the first steps would otherwise have to learn.
             torch.nn.init.constant_(head.bias, -math.log(len(data.classes)))
     data.task.check_model(model, config)
+    if not data.task.labelled:
+        _check_added(config, data)
     open_probe(config)
     if config.distillation.teacher is not None:
         meet(config.distillation, data.task, preprocessing(config))
@@ -88,13 +90,23 @@ def _check_share(images: int, passes: int) -> None:
         )
 
 
-def _check_memory(config: ModelConfig) -> None:
-    """Raises UserError for a model whose weights alone exceed the memory."""
-    needed, available = 4 * parameters(config), memory()
+def _check_added(config: TrainConfig, data: Data) -> None:
+    """Raises UserError for a decoder or head that exceeds the memory, before it is built."""
+    with torch.device("meta"):
+        model = build(model_config(config, data.task))
+        objective = data.task.objective(model, config, data.splits["train"].targets)
+    modules = (model, *objective.added().values(), *objective.followers().values())
+    weights = sum(p.numel() for module in modules for p in module.parameters())
+    _check_memory(weights, f"with its {' and '.join(objective.added())} ", "or the sizes of what the method adds")
+
+
+def _check_memory(weights: int, what: str = "", more: str = "or --img-size") -> None:
+    """Raises UserError for a model whose weights alone exceed the memory; `what` is counted with it."""
+    needed, available = 4 * weights, memory()
     if available is not None and needed > available:
         raise UserError(
-            f"The model has {needed // 4:,} parameters, {needed / 2**30:,.0f} GiB, but there are "
-            f"{available / 2**30:,.0f} GiB of memory. Lower its width or depth, or --img-size."
+            f"The model {what}has {weights:,} parameters, {needed / 2**30:,.0f} GiB, but there are "
+            f"{available / 2**30:,.0f} GiB of memory. Lower its width or depth, {more}."
         )
 
 

@@ -125,5 +125,8 @@ class Progress:
         numbers += [value for row in restored.rows for value in row.values()]
         if any(type(number) not in (int, float) for number in numbers):
             raise TypeError("a value is not a number")
+        epochs = [row["epoch"] for row in restored.rows]
+        if epochs != [*range(1, len(epochs) + 1)] or max(restored.leader, restored.kept) > len(epochs):
+            raise ValueError("its epochs are not those of a run")
         for name, value in asdict(restored).items():
             setattr(self, name, value)

@@ -32,6 +32,7 @@ from vitrail.errors import UserError, nearest
 from vitrail.files import free_name
 from vitrail.models import CONFIGS, FAMILIES, ModelConfig, backbone, canonical, family, is_meant, named_size
 from vitrail.models.module import MODULES
+from vitrail.models.validate import DEEPEST, LARGEST, MOST_CLASSES
 from vitrail.tasks import task_type
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.loggers import check_loggers
@@ -43,14 +44,15 @@ from vitrail.weights import absolute, open_card
 from vitrail.world import started
 
 LORA_SCALE = 2.0  # alpha / rank
-_LEAST = {  # of the options of self-supervised methods
-    "decoder_width": 1,
-    "decoder_depth": 1,
-    "global_crops": 1,
-    "local_crops": 0,
-    "head_width": 1,
-    "prototypes": 2,
-    "projection": 1,
+_MOST_CROPS = 1000
+_SIZES = {  # of the options of self-supervised methods: least and most
+    "decoder_width": (1, LARGEST),
+    "decoder_depth": (1, DEEPEST),
+    "global_crops": (1, _MOST_CROPS),
+    "local_crops": (0, _MOST_CROPS),
+    "head_width": (1, LARGEST),
+    "prototypes": (2, MOST_CLASSES),
+    "projection": (1, LARGEST),
 }
 
 
@@ -319,8 +321,8 @@ def check(config: TrainConfig) -> TrainConfig:
         ("aug_repeats", a.aug_repeats, a.aug_repeats >= 1, "at least 1"),
         *((n, getattr(a, n), getattr(a, n) >= 0, "at least 0") for n in ("shift", "randaug", "mixup", "cutmix")),
         *(
-            (n, getattr(p, n), getattr(p, n) >= least, f"at least {least}")
-            for n, least in _LEAST.items()
+            (n, getattr(p, n), least <= getattr(p, n) <= most, f"from {least} to {most:,}")
+            for n, (least, most) in _SIZES.items()
             if getattr(p, n) is not None
         ),
         ("teacher_momentum", p.teacher_momentum, 0 <= (p.teacher_momentum or 0) < 1, "at least 0 and below 1"),

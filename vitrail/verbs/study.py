@@ -68,9 +68,8 @@ def study(
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch) if dry else folder.path.resolve()
         with _removed_if_refused(folder.path):
-            folder.merge(merge)
             lab, plan, clock = prepare(
-                found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device
+                found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device, merge=merge
             )
             jobs = listed(found, lab)
             mine = set(of_part(jobs, share))
@@ -80,7 +79,7 @@ def study(
             timed = [(job, time) for job, time in zip(jobs, clock.seconds(jobs), strict=True) if job.name in mine]
             chosen, times = [job for job, _ in timed], [time for _, time in timed]
             return Outcome(found, folder.path, chosen, times, plan, Results())
-        outcome = carry_out(found, lab, plan, folder, share, device)
+        outcome = carry_out(found, lab, plan, folder, share, device, merge)
         write_result(outcome)
         return outcome
 

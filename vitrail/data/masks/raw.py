@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from vitrail.data.dataset import Store
 from vitrail.data.images import FORMATS, ImageFacts, failures
 from vitrail.data.npy import check_stored, declared
 from vitrail.data.orientation import UPRIGHT, upright_values
-from vitrail.data.pixels import UnreadableImage
+from vitrail.data.pixels import UnreadableImage, check_length
 from vitrail.errors import shown
 from vitrail.files import open_regular
 
@@ -88,7 +88,7 @@ def read_values(source: Path | io.BytesIO, colours: bool = False) -> Values:
     with (
         failures(),
         open_regular(source) if isinstance(source, Path) else source as stream,
-        Image.open(stream, formats=FORMATS) as file,
+        _opened(stream) as file,
     ):
         picture: Image.Image = file
         if file.format == "JPEG":
@@ -96,6 +96,11 @@ def read_values(source: Path | io.BytesIO, colours: bool = False) -> Values:
         if colours and picture.mode in ("P", "PA"):
             picture = picture.convert("RGB")
         return _plane(np.asarray(picture))
+
+
+def _opened(stream: BinaryIO) -> Image.Image:
+    check_length(stream)
+    return Image.open(stream, formats=FORMATS)
 
 
 def _plane(values: NDArray[Any]) -> Values:

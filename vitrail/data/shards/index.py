@@ -27,13 +27,14 @@ from vitrail.data.shards.cache import RemoteFile
 from vitrail.data.shards.files import ShardFile
 from vitrail.data.shards.split import Shard, read_at
 from vitrail.data.verify import verify
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.files import atomic_write, open_regular, reading
 from vitrail.progress import track
 from vitrail.version import VERSION
 
 _LABELS = (".cls", ".json", ".txt")
-_MAX_LABEL = {".cls": 1000, ".txt": 1000, ".json": 2**20}  # bytes
+# In bytes. An array gives every text the length of the longest.
+_MAX_LABEL, _MAX_JSON, _MAX_NAME = 1000, 2**20, 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +104,11 @@ def _scan(source: ShardFile, field: str) -> Index:
                 if member.size < 0 or member.offset <= last:  # would be read for ever
                     raise ValueError(f"{member.name} has a size of {member.size}")
                 last = member.offset
+                if len(member.name.encode("utf-8", "surrogateescape")) > _MAX_NAME:
+                    raise UserError(
+                        f"{source} has a file whose name is longer than {_MAX_NAME:,} bytes: {shown(member.name)}. "
+                        "Shorten it."
+                    )
                 if not member.isreg() or Path(member.name).name.startswith("."):
                     continue
                 folder, _, name = member.name.rpartition("/")
@@ -143,7 +149,7 @@ def _label(shard: BinaryIO, files: Mapping[str, tuple[int, int]], field: str) ->
     offset, size = files[end]
     if (offset, size) == _NOT_STORED:
         return "", f"its {end} is a sparse or truncated file"
-    if size > _MAX_LABEL[end]:
+    if size > (_MAX_JSON if end == ".json" else _MAX_LABEL):
         return "", f"its {end} is too long for a label"
     shard.seek(offset)
     try:
@@ -153,7 +159,9 @@ def _label(shard: BinaryIO, files: Mapping[str, tuple[int, int]], field: str) ->
             if isinstance(value, bool) or not isinstance(value, (int, str)):
                 return "", f"the field '{field}' of its .json is neither an integer nor text"
             text = str(value).strip()
-    except UnicodeDecodeError:
+        if len(text.encode()) > _MAX_LABEL:
+            return "", f"its label is longer than {_MAX_LABEL:,} bytes"
+    except UnicodeError:
         return "", f"its {end} is not UTF-8 text"
     except (ValueError, KeyError, TypeError, RecursionError):
         return "", f"its .json has no field '{field}'"
