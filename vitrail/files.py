@@ -233,18 +233,18 @@ def locked(folder: Path, what: str = "training", way_out: str = "choose another 
 
 def open_regular(path: str | Path) -> BinaryIO:
     """Opens a regular file for reading. A FIFO would wait for a writer for ever, and a device may have no end."""
-    try:
-        return open(path, "rb", opener=_regular)
-    except IsADirectoryError:
-        raise IsADirectoryError(errno.EISDIR, "a folder", str(path)) from None
+    return open(path, "rb", opener=_regular)
 
 
 def _regular(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", path)
-    return descriptor
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "a folder", path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def read_bytes(path: str | Path, most: int = _MOST) -> bytes:
