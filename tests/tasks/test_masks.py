@@ -161,6 +161,23 @@ def test_masks_and_overlays_are_written_at_the_size_of_the_image(run, data, tmp_
     capsys.readouterr()
 
 
+def test_masks_replace_no_image_to_predict(run, data, tmp_path, capsys):
+    from vitrail.cli import main
+
+    photos, links = tmp_path / "photos", tmp_path / "links"
+    image = shutil.copy(next((data / "images" / "val").iterdir()), photos.mkdir() or photos / "x.png")
+    links.symlink_to(photos)
+    (tmp_path / "linked.png").symlink_to(image)
+    before, out = image.read_bytes(), tmp_path / "areas.csv"
+    for given, pictures in ((photos, photos), (image, links), (tmp_path / "linked.png", photos)):
+        with pytest.raises(SystemExit, match="2"):
+            main(["predict", str(run), str(given), "--pictures", str(pictures), "--out", str(out)])
+        assert "must not replace images to predict" in capsys.readouterr().err
+    assert image.read_bytes() == before
+    assert [*photos.iterdir()] == [image]
+    assert not out.exists()
+
+
 def test_a_classifier_gives_its_backbone_and_a_segmenter_its_own(run, data, tmp_path, made_classifier):
     tuned = vitrail.train(data, weights=made_classifier, epochs=1, name="a", out=tmp_path, img_size=32, batch_size=8)
     card = json.loads((tuned / "model.json").read_text())
