@@ -12,7 +12,7 @@ import pytest
 from boxes_made import SIZE, coco, coco_json, image, table, voc, voc_xml, yolo, yolo_line
 from PIL import Image
 
-from vitrail import UserError, check
+from vitrail import UserError, check, shard
 from vitrail.data import open_data
 
 EXPECTED = [[0, 4, 6, 20, 22, 0], [1, 30, 10, 60, 40, 0]]
@@ -40,6 +40,21 @@ def test_lists_of_voc_are_splits_and_voc_itself_counts_from_one(tmp_path):
     data = open_data(root)
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 3, "val": 1}
     assert data.splits["val"].targets[0].tolist() == [[0, 3, 5, 20, 22, 1], [1, 29, 9, 60, 40, 1]]
+
+
+def test_areas_of_coco_decide_the_size_of_objects_also_in_shards(tmp_path):
+    document = coco_json()
+    for each in document["annotations"]:
+        if each["category_id"] == 11:  # 30x30
+            each["area"] = 500.5
+    data = open_data(coco(tmp_path / "a", document))
+    shard(tmp_path / "a", tmp_path / "shards")
+    for found in (data, open_data(tmp_path / "shards")):
+        for boxes in (boxes for split in found.splits.values() for boxes in split.targets):
+            assert boxes.tolist() == [[*EXPECTED[0], 256], [*EXPECTED[1], 500.5]]
+        assert found.task.reorder(boxes[None], found.classes)[0].shape == (2, 7)
+    with pytest.raises(UserError, match="'area' must be a number, but it is 'big'"):
+        open_data(coco(tmp_path / "b", {**document, "annotations": [document["annotations"][0] | {"area": "big"}]}))
 
 
 def test_crowds_of_coco_are_ignored_and_polygons_of_yolo_bounded(tmp_path):

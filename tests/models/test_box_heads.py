@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from families import TINY as FAMILIES
 from peers import TOLERANCE, distance, randomise, transformers
 
 from vitrail import models
@@ -53,12 +54,29 @@ def test_parameters_of_yolos(width, depth, heads, size, head, parameters):
 def test_every_point_predicts_a_box_around_itself(head):
     model = dense(head)
     outputs = model(torch.zeros(1, 3, 64, 96))
-    points = model.head.points((64, 96))
-    assert points.shape == (outputs.shape[1], 5)
-    x, y = points[:, 0], points[:, 1]
-    x0, y0, x1, y1 = outputs[0, :, :4].unbind(1)
-    assert ((x0 < x) & (x < x1) & (y0 < y) & (y < y1)).all()
     assert outputs[..., 4:].sigmoid().max() < 0.05
+    predicts_around_its_points(model)
+
+
+def predicts_around_its_points(model: models.Model) -> None:
+    """Without weights in the last layer, sides of boxes are two strides from their point."""
+    size = model.config.img_size
+    torch.nn.init.zeros_(model.head.towers.box.weight)
+    points = model.head.points(size)
+    places, sides = points[:, :2], 2 * points[:, 2:3]
+    boxes = model(torch.zeros(1, 3, *size))[0, :, :4]
+    torch.testing.assert_close(boxes, torch.cat([places - sides, places + sides], dim=1))
+
+
+@pytest.mark.parametrize("head", ["fcos", "pyramid"])
+@pytest.mark.parametrize("family", ["bit", "swin", "swin_v2", "pvt_v2", "coatnet"])
+def test_points_of_padded_images_are_true_strides_apart(family, head):
+    """The sides of the image are not multiples of the last stride, 8 or 16; `fcos` upsamples the latter."""
+    coarse = {"shrink": True} if family in ("bit", "coatnet") else {"patch": 8}
+    model = dense(head, replace(FAMILIES[family], img_size=(36, 52), channels=3, classes=0, **coarse))
+    if head == "pyramid":
+        assert model.head.towers.strides == [model.config.stride // 2, model.config.stride]
+    predicts_around_its_points(model)
 
 
 @pytest.mark.parametrize("middle", [False, True])

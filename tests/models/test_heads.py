@@ -39,6 +39,28 @@ def test_heads_have_the_published_number_of_parameters(name):
     assert extra == AUXILIARY.get(name, 0)
 
 
+@pytest.mark.parametrize(
+    ("head", "depth", "blocks"),
+    [
+        ("setr-naive", 24, [9, 14, 19, 23]),
+        ("setr-pup", 24, [9, 14, 19, 23]),
+        ("setr-mla", 24, [5, 11, 17, 23]),
+        ("setr-naive", 12, [4, 6, 9, 11]),
+        ("setr-naive", 2, [0, 1]),
+    ],
+)
+def test_the_heads_of_setr_read_the_blocks_of_mmsegmentation(head, depth, blocks):
+    """Counted from 0, as in its configurations of ViT-L; the last is read after the final norm."""
+    model = build(DenseConfig.of(ViTConfig(16, depth, 2, 32, 4, (16, 8), 3, 0), Masks.heads, 3, head=head)).eval()
+    seen: list[torch.Tensor] = []
+    for block in model.backbone.blocks:
+        block.register_forward_hook(lambda _, __, output: seen.append(output[:, 1:].transpose(1, 2).flatten(2)))
+    with torch.no_grad():
+        *early, _ = model.head.read(model.backbone, torch.randn(1, 3, 16, 8))
+    found = [next(i for i, tokens in enumerate(seen) if torch.equal(tokens, level.flatten(2))) for level in early]
+    assert [*found, depth - 1] == blocks
+
+
 @pytest.mark.parametrize("head", Masks.heads)
 @pytest.mark.parametrize("family", BODIES)
 def test_every_pair_of_backbone_and_head_learns_or_says_why_not(family, head):

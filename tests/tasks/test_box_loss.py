@@ -109,3 +109,14 @@ def test_the_set_loss_is_that_of_transformers(listed):
     theirs, parts, _ = loss.ForObjectDetectionLoss(outputs[..., 4:], labels, "cpu", boxes, config, None, None)
     assert float(ours["loss"]) == pytest.approx(float(theirs), rel=1e-5)
     assert float(ours["loss_class"]) == pytest.approx(float(parts["loss_ce"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e38])
+@pytest.mark.parametrize("place", [0, 5])
+def test_the_set_loss_of_outputs_that_diverged_is_not_finite(wrong, place):
+    """Also if they belong to a prediction without an object."""
+    for i in range(7):
+        outputs = random_set(1).index_put_((torch.tensor(0), torch.tensor(i), torch.tensor(place)), torch.tensor(wrong))
+        loss = set_loss(outputs.requires_grad_(), SIZE, objects((0, 5, 5, 20, 20, 0)))["loss"]
+        loss.backward()
+        assert math.isfinite(wrong) or not loss.isfinite()

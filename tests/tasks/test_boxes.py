@@ -131,7 +131,9 @@ BODIES = TINY | {
 @pytest.mark.parametrize("head", Boxes.heads)
 @pytest.mark.parametrize("name", BODIES)
 def test_every_backbone_learns_with_every_head_or_says_why_not(name, head):
-    body = replace(BODIES[name], img_size=(32, 32))
+    # Backbones that pad images have sides that are no multiples of their stride.
+    size = (32, 32) if BODIES[name].step > 1 else (29, 39)
+    body = replace(BODIES[name], img_size=size)
     if HEADS[head].misfit(body):
         with pytest.raises(UserError, match=f"The head {head} needs "):
             DenseConfig.of(body, Boxes.heads, 2, head)
@@ -144,7 +146,7 @@ def test_every_backbone_learns_with_every_head_or_says_why_not(name, head):
     objective = BoxLoss(model, 3)
     targets = torch.full((2, 3, 6), -1.0)
     targets[0, 0] = torch.tensor([1.0, 4, 4, 28, 20, 0])
-    batch = Batch(torch.randn(2, 1, 32, 32), targets, torch.arange(2))
+    batch = Batch(torch.randn(2, 1, *size), targets, torch.arange(2))
     loss = objective(batch)["loss"]
     loss.backward()
     unused = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]

@@ -8,13 +8,18 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitrail.tasks import coco
-from vitrail.tasks.box_scores import confusion, image_f1, match_class, measure
+from vitrail.tasks.box_scores import MEASURES, confusion, image_f1, match_class, measure, restored
 
 CLASSES = ("a", "b", "c")
 
 
-def made(seed: int, images: int = 12, crowds: bool = False, ties: bool = False) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Random objects of all sizes, and detections near them and elsewhere; some images have neither."""
+def made(
+    seed: int, images: int = 12, crowds: bool = False, ties: bool = False, areas: bool = False
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Random objects of all sizes, and detections near them and elsewhere; some images have neither.
+
+    With `areas`, objects cover only a part of their boxes.
+    """
     rng = np.random.default_rng(seed)
     found = []
     for i in range(images):
@@ -33,6 +38,8 @@ def made(seed: int, images: int = 12, crowds: bool = False, ties: bool = False) 
         detections = np.column_stack([boxes, scores, np.concatenate([own, rng.integers(0, 3, 3)])])
         detections[:, 2:4] = np.maximum(detections[:, 2:4], detections[:, :2] + 1)
         order = np.argsort(-detections[:, 4], kind="stable")
+        if areas:
+            objects = np.column_stack([objects, size.prod(axis=1) * rng.uniform(0.1, 1, n)])
         found.append((detections[order] if i != 5 else np.zeros((0, 6)), objects))
     return found
 
@@ -40,11 +47,11 @@ def made(seed: int, images: int = 12, crowds: bool = False, ties: bool = False) 
 def theirs(images: list[tuple[np.ndarray, np.ndarray]]) -> COCOeval:
     annotations, detections = [], []
     for i, (found, objects) in enumerate(images):
-        for kind, x0, y0, x1, y1, ignored in objects.tolist():
+        for kind, x0, y0, x1, y1, ignored, *area in objects.tolist():
             box = [x0, y0, x1 - x0, y1 - y0]
             annotations.append(
                 {"id": len(annotations) + 1, "image_id": i, "category_id": int(kind), "bbox": box}
-                | {"area": box[2] * box[3], "iscrowd": int(ignored)}
+                | {"area": area[0] if area else box[2] * box[3], "iscrowd": int(ignored)}
             )
         for x0, y0, x1, y1, score, kind in found.tolist():
             detections.append(
@@ -66,10 +73,11 @@ def theirs(images: list[tuple[np.ndarray, np.ndarray]]) -> COCOeval:
 
 
 @pytest.mark.parametrize(
-    ("seed", "crowds", "ties"), [(0, False, False), (1, True, False), (2, False, True), (3, True, True)]
+    ("seed", "crowds", "ties", "areas"),
+    [(0, False, False, False), (1, True, False, False), (2, False, True, False), (3, True, True, True)],
 )
-def test_all_numbers_are_those_of_pycocotools(seed, crowds, ties):
-    images = made(seed, crowds=crowds, ties=ties)
+def test_all_numbers_are_those_of_pycocotools(seed, crowds, ties, areas):
+    images = made(seed, crowds=crowds, ties=ties, areas=areas)
     judge = theirs(images)
     matched = [[match_class(f, o, k) for f, o in images] for k in range(3)]
     ours = coco.accumulate(matched)
@@ -79,7 +87,10 @@ def test_all_numbers_are_those_of_pycocotools(seed, crowds, ties):
     expected = judge.eval["precision"][..., 2]
     np.testing.assert_allclose(np.nan_to_num(ours.precision, nan=-1), expected, rtol=0, atol=1e-12)
     scores = measure(CLASSES, (), images)
-    assert scores.ap50 == pytest.approx(judge.stats[1], abs=1e-12)
+    reported = [-1.0 if getattr(scores, name) is None else getattr(scores, name) for name in MEASURES]
+    assert reported == pytest.approx(judge.stats.tolist(), abs=1e-12)
+    assert restored(scores.to_json()).to_json() == scores.to_json()
+    assert "AR medium" in scores.table()
     assert scores.per_class[0].ap == pytest.approx(expected[..., 0, 0].mean(), abs=1e-12)
 
 

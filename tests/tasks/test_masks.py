@@ -76,6 +76,19 @@ def test_merged_meters_measure_what_one_would_have():
     assert task.restore(one.scores().to_json()).miou == pytest.approx(one.scores().miou, abs=1e-6)
 
 
+def test_samples_are_the_scores_of_the_images_drawn():
+    """One of three images has the last class, which is also predicted where it is not."""
+    rng = np.random.default_rng(0)
+    masks = [Given(rng.integers(0, 2 + (i == 0), (12, 16))) for i in range(3)]
+    outputs, targets = rng.normal(size=(3, 3, 4, 4)).astype(np.float32), truths(masks, [fitted((12, 16), (16, 16))] * 3)
+    task = Masks(CLASSES)
+    samples = task.sample(task.measure(outputs, targets), outputs, targets)
+    for i, rows in enumerate(np.random.default_rng(0).integers(0, 3, (1000, 3))[:20]):
+        scores = task.measure(outputs[rows], targets[rows])
+        for name, values in samples.whole.items():
+            assert values[i] == pytest.approx(getattr(scores, name)), name
+
+
 def test_boundaries_may_be_a_pixel_off():
     true = np.zeros((40, 40), int)
     true[10:30, 10:30] = 1
@@ -159,6 +172,23 @@ def test_masks_and_overlays_are_written_at_the_size_of_the_image(run, data, tmp_
     with Image.open(tmp_path / "p" / f"{images[0].stem}_overlay.jpg") as overlay:
         assert overlay.size == mask.shape[::-1]
     capsys.readouterr()
+
+
+def test_masks_replace_no_image_to_predict(run, data, tmp_path, capsys):
+    from vitrail.cli import main
+
+    photos, links = tmp_path / "photos", tmp_path / "links"
+    image = shutil.copy(next((data / "images" / "val").iterdir()), photos.mkdir() or photos / "x.png")
+    links.symlink_to(photos)
+    (tmp_path / "linked.png").symlink_to(image)
+    before, out = image.read_bytes(), tmp_path / "areas.csv"
+    for given, pictures in ((photos, photos), (image, links), (tmp_path / "linked.png", photos)):
+        with pytest.raises(SystemExit, match="2"):
+            main(["predict", str(run), str(given), "--pictures", str(pictures), "--out", str(out)])
+        assert "must not replace images to predict" in capsys.readouterr().err
+    assert image.read_bytes() == before
+    assert [*photos.iterdir()] == [image]
+    assert not out.exists()
 
 
 def test_a_classifier_gives_its_backbone_and_a_segmenter_its_own(run, data, tmp_path, made_classifier):
@@ -255,6 +285,9 @@ def test_windows_see_a_large_picture_at_its_own_scale(run, tmp_path):
     (whole,), (parts,) = (list(vitrail.predict(run, [tmp_path / "large.png"], windows=w)) for w in (False, True))
     assert parts.answer.mask.shape == mask.shape
     assert (parts.answer.mask == mask).mean() > (whole.answer.mask == mask).mean() - 0.05
+    for windows in (False, True):
+        with pytest.raises(UserError, match="--threshold does not apply to masks"):
+            list(vitrail.predict(run, [tmp_path / "large.png"], windows=windows, threshold=0.5))
 
 
 def test_evidence_is_for_a_class_in_its_region(run, data, tmp_path):

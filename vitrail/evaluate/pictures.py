@@ -12,11 +12,26 @@ from vitrail.files import atomic_write, check_writable
 from vitrail.runs.predictor import Prediction
 
 OVERLAY = "_overlay.jpg"  # the suffix of an image with its answer
+WRITTEN = (".png", OVERLAY)  # the suffixes of all files
 
 
-def with_pictures(predictions: Iterable[Prediction], folder: Path) -> Iterator[Prediction]:
-    """Yields predictions as they come, and writes the files of each answer and its image with the answer over it."""
+def with_pictures(predictions: Iterable[Prediction], folder: Path, files: Iterable[object]) -> Iterator[Prediction]:
+    """Yields predictions as they come, and writes the files of each answer and its image with the answer over it.
+
+    Raises UserError immediately if one of the image files could be replaced.
+    """
     check_writable(folder)
+    for file in (Path(file) for file in files if isinstance(file, str | Path)):
+        for place in (file.absolute(), file.resolve()):
+            if place.parent.resolve() == folder.resolve() and place.name.lower().endswith(WRITTEN):
+                raise UserError(
+                    f"--pictures writes {' and '.join(WRITTEN)} files, which must not replace images to predict, but "
+                    f"{file} is in {folder}. Choose another folder."
+                )
+    return _writing(predictions, folder)
+
+
+def _writing(predictions: Iterable[Prediction], folder: Path) -> Iterator[Prediction]:
     taken: set[str] = set()
     for prediction in predictions:
         if prediction.error is None:
@@ -37,13 +52,14 @@ def _write(prediction: Prediction, folder: Path, taken: set[str]) -> None:
         number += 1
         name = f"{Path(prediction.file).stem}-{number}"
     taken.add(name)
-    for suffix, content in prediction.answer.files().items():
-        with atomic_write(folder / f"{name}{suffix}") as path:
-            path.write_bytes(content)
     try:
         image = to_pil(read_image(prediction.file)).convert("RGBA")
     except (UnreadableImage, OSError):
-        return  # it was not a file
-    image.alpha_composite(layer)
-    with atomic_write(folder / f"{name}{OVERLAY}") as path:
-        image.convert("RGB").save(path, "JPEG", quality=92)
+        image = None  # it was not a file
+    for suffix, content in prediction.answer.files().items():
+        with atomic_write(folder / f"{name}{suffix}") as path:
+            path.write_bytes(content)
+    if image is not None:
+        image.alpha_composite(layer)
+        with atomic_write(folder / f"{name}{OVERLAY}") as path:
+            image.convert("RGB").save(path, "JPEG", quality=92)

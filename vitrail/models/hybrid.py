@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from vitrail.config import Ints
 from vitrail.errors import UserError
 from vitrail.models.bit import GroupNormAct, StdConv
-from vitrail.models.layers import Block, Dropout, Stage, as_map, encode_for_head, head_of, kept, level_depths
+from vitrail.models.layers import Block, Dropout, Levels, Stage, as_map, encode_for_head, head_of, kept, level_depths
 from vitrail.models.model import AttentionLayer, Model, ModelConfig, attention_layers
 from vitrail.models.patterns import choice
 from vitrail.models.position import Grid, Interpolation, resample_state
@@ -221,12 +221,12 @@ class Hybrid(Model):
         """One feature vector per image, the class token's: (B, D)."""
         return self.norm(encode_for_head(self.blocks, self.tokens(images), 1))[:, 0]
 
-    def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, after each quarter of the depth.
+    def features(self, images: Tensor, levels: Levels = False) -> Any:
+        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, also after earlier blocks.
 
         All levels have the same stride; only the last is normalised.
         """
-        x, maps, taps = self.tokens(images), [], level_depths(self.config.depth)
+        x, maps, taps = self.tokens(images), [], level_depths(self.config.depth, levels)
         for depth, block in enumerate(self.blocks, start=1):
             x = block(x)
             if levels and depth in taps[:-1]:

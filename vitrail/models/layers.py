@@ -6,6 +6,7 @@ Legend: B batch, N tokens, D width, H heads. Parameter names follow timm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +21,9 @@ if TYPE_CHECKING:  # patterns need `attend`
 
 # The paper's GELU; its tanh approximation, as in JAX; CLIP's x·sigmoid(1.702·x); a gated MLP.
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
+
+QUARTERS = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
+Levels = bool | tuple[Fraction, ...]  # feature maps to return: the last only, all, or those after shares of the depth
 
 
 class Attention(nn.Module):
@@ -282,9 +286,11 @@ def head_of(width: int, classes: int) -> nn.Linear | nn.Identity:
     return nn.Linear(width, classes) if classes else nn.Identity()
 
 
-def level_depths(depth: int) -> list[int]:
-    """The blocks of a plain encoder whose outputs dense heads read: four, evenly spaced, including the last.
+def level_depths(depth: int, levels: Levels = True) -> list[int]:
+    """The blocks of a plain encoder whose outputs dense heads read, counted from 1, including the last.
 
-    UPerNet and SETR read ViTs this way; ViTDet reads the last only. All have the same stride.
+    By default four, evenly spaced, as UPerNet and SETR-MLA read ViTs; else after these shares of the depth. All have
+    the same stride.
     """
-    return sorted({depth * quarter // 4 for quarter in (1, 2, 3, 4)} - {0})
+    shares = levels if isinstance(levels, tuple) else QUARTERS
+    return sorted({*(int(depth * share) for share in shares), depth} - {0})

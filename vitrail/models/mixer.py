@@ -23,7 +23,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from vitrail.errors import UserError
-from vitrail.models.layers import DropPath, Mlp, as_map, head_of, level_depths
+from vitrail.models.layers import DropPath, Levels, Mlp, as_map, head_of, level_depths
 from vitrail.models.model import Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation
 from vitrail.models.validate import check_counts, check_images, check_multiple, check_rates
@@ -114,12 +114,12 @@ class Mixer(Model):
         """One feature vector per image, the average of its tokens: (B, D)."""
         return self._mixed(images)[-1].mean(dim=1)
 
-    def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, after each quarter of the depth.
+    def features(self, images: Tensor, levels: Levels = False) -> Any:
+        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, also after earlier blocks.
 
         All levels have the same stride; only the last is normalised.
         """
-        taps = level_depths(self.config.depth)[:-1] if levels else []
+        taps = level_depths(self.config.depth, levels)[:-1] if levels else []
         maps = [as_map(x, self.config.grid) for x in self._mixed(images, taps)]
         return maps if levels else maps[-1]
 

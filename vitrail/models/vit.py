@@ -37,6 +37,7 @@ from vitrail.models.layers import (
     AttentionPool,
     Block,
     Dropout,
+    Levels,
     Stage,
     as_map,
     encode_for_head,
@@ -234,12 +235,12 @@ class ViT(Model):
         x = self._pooled(images)
         return (x[:, 0] + x[:, 1]) / 2 if self.config.pool == "cls_dist" else x
 
-    def features(self, images: Tensor, levels: bool = False) -> Any:
-        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, after each quarter of the depth.
+    def features(self, images: Tensor, levels: Levels = False) -> Any:
+        """The patch tokens after the final norm as a map, (B, D, h, w); with `levels`, also after earlier blocks.
 
         All levels have the same stride; only the last is normalised.
         """
-        x, maps, taps = self.tokens(images), [], level_depths(self.config.depth)
+        x, maps, taps = self.tokens(images), [], level_depths(self.config.depth, levels)
         for depth, block in enumerate(self.blocks, start=1):
             x = block(x)
             if levels and depth in taps[:-1]:

@@ -254,7 +254,7 @@ class Predictor:
         with an error. With `windows`, a model of masks sees a large picture at its own scale, part by part.
         """
         if windows:
-            yield from self._in_windows(given(images, self.card.preprocess.channels))
+            yield from self._in_windows(given(images, self.card.preprocess.channels), threshold)
             return
         with closing(
             self.run(given(images, self.card.preprocess.channels), batch_size=batch_size, workers=workers)
@@ -265,7 +265,7 @@ class Predictor:
                 else:
                     yield Prediction(image.name, answer(self.card.task, outputs, top, threshold, placement))
 
-    def _in_windows(self, images: Iterable[ImageLike]) -> Iterator[Prediction]:
+    def _in_windows(self, images: Iterable[ImageLike], threshold: float | None) -> Iterator[Prediction]:
         task, seen = self.card.task, self.card.preprocess
         if not task.slides:
             raise UserError(f"--windows is for masks, but this is a {task.title} model. Remove it.")
@@ -276,7 +276,7 @@ class Predictor:
             except UnreadableImage as error:
                 yield Prediction(each.name, task.answer(), str(error))
                 continue
-            yield Prediction(each.name, task.located(*slide(stored, seen, self.outputs)))
+            yield Prediction(each.name, task.located(*slide(stored, seen, self.outputs), threshold))
 
     def run(
         self,

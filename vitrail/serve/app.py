@@ -27,7 +27,7 @@ from vitrail.serve.metrics import TYPE, Shared
 from vitrail.serve.models import Version
 from vitrail.serve.service import Gone, Service
 from vitrail.serve.settings import Settings
-from vitrail.tasks.task import Answer, Task
+from vitrail.tasks.task import Answer
 from vitrail.version import VERSION
 
 Name = Annotated[str | None, Query(description="name of the model; the first one by default")]
@@ -131,13 +131,6 @@ async def predict(
     return JSONResponse({"model": version.name, "version": version.id, "predictions": predictions})
 
 
-def _form(task: Task) -> str:
-    """How the answers of a task are shown."""
-    if task.annotated:
-        return "boxes" if task.meant == "detections" else "areas"
-    return task.meant if task.single or task.meant == "values" else "labels"
-
-
 def _png(answer: Answer) -> str | None:
     """The picture of an answer as base64; None if it has none."""
     picture = answer.layer()
@@ -234,7 +227,7 @@ async def model_facts(request: Request, model: Name = None) -> Response:
             "size": version.predictor.size,
             "engine": version.predictor.engine,
             "task": card.task.to_json(),
-            "form": _form(card.task),
+            "form": card.task.answer.form,
             "preprocess": dataclasses.asdict(card.preprocess),
             "metrics": {name: value for name, value in card.metrics.items() if isinstance(value, int | float)},
             "explains": version.facts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitrail.errors import UserError
 
@@ -18,6 +18,8 @@ class Answer:
     labels: tuple[str, ...] = ()
     probabilities: tuple[float, ...] = ()
     values: tuple[float, ...] = ()  # of a regression, in the units of the data
+
+    form: ClassVar[str] = "probabilities"  # how a page shows it: also labels, values, areas or boxes
 
     def text(self, digits: int = 1, width: int = 0) -> str:
         """The answer on one line; the first label is padded to `width`."""
@@ -92,6 +94,8 @@ class Headline:
 
 class LabelsAnswer(Answer):
     """Any number of labels, those above their thresholds, in two CSV cells."""
+
+    form: ClassVar[str] = "labels"
 
     def columns(self) -> list[str]:
         return ["labels", "probabilities"]

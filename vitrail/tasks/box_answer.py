@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitrail.tasks.answer import Answer
 from vitrail.tasks.box_picture import COLOURS, draw
@@ -20,6 +20,8 @@ class BoxesAnswer(Answer):
     boxes: tuple[tuple[float, ...], ...] = ()  # x0, y0, x1, y1
     size: tuple[int, int] = (0, 0)  # of the image
     classes: tuple[str, ...] = ()  # of the model, for colours
+
+    form: ClassVar[str] = "boxes"
 
     def text(self, digits: int = 1, width: int = 0) -> str:
         counts = Counter(self.labels)

@@ -1,7 +1,7 @@
 """The scores of predicted boxes, and the meter that accumulates them.
 
 Boxes are in pixels of the original image. Detections are (n, 6): x0, y0, x1, y1, score, class. Objects are (n, 6):
-class, x0, y0, x1, y1, and 1 for those to ignore.
+class, x0, y0, x1, y1, and 1 for those to ignore; or (n, 7), with their area, by which COCO sorts them into sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from vitrail.tasks.coco import RECALLS, Matched, accumulate, best_threshold, mat
 from vitrail.tasks.scores import Array, Floats, Meter, NotFinite, Numbers, Scores, Targets, files_line, rounded
 
 ENOUGH = 0.5  # IoU from which on a box is right, where a single threshold is needed
-MEASURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "ar1", "ar10", "ar100")
+MEASURES = (
+    *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
+    *("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large"),
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,9 @@ class BoxesScores(Scores):
     ar1: float | None
     ar10: float | None
     ar100: float | None
+    ar_small: float | None
+    ar_medium: float | None
+    ar_large: float | None
     per_class: list[BoxScore]
     confusion: Numbers = field(repr=False)  # K+1 K+1, true classes in rows, "background" last
     curves: Floats = field(repr=False)  # R K, precision at each of RECALLS and an IoU of 0.5
@@ -98,6 +104,7 @@ class BoxesScores(Scores):
     def table(self, most: int = 20) -> str:
         titles = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "ap_small": "AP small", "ap_medium": "AP medium"}
         titles |= {"ap_large": "AP large", "ar1": "AR, 1 box", "ar10": "AR, 10 boxes", "ar100": "AR, 100 boxes"}
+        titles |= {"ar_small": "AR small", "ar_medium": "AR medium", "ar_large": "AR large"}
         lines = [f"{'images':<18} {self.images:>7,}"]
         lines += [f"{title:<18} {_share(getattr(self, name), 2):>7}" for name, title in titles.items()]
         lines.append("")
@@ -177,6 +184,9 @@ def measure(classes: Sequence[str], thresholds: Sequence[float], images: Sequenc
         ar1=known(precision.ar(1)),
         ar10=known(precision.ar(10)),
         ar100=known(precision.ar(100)),
+        ar_small=known(precision.ar(area="small")),
+        ar_medium=known(precision.ar(area="medium")),
+        ar_large=known(precision.ar(area="large")),
         per_class=by_class,
         confusion=confusion(images, chosen),
         curves=precision.curve() if len(classes) else np.zeros((len(RECALLS), 0)),
@@ -191,7 +201,7 @@ def known(value: float) -> float | None:
 def match_class(found: Array, objects: Array, k: int) -> Matched:
     """The detections of class k in one image against its objects."""
     own, true = found[found[:, 5] == k].astype(np.float64), objects[objects[:, 0] == k].astype(np.float64)
-    return match(own[:, :4], own[:, 4], true[:, 1:5], true[:, 5] > 0)
+    return match(own[:, :4], own[:, 4], true[:, 1:5], true[:, 5] > 0, true[:, 6] if true.shape[1] > 6 else None)
 
 
 def _counts(images: Sequence[Matched], threshold: float) -> tuple[int, int, int]:
@@ -255,8 +265,11 @@ def confusion(images: Sequence[tuple[Array, Array]], thresholds: Sequence[float]
 def restored(document: Mapping[str, Any]) -> BoxesScores:
     """The inverse of `BoxesScores.to_json`."""
     curves = np.array(document["precision_at_recall"], np.float64).reshape(-1, len(RECALLS)).T
+    measures: dict[str, Any] = {name: document.get(name) for name in MEASURES}  # earlier versions had fewer
     return BoxesScores(
-        **{name: document[name] for name in ("images", "error", *MEASURES)},
+        images=document["images"],
+        error=document["error"],
+        **measures,
         per_class=[BoxScore(**score) for score in document["per_class"]],
         confusion=np.array(document["confusion"], np.int64),
         curves=curves,

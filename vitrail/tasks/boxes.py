@@ -1,8 +1,9 @@
 """Boxes: object detection. Each image has any number of objects, each with a class and a box; COCO's AP.
 
 Targets are an (N,) object array of float32 arrays (n, 6), one per image: class, x0, y0, x1, y1 in pixels of the
-original image, and 1 for objects to ignore. Outputs are (B, Q, 4 + K) of a dense head or (B, Q, 4 + K + 1) of a set of
-predictions, whose last logit is "no object": the corners of a box in pixels of the model's input, and logits.
+original image, and 1 for objects to ignore; or (n, 7), with the area of objects, if the annotation has it. Outputs are
+(B, Q, 4 + K) of a dense head or (B, Q, 4 + K + 1) of a set of predictions, whose last logit is "no object": the corners
+of a box in pixels of the model's input, and logits.
 
 Legend: B batch, N images, Q predictions, K classes.
 """

@@ -77,11 +77,16 @@ def overlaps(boxes: Floats, objects: Floats, ignored: NDArray[np.bool_]) -> Floa
     return values
 
 
-def match(boxes: Floats, scores: Floats, objects: Floats, ignored: NDArray[np.bool_]) -> Matched:
-    """Matches the detections of one image and class with its objects, at every threshold and for every area."""
+def match(
+    boxes: Floats, scores: Floats, objects: Floats, ignored: NDArray[np.bool_], areas: Floats | None = None
+) -> Matched:
+    """Matches the detections of one image and class with its objects, at every threshold and for every area.
+
+    `areas` are those of the objects where they differ from their boxes', such as the pixels of their masks.
+    """
     order = np.argsort(-scores, kind="stable")[: MOST[-1]]
     boxes, scores = boxes[order], scores[order]
-    skip = _outside(_area(objects)) | ignored  # A G
+    skip = _outside(_area(objects) if areas is None else areas) | ignored  # A G
     shape = len(AREAS), len(THRESHOLDS), len(boxes)
     hits, out = np.zeros(shape, bool), np.zeros(shape, bool)
     if len(objects):

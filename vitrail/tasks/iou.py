@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ROUNDS = 24  # of suppression, see `suppress`
-
 
 def area(boxes: Tensor) -> Tensor:
     """The area of boxes (…, 4); 0 where corners are swapped."""
@@ -53,15 +51,26 @@ def suppress(boxes: Tensor, classes: Tensor, threshold: float) -> Tensor:
     """Greedy non-maximum suppression within each class: whether each of (B, C) boxes is kept.
 
     Boxes (B, C, 4) are in descending order of their scores. A box goes if a kept box before it overlaps it by more
-    than `threshold`. Instead of a loop over boxes, all are decided at once, again and again: each round settles at
-    least one more link of every chain of overlaps, so the result equals the greedy one unless a chain of boxes that
-    decide each other has more than ROUNDS links. The graph is fixed, batched, and exports to any runtime.
+    than `threshold`. A graph has the loop over boxes as one operator, which every runtime has.
     """
     same = classes.unsqueeze(-1) == classes.unsqueeze(-2)
-    rank = torch.arange(boxes.shape[-2], device=boxes.device)
-    above = rank.unsqueeze(1) < rank
-    removes = ((iou(*pairs(boxes, boxes)) > threshold) & same & above).float()  # B C C: row removes column
+    removes = ((iou(*pairs(boxes, boxes)) > threshold) & same).float().triu(diagonal=1)  # B C C: row removes column
     keep = torch.ones_like(boxes[..., 0])
-    for _ in range(ROUNDS):
-        keep = ((keep.unsqueeze(-2) @ removes).squeeze(-2) < 0.5).float()
+    rows = torch.eye(boxes.shape[-2], device=boxes.device), removes.transpose(0, 1)
+    if torch.compiler.is_exporting():
+        from torch._higher_order_ops.scan import scan  # slow to import
+
+        return scan(_suppress_by_one, keep, rows)[0] > 0.5
+    for row in zip(*rows, strict=True):
+        keep, _ = _suppress_by_one(keep, row)
     return keep > 0.5
+
+
+def _suppress_by_one(keep: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Which boxes are kept, (B, C), after one of them, of which `row` has the place, (C,), and what it removes, (B, C).
+
+    Also whether that box itself is kept, (B, 1).
+    """
+    place, removed = row
+    kept = (keep * place).sum(dim=-1, keepdim=True)
+    return keep * (1 - kept * removed), kept

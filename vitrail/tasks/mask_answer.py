@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ class MaskAnswer(Answer):
 
     mask: Labels = field(default_factory=lambda: np.zeros((0, 0), np.uint8))  # (H, W) class indices
     classes: tuple[str, ...] = ()
+
+    form: ClassVar[str] = "areas"
 
     def text(self, digits: int = 1, width: int = 0) -> str:
         return super().text(digits, width).replace("(no label)", "(nothing)")

@@ -304,10 +304,13 @@ class Masks(Annotated):
                 "dice": 2 * inside / np.maximum(real + given, 1),
                 "accuracy": inside / np.maximum(real, 1),
             }
-            there = real + given > 0
-            whole = {"accuracy": inside.sum(axis=1) / np.maximum(real.sum(axis=1), 1)}
-            for name, column in (("miou", "iou"), ("dice", "dice"), ("mean_accuracy", "accuracy")):
-                whole[name] = (by_class[column] * there).sum(axis=1) / np.maximum(there.sum(axis=1), 1)
+            seen = real + given > 0
+            whole = {
+                "accuracy": inside.sum(axis=1) / np.maximum(real.sum(axis=1), 1),
+                "miou": _means(by_class["iou"], seen),
+                "dice": _means(by_class["dice"], seen),
+                "mean_accuracy": _means(by_class["accuracy"], real > 0),
+            }
             parts.append((whole, by_class))
         return collect(parts)
 
@@ -330,6 +333,11 @@ def _mask(target: Any) -> Mask:
 def _pixels(targets: Targets) -> Numbers:
     """The pixels of each class, (K,)."""
     return np.asarray(sum(_mask(target).counts for target in targets))
+
+
+def _means(values: Floats, there: NDArray[np.bool_]) -> Floats:
+    """The mean of each row over the classes that are there, (R,)."""
+    return np.asarray((values * there).sum(axis=1) / np.maximum(there.sum(axis=1), 1))
 
 
 def _image_iou(counts: Numbers) -> float:

@@ -115,6 +115,8 @@ class RegressionScores(Scores):
 class ValuesAnswer(Answer):
     """The predicted values of an image, in the units of the data."""
 
+    form: ClassVar[str] = "values"
+
     def text(self, digits: int = 1, width: int = 0) -> str:  # values are not percentages
         form = ".6g" if width else ".3g"
         pairs = zip(self.labels, self.values, strict=True)

@@ -30,7 +30,7 @@ def matching(logits: Tensor, boxes: Tensor, kinds: Tensor, objects: Tensor) -> t
     chance = logits.softmax(dim=-1)[:, kinds]
     far = torch.cdist(centred(boxes), centred(objects), p=1)
     cost = -chance + L1 * far - GIOU * giou(*pairs(boxes, objects))
-    rows, columns = linear_sum_assignment(cost.cpu().numpy())
+    rows, columns = linear_sum_assignment(cost.nan_to_num().cpu().numpy())  # the loss of what is not finite is NaN
     return torch.as_tensor(rows, device=boxes.device), torch.as_tensor(columns, device=boxes.device)
 
 
@@ -59,4 +59,5 @@ def set_loss(outputs: Tensor, size: tuple[int, int], objects: Tensor) -> dict[st
     count = world().count(torch.tensor(len(ours), device=ours.device))
     place = (centred(ours) - centred(theirs)).abs().sum() / count
     fit = (1 - giou(ours, theirs)).sum() / count
-    return {"loss": classify + L1 * place + GIOU * fit, "loss_class": classify, "loss_box": fit}
+    loss = classify + L1 * place + GIOU * fit + 0 * outputs.sum()  # NaN if any output, matched or not, is not finite
+    return {"loss": loss, "loss_class": classify, "loss_box": fit}

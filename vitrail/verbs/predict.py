@@ -84,6 +84,7 @@ def predict(
 def show(
     predictions: Iterator[Prediction],
     *,
+    images: Sequence[str],
     format: Literal["table", "csv", "json", "coco"] | None = None,
     out: str | Path | None = None,
     pictures: str | Path | None = None,
@@ -95,14 +96,14 @@ def show(
         out (FILE): .csv, .json, .jsonl or .txt file to write the predictions to (default: printed)
         pictures (FOLDER): folder for masks as PNG files, and for the images with masks or boxes over them
     """
-    from vitrail.evaluate.predict import write, write_file
+    from vitrail.evaluate.predict import listed, write, write_file
 
     if not world().first():
         return len([*predictions])  # none, once the first process has those of this one
     if pictures is not None:
         from vitrail.evaluate.pictures import with_pictures
 
-        predictions = with_pictures(predictions, Path(pictures))
+        predictions = with_pictures(predictions, Path(pictures), listed(images))
     if out is None:
         return 1 if write(predictions, format or "table", sys.stdout) else 0
     return 1 if write_file(predictions, format, Path(out)) else 0

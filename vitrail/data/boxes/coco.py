@@ -45,7 +45,8 @@ def _read(document: Any, file: Path, split: str) -> Iterator[Marked]:
         if not isinstance(box, list) or len(box) != 4:
             raise UserError(f"{file}: 'bbox' must be [x, y, width, height], but it is {shown(box)}.")
         x, y, w, h = (number(value, "a value of 'bbox'", str(file)) for value in box)
-        by_image[image].append(Object(names[kind], (x, y, x + w, y + h), bool(each.get("iscrowd"))))
+        area = None if each.get("area") is None else number(each["area"], "'area'", str(file))
+        by_image[image].append(Object(names[kind], (x, y, x + w, y + h), bool(each.get("iscrowd")), area))
     for each in document["images"]:
         name = str(_field(each, "file_name", file))
         size = None

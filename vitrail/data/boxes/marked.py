@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from vitrail.data.dataset import Problem
 from vitrail.data.images import ImageFacts
 from vitrail.errors import UserError, shown
 
-Boxes = NDArray[np.float32]  # n 6: class, x0, y0, x1, y1, ignored
+Boxes = NDArray[np.float32]  # n 6: class, x0, y0, x1, y1, ignored; n 7 if annotations state areas
 
 _FURTHEST = 1e9  # pixels
 _OUTSIDE = 1.0  # pixels by which a box may exceed the image without mention: rounding of tools
@@ -34,6 +34,7 @@ class Object:
     name: str  # of its class
     box: tuple[float, float, float, float]  # x0, y0, x1, y1
     ignored: bool = False  # COCO's crowds, VOC's difficult objects
+    area: float | None = None  # in pixels, if the annotation states it: that of a mask, by which COCO measures size
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,30 @@ def number(value: Any, what: str, where: str) -> float:
 
 
 def tidied(
-    marked: Iterable[Marked], facts: Mapping[Path, ImageFacts], classes: Sequence[str]
+    marked: Sequence[Marked], facts: Mapping[Path, ImageFacts], classes: Sequence[str]
 ) -> Iterator[tuple[Marked, Boxes, list[Problem]]]:
     """The boxes of each readable image, in pixels and inside it, with the problems they had."""
     numbers = {name: k for k, name in enumerate(classes)}
+    stated = any(thing.area is not None for image in marked for thing in image.objects)
     for image in marked:
         if (fact := facts.get(image.image)) is None:
             continue
         _check_size(image, fact)
         problems: list[Problem] = []
         rows: list[tuple[float, ...]] = []
+        areas: list[float] = []
         for thing in image.objects:
             box, faults = _tidy(thing, image.shares, fact)
             row = None if box is None else (numbers[thing.name], *box, float(thing.ignored))
             if row in rows:
                 faults = {**faults, "box_twice": "is listed twice"}
-            elif row is not None:
+            elif box is not None and row is not None:
                 rows.append(row)
+                x0, y0, x1, y1 = box
+                areas.append((x1 - x0) * (y1 - y0) if thing.area is None else thing.area)
             problems += [Problem(kind, f"{_text(thing)} {fault}", image.where) for kind, fault in faults.items()]
-        yield image, np.array(rows, np.float32).reshape(-1, 6), problems
+        boxes = np.array(rows, np.float32).reshape(-1, 6)
+        yield image, np.column_stack([boxes, np.array(areas, np.float32)]) if stated else boxes, problems
 
 
 def _tidy(

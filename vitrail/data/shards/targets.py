@@ -35,7 +35,7 @@ def column(task: Task, targets: Targets) -> tuple[np.dtype[Any], tuple[int, ...]
     if isinstance(task, Masks):
         return np.dtype("<i8"), (_PLACE + len(task.classes),)
     if isinstance(task, Boxes):
-        return np.dtype("<f4"), (max(1, *map(len, targets)), 6)
+        return np.dtype("<f4"), (max(1, *map(len, targets)), max(boxes.shape[1] for boxes in targets))
     return targets.dtype.newbyteorder("<"), targets.shape[1:]
 
 
@@ -45,8 +45,12 @@ def stored(task: Task, target: Any, shape: tuple[int, ...]) -> Stored:
         return _stored_mask(target, len(task.classes))
     if isinstance(task, Boxes):
         row = np.full(shape, np.nan, np.float32)
-        row[: len(target)] = target
-        objects = [{"class": task.classes[int(k)], "box": box, "ignored": bool(i)} for k, *box, i in target.tolist()]
+        row[: len(target), : target.shape[1]] = target
+        objects = [
+            {"class": task.classes[int(kind)], "box": box, "ignored": bool(ignored)}
+            | ({"area": area[0]} if area else {})
+            for kind, *box, ignored, area in ((*each[:6], each[6:]) for each in target.tolist())
+        ]
         return json.dumps({"objects": objects}).encode(), ".json", lambda _: row
     if task.single:
         return str(int(target)).encode(), ".cls", lambda _: target
@@ -63,7 +67,7 @@ def restored(kind: type[Task], targets: Array, classes: Sequence[str], store: Sh
         good = form == ("<i8", (_PLACE + count,)) and bool((targets >= 0).all())
         good = good and bool((targets[:, 2] * targets[:, 3] == targets[:, 4:].sum(axis=1)).all())
     elif kind is Boxes:
-        good = form[0] == "<f4" and form[1][1:] == (6,) and _are_boxes(targets, count)
+        good = form[0] == "<f4" and form[1][1:] in ((6,), (7,)) and _are_boxes(targets, count)
     elif kind.single:
         good = form == ("<i8", ()) and bool(((targets >= 0) & (targets < count)).all())
     elif kind.several:
@@ -80,7 +84,7 @@ def restored(kind: type[Task], targets: Array, classes: Sequence[str], store: Sh
 
 
 def _are_boxes(rows: Array, classes: int) -> bool:
-    """Whether rows (N, M, 6) have boxes first, with a class and ordered corners, and NaN behind them."""
+    """Whether rows (N, M, 6 or 7) have boxes first, with a class and ordered corners, and NaN behind them."""
     there = ~np.isnan(rows[..., 0])
     boxes = rows[there]
     first = there == (np.arange(rows.shape[1]) < there.sum(axis=1)[:, None])

@@ -117,7 +117,8 @@ class Fcos(BoxHead):
 
     def __init__(self, body: ModelConfig, classes: int):
         super().__init__(body, classes)
-        stride, width = body.stride, body.width
+        self.coarse = stride = body.stride
+        width = body.width
         channels = min(width, CHANNELS) // 2 if stride > FINEST else min(width, CHANNELS)
         layers: list[nn.Module] = []
         while stride > FINEST and stride % 2 == 0:
@@ -131,7 +132,9 @@ class Fcos(BoxHead):
         return outputs
 
     def points(self, size: Grid) -> Tensor:
-        return self.towers.points(size, [(0.0, math.inf)])
+        # A backbone that pads images has a last map of whole strides, which may end outside the image.
+        h, w = (-(-side // self.coarse) * self.coarse for side in size)
+        return self.towers.points((h, w), [(0.0, math.inf)])
 
 
 class SimplePyramid(nn.Module):
@@ -195,7 +198,7 @@ class Pyramid(BoxHead):
             self.neck: nn.Module = SimplePyramid(body.width, channels)
             strides = [body.stride // 4, body.stride // 2, body.stride, body.stride * 2]
         else:
-            strides = [body.img_size[0] // grid[0] for grid in body.grids]
+            strides = [body.stride // 2**i for i in reversed(range(len(body.grids)))]  # every stage halves its map
             self.neck = TopDown(level_widths(body), channels)
         self.towers = Towers(channels, classes, 4, strides)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.layers import Levels
 from vitrail.models.model import Model, ModelConfig
 from vitrail.models.position import Interpolation
 
@@ -18,7 +19,8 @@ class Head(nn.Module):
     title: ClassVar[str]  # in words, for errors and docs
     adds_tokens: ClassVar[bool] = False  # whether it adds tokens to the sequence of the backbone, at its end
     local: ClassVar[bool] = False  # whether explanations are of one place: of the strongest box
-    levels: ClassVar[bool] = False  # whether it reads all feature maps that the backbone offers, finest first
+    # Whether it reads all feature maps that the backbone offers, finest first; or those after shares of the depth.
+    levels: ClassVar[Levels] = False
 
     pyramid: ClassVar[bool] = False  # whether it is the usual choice for a backbone of several stages
 
@@ -37,7 +39,8 @@ class Head(nn.Module):
 
     def read(self, backbone: Model, images: Tensor) -> Any:
         """What the head reads from the backbone: by default its feature maps."""
-        return backbone.features(images, levels=self.levels)
+        features: Callable[..., Any] = backbone.features  # of plain encoders, which alone have shares
+        return features(images, levels=self.levels)
 
     def forward(self, read: Any) -> Tensor:
         """The outputs, (B, K, h, w) for masks, at the head's own resolution."""
@@ -67,10 +70,11 @@ class Head(nn.Module):
         return dict(state)
 
 
-def level_widths(body: ModelConfig) -> list[int]:
-    """The channels of each feature map that `features(levels=True)` returns, finest first."""
+def level_widths(body: ModelConfig, levels: Levels = True) -> list[int]:
+    """The channels of each feature map that `features` returns for these levels, finest first."""
     from vitrail.models import build  # it imports the heads
 
     with torch.device("meta"):
-        maps = build(body).eval().features(torch.empty(1, body.channels, *body.img_size), levels=True)
+        features: Callable[..., list[Tensor]] = build(body).eval().features
+        maps = features(torch.empty(1, body.channels, *body.img_size), levels=levels)
     return [level.shape[1] for level in maps]

@@ -1,7 +1,8 @@
 """The heads of SETR: naive upsampling, progressive upsampling and multi-level aggregation.
 
-https://arxiv.org/abs/2012.15840, with the layers, tensor names and auxiliary heads of mmsegmentation. They read four
-evenly spaced blocks of the encoder; auxiliary heads have two convolutions, as in the trained configurations.
+https://arxiv.org/abs/2012.15840, with the layers, tensor names and auxiliary heads of mmsegmentation. As in the
+trained configurations, auxiliary heads have two convolutions, and heads read these blocks of 24, counted from 1: 10,
+15, 20 and the last; multi-level aggregation 6, 12, 18 and the last. Other depths have blocks at the same shares.
 
 Legend: B batch, D width, K classes, (h, w) feature map.
 """
@@ -9,6 +10,7 @@ Legend: B batch, D width, K classes, (h, w) feature map.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
@@ -63,7 +65,7 @@ def _needs_levels(body: ModelConfig) -> str:
 class _Progressive(Head):
     """`Upsample` on the last map, and as auxiliary heads on the earlier ones."""
 
-    levels = True
+    levels = (Fraction(10, 24), Fraction(15, 24), Fraction(20, 24))
     convs: int
     scale: int
     kernel: int
@@ -72,7 +74,7 @@ class _Progressive(Head):
         super().__init__(body, classes)
         self.decode_head = Upsample(body.width, classes, self.convs, self.scale, self.kernel)
         self.auxiliary_head = nn.ModuleList(
-            Upsample(body.width, classes, 2, 4, self.kernel) for _ in range(len(level_widths(body)) - 1)
+            Upsample(body.width, classes, 2, 4, self.kernel) for _ in level_widths(body, self.levels)[:-1]
         )
         if not self.decode_head.conv_seg.weight.is_meta:
             initialise(self)
