@@ -76,6 +76,36 @@ def test_arrays_and_tensors_give_the_same_detections(classes):
     np.testing.assert_allclose(detections(found.numpy(), classes), detect(found, classes).numpy(), atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # within torch itself
+def test_graphs_of_every_runtime_give_the_same_detections(tmp_path):
+    """Also of a chain of boxes that each overlap the next, so that every decision depends on all before it."""
+    import onnxruntime
+
+    from vitrail.runs.openvino import import_openvino
+
+    class Both(torch.nn.Module):
+        def forward(self, outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return detect(outputs, 2), detect(outputs, 1)  # of a dense head, and of a set of predictions
+
+    left = torch.arange(60) * 2.0
+    chain = torch.stack([left, 0 * left, left + 10, 0 * left + 10, 3 - left / 60, -6 - left / 30], dim=1)
+    generator = torch.Generator().manual_seed(0)
+    corner = torch.rand(60, 2, generator=generator) * 60
+    other = torch.cat([corner, corner + 25, 9 * torch.rand(60, 2, generator=generator) - 6], dim=1)
+    batch, file = torch.stack([chain, other]), tmp_path / "detect.onnx"
+    shapes = ({0: torch.export.Dim("batch")},)
+    torch.onnx.export(Both().eval(), (batch,), file, dynamic_shapes=shapes, dynamo=True, verbose=False)
+    core = import_openvino().Core()
+    session, compiled = onnxruntime.InferenceSession(file), core.compile_model(core.read_model(file), "CPU")
+    for part in (batch, batch[:1]):
+        expected = [detections(part.numpy(), classes) for classes in (2, 1)]
+        assert (expected[0][0, :60, 4] > 0.5).sum() == 30
+        for found in (session.run(None, {"outputs": part.numpy()}), compiled([part.numpy()]).values()):
+            for ours, theirs in zip(expected, found, strict=True):
+                there = ours[..., 4:5] > 0  # the others are in no order
+                np.testing.assert_allclose(theirs * there, ours * there, atol=1e-4)
+
+
 def test_an_answer_is_in_pixels_of_the_image():
     placement = fitted(SIZE, INPUT)
     answer = TASK.located(outputs((4, 8, 20, 24, 3.0, 0), (0, 0, 40, 32, -0.5, 1))[0].numpy(), placement)

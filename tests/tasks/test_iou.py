@@ -52,24 +52,3 @@ def chain(count: int) -> torch.Tensor:
 def test_suppression_follows_the_longest_chain():
     answer = suppress(chain(300)[None], torch.zeros(1, 300), 0.5)
     assert answer[0].tolist() == [True, False] * 150
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # within torch itself
-def test_suppression_in_a_graph_is_exact(tmp_path):
-    import onnxruntime
-
-    from vitrail.runs.openvino import import_openvino
-
-    class Suppress(torch.nn.Module):
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            return suppress(given, torch.zeros_like(given[..., 0]), 0.5)
-
-    batch, file = torch.stack([chain(60), boxes(60)]), tmp_path / "suppress.onnx"
-    shapes = ({0: torch.export.Dim("batch")},)
-    torch.onnx.export(Suppress().eval(), (batch,), file, dynamic_shapes=shapes, dynamo=True, verbose=False)
-    core, expected = import_openvino().Core(), Suppress()(batch).tolist()
-    session, compiled = onnxruntime.InferenceSession(file), core.compile_model(core.read_model(file), "CPU")
-    assert expected[0] == [True, False] * 30
-    for part in (batch, batch[:1]):
-        assert session.run(None, {"given": part.numpy()})[0].tolist() == expected[: len(part)]
-        assert compiled([part.numpy()])[0].tolist() == expected[: len(part)]

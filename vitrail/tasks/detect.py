@@ -33,7 +33,7 @@ def detect(outputs: Tensor, classes: int) -> Tensor:
 
     from vitrail.tasks.iou import suppress
 
-    boxes, logits = outputs[..., :4], outputs[..., 4:]
+    logits = outputs[..., 4:]
     dense = logits.shape[-1] == classes
     if dense:
         scores = logits.sigmoid().flatten(1)  # B QK
@@ -43,13 +43,16 @@ def detect(outputs: Tensor, classes: int) -> Tensor:
         top, kind = logits.softmax(dim=-1)[..., :-1].max(dim=-1)
         best, rows = top.topk(min(DETECTIONS, top.shape[1]), dim=1)
         kinds = kind.gather(1, rows)
-    boxes = boxes.gather(1, rows.unsqueeze(-1).expand(-1, -1, 4))
+    boxes = _rows(outputs, rows)[..., :4]
     if dense:
         best = best * suppress(boxes, kinds, OVERLAP)
-        best, order = best.topk(min(DETECTIONS, best.shape[1]), dim=1)
-        boxes = boxes.gather(1, order.unsqueeze(-1).expand(-1, -1, 4))
-        kinds = kinds.gather(1, order)
-    return torch.cat([boxes, best.unsqueeze(-1), kinds.unsqueeze(-1).to(boxes.dtype)], dim=-1)
+    found = torch.cat([boxes, best.unsqueeze(-1), kinds.unsqueeze(-1).to(boxes.dtype)], dim=-1)
+    return _rows(found, best.topk(min(DETECTIONS, best.shape[1]), dim=1)[1]) if dense else found
+
+
+def _rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Rows (B, R) of a table (B, Q, C), as they are: OpenVINO fails to gather a slice of columns."""
+    return table.gather(1, rows.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
 
 
 def detections(outputs: NDArray[np.floating], classes: int) -> Floats:
