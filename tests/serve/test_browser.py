@@ -347,6 +347,12 @@ def test_the_page_is_small():
     assert sum(len(asset.content) for asset in assets().values()) < 64 * 1024
 
 
+def test_a_threshold_of_masks_is_refused(served, photo):
+    answer = served.post("/predict", photo, model="masks", threshold=0.4)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "not_supported")
+    assert answer.json()["error"]["message"].startswith("A threshold does not apply to masks")
+
+
 def test_a_mask_lies_over_the_picture_as_strongly_as_the_slider_says(visit, photo):
     looked = visit()
     assert looked.page.locator("#fading").is_hidden()

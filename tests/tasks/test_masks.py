@@ -174,18 +174,18 @@ def test_masks_and_overlays_are_written_at_the_size_of_the_image(run, data, tmp_
     capsys.readouterr()
 
 
-def test_masks_replace_no_image_to_predict(run, data, tmp_path, capsys):
+def test_pictures_are_not_written_among_the_images_to_predict(run, data, tmp_path, capsys):
     from vitrail.cli import main
 
     photos, links = tmp_path / "photos", tmp_path / "links"
-    image = shutil.copy(next((data / "images" / "val").iterdir()), photos.mkdir() or photos / "x.png")
+    image = shutil.copy(next((data / "images" / "val").iterdir()), photos.mkdir() or photos / "x.PNG")
     links.symlink_to(photos)
     (tmp_path / "linked.png").symlink_to(image)
     before, out = image.read_bytes(), tmp_path / "areas.csv"
     for given, pictures in ((photos, photos), (image, links), (tmp_path / "linked.png", photos)):
         with pytest.raises(SystemExit, match="2"):
             main(["predict", str(run), str(given), "--pictures", str(pictures), "--out", str(out)])
-        assert "must not replace images to predict" in capsys.readouterr().err
+        assert "must not be a folder of images to predict" in capsys.readouterr().err
     assert image.read_bytes() == before
     assert [*photos.iterdir()] == [image]
     assert not out.exists()
@@ -286,7 +286,7 @@ def test_windows_see_a_large_picture_at_its_own_scale(run, tmp_path):
     assert parts.answer.mask.shape == mask.shape
     assert (parts.answer.mask == mask).mean() > (whole.answer.mask == mask).mean() - 0.05
     for windows in (False, True):
-        with pytest.raises(UserError, match="--threshold does not apply to masks"):
+        with pytest.raises(UserError, match="A threshold does not apply to masks"):
             list(vitrail.predict(run, [tmp_path / "large.png"], windows=windows, threshold=0.5))
 
 

@@ -85,7 +85,7 @@ def test_the_binary_loss_learns(train, tiny):
 
 
 def test_half_precision_learns_about_the_same(train, small):
-    full, *halves = (rows(train(**small, name=amp, amp=amp)) for amp in ("off", "bf16", "fp16"))
+    full, *halves = (rows(train(**small | {"name": amp, "amp": amp})) for amp in ("off", "bf16", "fp16"))
     for half in halves:
         assert half[0]["val_loss"] != full[0]["val_loss"]
         assert half[0]["val_loss"] == pytest.approx(full[0]["val_loss"], rel=0.05)

@@ -51,6 +51,10 @@ def test_predictions_are_written_to_a_file_in_the_format_of_its_suffix(trained, 
         rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert len(rows) == count
     assert vitrail_says("predict", trained, digits / "0", "--out", tmp_path / "answers.xml")[0] == 2
+    for words in (["--format", "json", "--out", tmp_path / "a.csv"], ["--format", "coco", "--out", tmp_path / "a.txt"]):
+        code, _, error = vitrail_says("predict", trained, digits / "0", *words)
+        assert code == 2
+        assert "is a file of --format" in error
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, Killed, RuntimeError])

@@ -12,22 +12,20 @@ from vitrail.files import atomic_write, check_writable
 from vitrail.runs.predictor import Prediction
 
 OVERLAY = "_overlay.jpg"  # the suffix of an image with its answer
-WRITTEN = (".png", OVERLAY)  # the suffixes of all files
 
 
 def with_pictures(predictions: Iterable[Prediction], folder: Path, files: Iterable[object]) -> Iterator[Prediction]:
     """Yields predictions as they come, and writes the files of each answer and its image with the answer over it.
 
-    Raises UserError immediately if one of the image files could be replaced.
+    Raises UserError immediately if the folder has images to predict: they might be replaced, and the next command would
+    take the pictures for images.
     """
     check_writable(folder)
     for file in (Path(file) for file in files if isinstance(file, str | Path)):
-        for place in (file.absolute(), file.resolve()):
-            if place.parent.resolve() == folder.resolve() and place.name.lower().endswith(WRITTEN):
-                raise UserError(
-                    f"--pictures writes {' and '.join(WRITTEN)} files, which must not replace images to predict, but "
-                    f"{file} is in {folder}. Choose another folder."
-                )
+        if folder.resolve() in (file.absolute().parent.resolve(), file.resolve().parent):
+            raise UserError(
+                f"--pictures must not be a folder of images to predict, but {file} is in it. Choose another."
+            )
     return _writing(predictions, folder)
 
 

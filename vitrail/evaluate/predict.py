@@ -116,6 +116,9 @@ def write_file(predictions: Iterable[Prediction], format: Format | None, path: P
     """
     if format is None and path.suffix.lower() not in _SUFFIXES:
         raise UserError(f"--out must be a {', '.join(_SUFFIXES)} file, but it is {path}. Or set --format.")
+    known = _SUFFIXES.get(path.suffix.lower())
+    if format is not None and known not in (None, format) and not (format == "coco" and known == "json"):
+        raise UserError(f"--out {path} is a file of --format {known}, but --format is {format}. Change one of them.")
     direct = path.exists() and not path.is_file()  # a device or a pipe, which must not be replaced
     try:
         with (

@@ -119,7 +119,10 @@ async def predict(
             task, logits = await service.read_in_thread(task.by_words, np.stack(outputs), names)
             outputs, answers = list(logits), task.answers(task.means(logits), top)
         else:
-            answers = await accepted.answers(version, outputs, top, threshold)
+            try:
+                answers = await accepted.answers(version, outputs, top, threshold)
+            except UserError as error:
+                raise ApiError(422, "not_supported", str(error)) from error
         for upload, row, answer in zip(accepted.uploads, outputs, answers, strict=True):
             found: dict[str, Any] = {} if upload.name is None else {"file": upload.name}
             found |= answer.to_json()

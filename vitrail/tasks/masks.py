@@ -198,7 +198,7 @@ class Masks(Annotated):
 
     def located(self, outputs: NDArray[np.floating], placement: Placement, threshold: float | None = None) -> Answer:
         if threshold is not None:
-            raise UserError("--threshold does not apply to masks: every pixel has its likeliest class. Remove it.")
+            raise UserError("A threshold does not apply to masks: every pixel has its likeliest class. Remove it.")
         return self.of_mask(placement.restore(outputs).argmax(axis=0))
 
     def of_mask(self, mask: NDArray[np.integer[Any]]) -> MaskAnswer:
