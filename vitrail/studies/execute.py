@@ -75,7 +75,7 @@ class Folder:
         return plan
 
     def changes(self, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        """What differs in the data of two plans, one of them this folder's, in words; nothing if it is not known."""
+        """How the data of this folder's plan and another's differ; empty if that is not known."""
         old, new = before.get("identity"), now.get("identity")
         if old is None or new is None:
             return []
