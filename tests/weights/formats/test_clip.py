@@ -16,6 +16,8 @@ from vitrail.models.packed import pack
 from vitrail.models.vit import ViTConfig
 from vitrail.verbs.convert import convert
 from vitrail.weights import load, open_card
+from vitrail.weights.formats import timm
+from vitrail.weights.formats.vit import _HEADS
 
 TOWER = ViTConfig(32, 2, 4, 128, 4, (24, 24), classes=5, stem="clip", act="quick_gelu", eps=1e-5)
 BODY = replace(TOWER, classes=0, resample="bicubic_plain")
@@ -117,3 +119,15 @@ def test_heads_that_vitrail_or_transformers_lack_are_refused(tmp_path):
         convert(tmp_path / "theirs.safetensors", tmp_path / "hf", to="hf", model=TOWER)
     with pytest.raises(UserError, match="CLIP's stem, which npz does not support"):
         convert(tmp_path / "theirs.safetensors", tmp_path / "it.npz", to="npz", model=TOWER)
+
+
+def test_siglips_towers_have_the_heads_and_activation_of_timm():
+    """Tensors show neither, and timm's `config.json` only the name of the architecture."""
+    names = peers.timm().list_models("vit_*_siglip_*")
+    assert len(names) > 20
+    for name in names:
+        with torch.device("meta"):
+            theirs = peers.timm().create_model(name, depth=1)
+        block, said = theirs.blocks[0], timm.architecture_fields(name)
+        assert said.get("act", "gelu") == {"GELU": "gelu", "GELUTanh": "gelu_tanh"}[type(block.mlp.act).__name__], name
+        assert said.get("heads", _HEADS[theirs.embed_dim]) == block.attn.num_heads, name

@@ -44,14 +44,18 @@ IDS = torch.randint(1, 97, (3, 12), generator=torch.Generator().manual_seed(0))
 IDS[:, 0], IDS[:, 7] = 97, 98  # start and end; what follows the end is padding to CLIP
 
 
-def theirs(kind: str):
+def theirs(kind: str, image_act: str | None = None, text_act: str | None = None):
+    """A model of transformers, with the activations of its towers if they are not the usual ones."""
     them = peers.transformers()
+    vision, words = (
+        content | ({"hidden_act": act} if act else {}) for content, act in ((VISION, image_act), (TEXT, text_act))
+    )
     if kind == "clip":
-        text = TEXT | {"bos_token_id": 97, "eos_token_id": 98}
-        about = them.CLIPConfig(vision_config=VISION, text_config=text, projection_dim=20)
+        text = words | {"bos_token_id": 97, "eos_token_id": 98}
+        about = them.CLIPConfig(vision_config=vision, text_config=text, projection_dim=20)
         return randomise(them.CLIPModel(about))
-    text = TEXT | {"hidden_size": 32, "num_attention_heads": 4, "projection_size": 32}
-    return randomise(them.SiglipModel(them.SiglipConfig(vision_config=VISION, text_config=text)))
+    text = words | {"hidden_size": 32, "num_attention_heads": 4, "projection_size": 32}
+    return randomise(them.SiglipModel(them.SiglipConfig(vision_config=vision, text_config=text)))
 
 
 @torch.no_grad()
@@ -148,14 +152,31 @@ def original(state: dict[str, torch.Tensor], kind: str) -> dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-def test_the_layouts_of_openai_and_open_clip_both_ways(tmp_path, kind):
-    them, x = theirs(kind), images(TOWER)
+def test_each_tower_has_its_activation(tmp_path, kind):
+    them, x = theirs(kind, image_act="gelu"), images(TOWER)
+    them.save_pretrained(tmp_path)
+    assert same(load(tmp_path), outputs(them, x), x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text_act", "tower", "image_act"),
+    [
+        ("clip", "quick_gelu", None, "quick_gelu"),
+        ("siglip", "gelu", "vit_base_patch16_siglip_224", "gelu"),
+        ("siglip", "gelu_pytorch_tanh", "vit_base_patch16_siglip_224", "gelu"),  # SigLIP 2
+        ("siglip", "gelu_pytorch_tanh", "vit_base_patch32_siglip_256", "gelu_pytorch_tanh"),
+    ],
+)
+def test_the_layouts_of_openai_and_open_clip_both_ways(tmp_path, kind, text_act, tower, image_act):
+    them, x = theirs(kind, image_act, text_act), images(TOWER)
     layout = {name: value.contiguous() for name, value in original(them.state_dict(), kind).items()}
     save_file(layout, tmp_path / "open_clip_model.safetensors")
-    text = {"width": 16, "heads": 2} if kind == "clip" else {"heads": 4, "act_kwargs": {"approximate": "tanh"}}
     about = {"quick_gelu": kind == "clip", "vision_cfg": {"width": 32, "head_width": 8, "image_size": 24}}
-    if kind == "siglip":
-        about["vision_cfg"] = {"timm_model_name": "vit_tiny", "image_size": 24}
+    text = {"width": 16, "heads": 2} if kind == "clip" else {"heads": 4}
+    if tower:
+        about["vision_cfg"] = {"timm_model_name": tower, "image_size": 24}
+    if text_act == "gelu_pytorch_tanh":
+        text["act_kwargs"] = {"approximate": "tanh"}
     document = {"model_cfg": about | {"text_cfg": text}, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(document))
     known = None if kind == "clip" else small_siglip()

@@ -136,10 +136,15 @@ def unsupported(config: ViTConfig) -> str | None:
 
 def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a ViT that only `config.json` has."""
+    return {"heads": document.get("num_attention_heads"), "act": activation(document)}
+
+
+def activation(document: Mapping[str, Any]) -> Activation:
+    """The activation that `config.json` names."""
     name = document.get("hidden_act", "gelu")
     if name not in _ACTS:
         raise UserError(f"Its activation is {name!r}, but a ViT of vitrail has {', '.join(_ACTS)}.")
-    return {"heads": document.get("num_attention_heads"), "act": _ACTS[name]}
+    return _ACTS[name]
 
 
 def hf_config(config: ViTConfig) -> dict[str, Any]:

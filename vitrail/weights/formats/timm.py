@@ -3,6 +3,7 @@ DeiT, DeiT III, MAE, DINO, DINOv2. CLIP's image towers too."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ ACT: Activation = "gelu"
 # Names that differ in the releases of DINOv2 and DeiT III.
 _TOP = {"reg_token": "register_tokens", "head": "linear_head"}
 _BLOCK = {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3", "ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"}
+# SigLIP's towers with the tanh approximation of GELU; the others compute it exactly.
+_TANH = re.compile(r"vit_(base_patch32|so400m_patch16|giantopt_patch16|large_patch16(?=_siglip(_gap)?_512))_siglip")
 
 
 def read(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -66,8 +69,8 @@ def read_sidecar(document: Mapping[str, Any]) -> Sidecar:
     size = arguments.get("img_size") or pretrained["input_size"][1:]
     return Sidecar(
         fields={
-            "heads": arguments.get("num_heads"),
-            "act": _act(document, pretrained, arguments),
+            **architecture_fields(str(document.get("architecture"))),
+            **_arguments(document, pretrained, arguments),
             **_windows(document, arguments),
         },
         img_size=size,
@@ -88,13 +91,23 @@ def _windows(document: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[
     return named | {name: value for name, value in given.items() if value is not None}
 
 
-def _act(document: Mapping[str, Any], pretrained: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | None:
-    """The activation, where the files show it.
+def _arguments(
+    document: Mapping[str, Any], pretrained: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The heads and the activation, where the files show them.
 
     OpenAI's CLIP has QuickGELU. timm's copies note it but compute GELU, unless a model's name has "quickgelu".
     """
     named = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "quickgelu": "quick_gelu"}
-    if (asked := arguments.get("act_layer")) in named:
-        return named[asked]
+    act = named.get(str(arguments.get("act_layer")))
     natively = any("natively QuickGELU" in str(note) for note in pretrained.get("notes") or ())
-    return "quick_gelu" if natively or "quickgelu" in str(document.get("architecture")) else None
+    if act is None and (natively or "quickgelu" in str(document.get("architecture"))):
+        act = "quick_gelu"
+    found = {"heads": arguments.get("num_heads"), "act": act}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def architecture_fields(name: str) -> dict[str, Any]:
+    """The heads and the activation of SigLIP's towers that only the name of the architecture shows."""
+    heads = {"heads": 16} if name.startswith("vit_giantopt_patch16_siglip") else {}
+    return heads | ({"act": "gelu_tanh"} if _TANH.match(name) else {})

@@ -18,7 +18,7 @@ from vitrail.models.layers import Activation
 from vitrail.models.text import TextConfig
 from vitrail.models.two_tower import TwoTowerConfig
 from vitrail.models.vit import ViTConfig
-from vitrail.weights.formats import Format, FormatSpec, clip, hf, identity, tensor_shape, vit
+from vitrail.weights.formats import Format, FormatSpec, clip, hf, identity, tensor_shape, timm, vit
 from vitrail.weights.key_tables import count_blocks, fuse, inverse, key_table, rename, split_qkv
 from vitrail.weights.sidecar import Sidecar
 
@@ -164,16 +164,16 @@ def architecture(
     mlp = tensor_shape(where, "text tower", state, "text.blocks.0.mlp.fc1.weight", 2)[0]
     project, bias = "image_proj.weight" in state, "logit_bias" in state
     known = _numerics(sidecar, model, project)
+    act = _text_act(sidecar, project) or (known["act"] if model is None else model.text.act)
     heads = sidecar.text.get("num_attention_heads") or sidecar.text.get("heads")
     heads = heads or (max(width // 64, 1) if model is None else model.text.heads)
     pool: Any = "end" if project else "last"
-    numerics: Any = {name: known[name] for name in ("act", "eps")}
-    text = TextConfig(width, depth, int(heads), mlp, vocab, length, project, pool, **numerics)
+    text = TextConfig(width, depth, int(heads), mlp, vocab, length, project, pool, act, known["eps"])
     return TwoTowerConfig(replace(image, **known), text, joint, project, bias)
 
 
 def _numerics(sidecar: Sidecar, model: TwoTowerConfig | None, project: bool) -> dict[str, Any]:
-    """The activation, LayerNorm's epsilon and the resampling of positions, of both towers."""
+    """The activation of the image tower, LayerNorm's epsilon and the resampling of positions."""
     tower: Any = None if model is None else model.image
     usual: dict[str, Any] = {"act": "gelu" if project else "gelu_tanh", "eps": 1e-5 if project else 1e-6}
     if tower is not None:
@@ -181,6 +181,12 @@ def _numerics(sidecar: Sidecar, model: TwoTowerConfig | None, project: bool) -> 
     said = {"act": sidecar.fields.get("act"), "eps": sidecar.eps}
     known = {name: said[name] if said[name] is not None else value for name, value in usual.items()}
     return known | {"resample": "bicubic_plain" if sidecar.text else "bicubic"}
+
+
+def _text_act(sidecar: Sidecar, project: bool) -> Activation | None:
+    """The activation of the text tower, which `config.json` leaves out if it is the usual one."""
+    usual = clip.DEFAULTS if project else clip.SIGLIP
+    return hf.activation({**usual, **sidecar.text}) if sidecar.text else None
 
 
 def hf_fields(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,10 +232,10 @@ def read_open_clip(document: Mapping[str, Any]) -> Sidecar:
     """The content of `open_clip_config.json`."""
     about = document["model_cfg"]
     seen, words, how = about.get("vision_cfg", {}), about.get("text_cfg", {}), document.get("preprocess_cfg", {})
-    timm = str(seen.get("timm_model_name", ""))
-    act = "quick_gelu" if about.get("quick_gelu") else "gelu"
-    fields: dict[str, Any] = {"act": "gelu_tanh" if words.get("act_kwargs", {}).get("approximate") == "tanh" else act}
-    if not timm and "width" in seen:
+    act: Activation = "quick_gelu" if about.get("quick_gelu") else "gelu"
+    tanh = (words.get("act_kwargs") or {}).get("approximate") == "tanh"
+    fields = {"act": act, **timm.architecture_fields(str(seen.get("timm_model_name")))}
+    if "timm_model_name" not in seen and "width" in seen:
         fields["heads"] = seen["width"] // seen.get("head_width", 64)
     return Sidecar(
         fields=fields,
@@ -238,7 +244,7 @@ def read_open_clip(document: Mapping[str, Any]) -> Sidecar:
         std=how.get("std"),
         crop=1.0,
         interpolation=how.get("interpolation"),
-        text={"heads": words.get("heads")},
+        text={"heads": words.get("heads"), "hidden_act": hf.act_name("gelu_tanh" if tanh else act)},
     )
 
 
