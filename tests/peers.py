@@ -1,4 +1,4 @@
-"""Reference implementations for parity tests, with random weights: timm, transformers, torchvision, JAX.
+"""Reference implementations for parity tests, with random weights: timm, transformers, open_clip, torchvision, JAX.
 
 torchvision's ViT and the authors' JAX model are re-implemented here, because the packages may be missing.
 """
@@ -35,6 +35,11 @@ def timm(module: str = "timm") -> ModuleType:
 def transformers() -> ModuleType:
     _torchvision()
     return importlib.import_module("transformers")
+
+
+def open_clip() -> ModuleType:
+    _torchvision()
+    return importlib.import_module("open_clip")
 
 
 def randomise(model: M, seed: int = 0) -> M:
@@ -319,9 +324,9 @@ def jax_forward(arrays: Mapping[str, NDArray[np.float32]], x: Tensor) -> tuple[T
 
 
 def _torchvision() -> None:
-    """Makes torchvision importable, which both peers import, where its compiled operators do not match torch.
+    """Makes torchvision importable, which the peers import, where its compiled operators do not match torch.
 
-    Neither peer uses the operators, so declaring the two that the import looks up is enough.
+    No peer uses the operators, so declaring the two that the import looks up is enough.
     """
     try:
         importlib.import_module("torchvision")

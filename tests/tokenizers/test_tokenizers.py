@@ -45,6 +45,12 @@ def test_ids_are_those_of_another_implementation(tmp_path):
         assert theirs(text)["input_ids"][1:-1] == CLIP.ids(text), text
 
 
+def test_ids_are_those_of_open_clip():
+    """Its ftfy would also straighten quotation marks."""
+    texts = [text for text in TEXTS if "“" not in text] + ["it's 42 degrees", "  a\tb\nc ", "word " * 99]
+    assert np.array_equal(CLIP.encode(texts, 77), peers.open_clip().tokenize(texts, 77))
+
+
 @pytest.mark.parametrize("kind", ["bytes", "bpe", "clip"])
 def test_rows_start_end_and_are_cut(kind):
     tokenizer = Tokenizer.learnt(kind, TEXTS * 2)

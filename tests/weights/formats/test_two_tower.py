@@ -186,6 +186,40 @@ def test_the_layouts_of_openai_and_open_clip_both_ways(tmp_path, kind, text_act,
     assert identical(load_file(back), layout)
 
 
+OPEN_CLIP = {
+    "clip": {"layers": 2, "width": 64, "head_width": 32, "patch_size": 8, "image_size": 24},
+    "siglip": {"timm_model_name": "vit_base_patch16_siglip_224", "timm_pool": "map", "timm_proj": "none"},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("quick_gelu", [False, True])
+@pytest.mark.parametrize("kind", OPEN_CLIP)
+def test_open_clips_own_models_both_ways(tmp_path, kind, quick_gelu):
+    """Of SigLIP, `quick_gelu` stands for version 2: the tanh approximation in the text tower alone."""
+    text = {"context_length": 12, "vocab_size": 99, "width": 64, "heads": 2, "layers": 2}
+    about = {"embed_dim": 48, "vision_cfg": OPEN_CLIP[kind], "text_cfg": text}
+    if kind == "clip":
+        them = peers.open_clip().CLIP(**about, quick_gelu=quick_gelu)
+        about["quick_gelu"] = quick_gelu
+    else:
+        text |= {"no_causal_mask": True, "proj_bias": True, "pool_type": "last", "norm_kwargs": {"eps": 1e-6}}
+        text |= {"act_kwargs": {"approximate": "tanh"}} if quick_gelu else {}
+        about["embed_dim"] = 768
+        about["vision_cfg"] = OPEN_CLIP[kind] | {"image_size": 32}
+        them = peers.open_clip().CustomTextCLIP(**about, init_logit_bias=-10)
+    randomise(them)
+    state = {name: value.contiguous() for name, value in them.state_dict().items()}
+    save_file(state, tmp_path / "open_clip_model.safetensors")
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": about, "preprocess_cfg": {}}))
+    model = load(tmp_path / "open_clip_model.safetensors")
+    x = torch.randn(2, 3, *model.config.image.img_size, generator=torch.Generator().manual_seed(1))
+    assert distance(model(x), them.encode_image(x, normalize=True)) < TOLERANCE
+    assert distance(model.embed_text(IDS), them.encode_text(IDS, normalize=True)) < TOLERANCE
+    back = convert(tmp_path / "open_clip_model.safetensors", tmp_path / "back.safetensors", to="original")
+    assert identical(load_file(back), state)
+
+
 def small_siglip() -> TwoTowerConfig:
     text = TextConfig(32, 2, 4, 48, 99, 12, causal=False, pool="last", act="gelu_tanh")
     return TwoTowerConfig(replace(TOWER, pool="map", act="gelu_tanh"), text, 32, project=False)
