@@ -36,6 +36,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # What commands import anyway. Nothing is computed in the server: threads do not survive a fork.
 PRELOADED = (
     *("matplotlib.pyplot", "onnxruntime", "pyarrow.parquet", "sklearn.datasets", "tensorboardX", "vitrail.cli"),
+    *("onnxscript", "sympy", "torch.onnx._internal.exporter._core"),
     *(f"vitrail.verbs.{verb}" for verb in VERBS),
     *("vitrail.evaluate.embed", "vitrail.explain", "vitrail.export.write", "vitrail.report.write"),
     "vitrail.train.folds",

@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 STRIDE = int(os.environ.get("VITRAIL_FAULTS", "0"))  # 0: a few places
-TINY = ["--model", "vit_nano4", "--img-size", "8", "--stem", "patch", "--opt", "adamw", "--batch-size", "8"]
+TINY = ["--model", "vit_w16d1h2m32p4", "--img-size", "8", "--opt", "adamw", "--batch-size", "8"]
 TRAIN = ["train", "images", "--out", "runs", "--name", "run", "--epochs", "1", *TINY]
 
 
