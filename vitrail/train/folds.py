@@ -134,13 +134,13 @@ def _read(run: Path) -> dict[str, Scores]:
 
 
 def _write(run: Path, done: dict[str, Scores]) -> None:
-    """Writes `folds.json` and `folds.csv` with all finished folds."""
+    """Writes `folds.csv` and then `folds.json`, from which an interrupted cross-validation resumes."""
     document = {"folds": done} | averages(done)
     file = Run(run).folds_file
-    write_text(file, json.dumps(document, indent=2) + "\n")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["fold", *document["mean"]])
     for label, scores in (done | averages(done)).items():
         writer.writerow([label, *(scores[name] for name in document["mean"])])
     write_text(file.with_suffix(".csv"), text.getvalue())
+    write_text(file, json.dumps(document, indent=2) + "\n")
