@@ -191,6 +191,24 @@ def test_pictures_are_not_written_among_the_images_to_predict(run, data, tmp_pat
     assert not out.exists()
 
 
+def test_pictures_replace_only_pictures(run, data, tmp_path, capsys):
+    from vitrail.cli import main
+
+    image = next((data / "images" / "val").iterdir())
+    drawn = tmp_path / f"{image.stem}.png"
+    drawn.write_bytes(b"a mask drawn by hand")
+    long = shutil.copy(image, tmp_path / f"{'n' * 251}.png")
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", str(run), str(image), "--pictures", str(tmp_path)])
+    assert f"{drawn} was not written by --pictures" in capsys.readouterr().err
+    assert drawn.read_bytes() == b"a mask drawn by hand"
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="0"):
+            main(["predict", str(run), str(image), str(long), "--pictures", str(tmp_path / "new")])
+    found = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert found == sorted(f"{name}{end}" for name in (image.stem, "n" * 200) for end in (".png", "_overlay.jpg"))
+
+
 def test_a_classifier_gives_its_backbone_and_a_segmenter_its_own(run, data, tmp_path, made_classifier):
     tuned = vitrail.train(data, weights=made_classifier, epochs=1, name="a", out=tmp_path, img_size=32, batch_size=8)
     card = json.loads((tuned / "model.json").read_text())
