@@ -239,10 +239,12 @@ def test_a_study_goes_on_with_the_data_it_began_with(tmp_path):
     assert again([other.path])["data"] == "some"
 
 
-@pytest.mark.parametrize("images", [-5, 0, 10**41, True, "640"])
-def test_plans_of_numbers_that_cannot_be(tmp_path, images):
-    plan = {"study": "tiny", "data": "digits", "targets": [], "batch": 32, "unit": 1.0, "fair": "images"}
-    Folder(tmp_path).save_plan(plan | {"images": images})
+@pytest.mark.parametrize(
+    "change", [*({"images": images} for images in (-5, 0, 10**41, True, "640")), {"unit": float("nan")}], ids=str
+)
+def test_plans_of_numbers_that_cannot_be(tmp_path, change):
+    plan = {"study": "tiny", "data": "digits", "targets": [], "images": 64, "batch": 32, "unit": 1.0, "fair": "images"}
+    Folder(tmp_path).save_plan(plan | change)
     with pytest.raises(UserError, match="is not the plan of a study"):
         vitrail.study("tiny", "digits", out=tmp_path, dry=True)
 
