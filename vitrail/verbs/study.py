@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,8 @@ def study(
     share = _part(part)
     sources = [str(source) for source in ([data] if isinstance(data, str | Path) else data)] or ["fashion-mnist"]
     folder = Folder(Path(out) if out is not None else Path("studies") / f"{name}-{Path(sources[0]).stem}")
-    with tempfile.TemporaryDirectory() as scratch, nullcontext([]) if dry else _claimed(folder.path) as new:
+    claim: AbstractContextManager[list[Path]] = nullcontext([]) if dry else _claimed(folder.path)
+    with tempfile.TemporaryDirectory() as scratch, claim as new:
         place = Path(scratch) if dry else folder.path.resolve()
         with _removed_if_refused(new):
             lab, plan, clock = prepare(
