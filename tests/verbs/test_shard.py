@@ -242,6 +242,14 @@ def test_annotations_in_shards_are_checked(tmp_path):
         open_data(tmp_path / "out")
 
 
+def test_a_manifest_names_each_class_once(tmp_path):
+    vitrail.shard(photos(tmp_path / "photos"), tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
+    (tmp_path / "out" / "shards.json").write_text(json.dumps({**manifest, "classes": ["cat", "cat"]}))
+    with pytest.raises(UserError, match="two of its classes have the same name"):
+        open_data(tmp_path / "out")
+
+
 def test_an_index_that_becomes_shorter_in_use(tmp_path):
     vitrail.shard(photos(tmp_path / "photos"), tmp_path / "out")
     split = open_data(tmp_path / "out").splits["train"]
