@@ -303,6 +303,8 @@ def test_windows_see_a_large_picture_at_its_own_scale(run, tmp_path):
     (whole,), (parts,) = (list(vitrail.predict(run, [tmp_path / "large.png"], windows=w)) for w in (False, True))
     assert parts.answer.mask.shape == mask.shape
     assert (parts.answer.mask == mask).mean() > (whole.answer.mask == mask).mean() - 0.05
+    with pytest.raises(UserError, match="--top is for classes and labels"):
+        list(vitrail.predict(run, [tmp_path / "large.png"], top=1))
     for windows in (False, True):
         with pytest.raises(UserError, match="A threshold does not apply to masks"):
             list(vitrail.predict(run, [tmp_path / "large.png"], windows=windows, threshold=0.5))
