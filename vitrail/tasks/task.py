@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
-from vitrail.errors import UserError, nearest, shortlist
+from vitrail.errors import UserError, nearest, shortlist, shown
 from vitrail.tasks.answer import Answer as Answer
 from vitrail.tasks.answer import Confused as Confused
 from vitrail.tasks.answer import Headline as Headline
@@ -119,7 +119,11 @@ class Task(Words, ABC):
         for name in constants:
             if len(document[name]) != len(classes):
                 raise UserError(f"'{name}' must have one number for each of {len(classes)} {cls.many}.")
-        return cls(tuple(classes), **{name: tuple(map(float, document[name])) for name in constants})
+        values = {name: tuple(map(float, document[name])) for name in constants}
+        for name, numbers in values.items():
+            if not np.isfinite(numbers).all():
+                raise UserError(f"'{name}' must be finite numbers, but they are {shown(document[name])}.")
+        return cls(tuple(classes), **values)
 
     # Targets ----------------------------------------------------------------------------------------------
 
