@@ -189,5 +189,5 @@ def test_every_backbone_learns_with_every_head_or_says_why_not(name, head):
 
 @pytest.mark.parametrize("threshold", [float("nan"), float("inf")])
 def test_thresholds_in_a_card_are_finite(threshold):
-    with pytest.raises(UserError, match="'thresholds' must be finite numbers"):
+    with pytest.raises(UserError, match="'thresholds' must have one number for each of 2 classes, all finite"):
         Boxes.from_json({**TASK.to_json(), "classes": ["cat", "dog"], "thresholds": [0.5, threshold]})

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vitrail.charts import build
 from vitrail.charts.measure import Measure
 from vitrail.config import TrainConfig
-from vitrail.errors import UserError, nearest, shortlist, shown
+from vitrail.errors import UserError, nearest, shortlist
 from vitrail.tasks.answer import Answer as Answer
 from vitrail.tasks.answer import Confused as Confused
 from vitrail.tasks.answer import Headline as Headline
@@ -117,13 +117,9 @@ class Task(Words, ABC):
             raise UserError(f"'classes' must be a list of names, but it is {classes!r}.")
         constants = [f.name for f in fields(cls) if f.name != "classes" and not isinstance(f.default, float)]
         for name in constants:
-            if len(document[name]) != len(classes):
-                raise UserError(f"'{name}' must have one number for each of {len(classes)} {cls.many}.")
-        values = {name: tuple(map(float, document[name])) for name in constants}
-        for name, numbers in values.items():
-            if not np.isfinite(numbers).all():
-                raise UserError(f"'{name}' must be finite numbers, but they are {shown(document[name])}.")
-        return cls(tuple(classes), **values)
+            if len(document[name]) != len(classes) or not np.isfinite([*map(float, document[name])]).all():
+                raise UserError(f"'{name}' must have one number for each of {len(classes)} {cls.many}, all finite.")
+        return cls(tuple(classes), **{name: tuple(map(float, document[name])) for name in constants})
 
     # Targets ----------------------------------------------------------------------------------------------
 
