@@ -11,6 +11,7 @@ import boxes_made
 import numpy as np
 import pytest
 import segmented
+from PIL import Image
 
 import vitrail
 from vitrail.data import open_data
@@ -19,6 +20,7 @@ from vitrail.data.masks.raw import decode_runs
 from vitrail.data.pixels import UnreadableImage
 from vitrail.errors import UserError
 from vitrail.studies.execute import Folder
+from vitrail.tasks.captions import pack
 from vitrail.tokenizers import Tokenizer
 
 HUGE = 10**9
@@ -172,6 +174,44 @@ def test_files_of_annotations_that_are_fifos(tmp_path):
         os.mkfifo(file)
         with pytest.raises(UserError):
             open_data(str(tmp_path / file.relative_to(tmp_path).parts[0]), task=task)
+
+
+def coco_captions(folder: Path) -> Path:
+    for i in range(4):
+        Image.new("RGB", (8, 8), (60 * i, 0, 0)).save(folder / f"{i}.png")
+    images = [{"id": i, "file_name": f"{i}.png"} for i in range(4)]
+    captions = [{"image_id": i, "caption": f"number {i}"} for i in range(4)]
+    (folder / "c.json").write_text(json.dumps({"images": images, "annotations": captions}))
+    return folder / "c.json"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("annotations", 0, "caption"), None, "a caption is None"),
+        (("annotations", 0, "caption"), 5, "a caption is 5"),
+        (("annotations", 0, "image_id"), 9, "no image has the id 9 of an annotation"),
+        (("images", 0, "id"), 1, "two images have the same id"),
+        (("images", 0, "file_name"), None, "a file_name is None"),
+    ],
+    ids=str,
+)
+def test_entries_of_coco_captions(tmp_path, path, value, message):
+    file = coco_captions(tmp_path)
+    changed(file, *path, value=value)
+    with pytest.raises(UserError, match=message):
+        open_data(str(file))
+
+
+def test_one_image_with_captions_for_all(tmp_path):
+    """Every image takes the memory of as many captions as one has."""
+    file = coco_captions(tmp_path)
+    many = [{"image_id": 0, "caption": f"number {i}"} for i in range(2000)]
+    changed(file, "annotations", value=many + [{"image_id": i, "caption": "a"} for i in range(4)])
+    with pytest.raises(UserError, match="The image of 'number 0' has 2,001 captions"):
+        open_data(str(file))
+    with pytest.raises(UserError, match="has 900 captions"):
+        pack(["\n".join(f"{i} " + "x" * 990 for i in range(900)), *["a"] * 10_000])
 
 
 def test_captions_with_half_a_character(tmp_path):

@@ -121,3 +121,15 @@ def test_towers_that_do_not_fit_are_refused():
         replace(SMALL, project=False)
     with pytest.raises(UserError, match="must be causal"):
         replace(TEXT, causal=False)
+
+
+@pytest.mark.parametrize("change", [{"depth": 10**6}, {"length": 10**9}, {"vocab": 10**12}, {"width": 0}], ids=str)
+def test_sizes_that_no_text_tower_has_are_refused(change):
+    with pytest.raises(UserError, match=f"'{next(iter(change))}' of the text tower must be from 1 to "):
+        replace(TEXT, **change)
+
+
+def test_a_joint_space_that_no_model_has_is_refused():
+    for config in (SMALL, ZeroShotConfig(IMAGE, joint=16, classes=3)):
+        with pytest.raises(UserError, match="'classes' must be at most 16,777,216"):
+            replace(config, classes=2**62)

@@ -117,3 +117,14 @@ def test_a_model_without_a_head_cannot_answer(tmp_path):
     save_file(body, tmp_path / "body.safetensors")
     with pytest.raises(UserError, match="has no classification head, so it cannot predict"):
         source_card(tmp_path / "body.safetensors")
+
+
+def test_outputs_that_are_not_finite_are_no_answer(trained, files):
+    model, card = open_run(trained)
+    with torch.no_grad():
+        for value in model.parameters():
+            value *= 1e30  # finite, so that the file can be read
+    predictor = Predictor.of(model, card)
+    for compute in (predictor.outputs, predictor.features):
+        with pytest.raises(UserError, match="outputs must be finite"):
+            list(predictor.run(files, compute))

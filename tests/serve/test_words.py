@@ -31,6 +31,14 @@ def test_labels_in_words(words, worded, captions):
     assert not words.get("/model", model="digits").json()["words"]
 
 
+def test_a_threshold_of_words(words, captions):
+    content = (captions.parent / "blue-bar-0.png").read_bytes()
+    whole = words.predict(content, labels=LABELS)
+    limit = whole["probabilities"][0] - 1e-6
+    assert words.predict(content, labels=LABELS, threshold=limit)["labels"] == whole["labels"][:1]
+    assert words.predict(content, labels=LABELS, threshold=1)["labels"] == []
+
+
 def test_what_speaks_for_a_word(words, captions):
     content = (captions.parent / "blue-bar-0.png").read_bytes()
     answer = words.post("/explain", content, method="relevance", labels=LABELS, target="a blue bar")

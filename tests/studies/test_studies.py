@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,14 @@ from vitrail.verbs.study import _removed_if_refused
 pytestmark = pytest.mark.usefixtures("plain_runs")
 
 SHORT = {"images": 64, "seeds": 2, "device": "cpu"}
+HOLD = """
+import sys
+from pathlib import Path
+from vitrail.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 def lab_of(name, folder, source="digits", seeds=2):
@@ -229,10 +239,12 @@ def test_a_study_goes_on_with_the_data_it_began_with(tmp_path):
     assert again([other.path])["data"] == "some"
 
 
-@pytest.mark.parametrize("images", [-5, 0, 10**41, True, "640"])
-def test_plans_of_numbers_that_cannot_be(tmp_path, images):
-    plan = {"study": "tiny", "data": "digits", "targets": [], "batch": 32, "unit": 1.0, "fair": "images"}
-    Folder(tmp_path).save_plan(plan | {"images": images})
+@pytest.mark.parametrize(
+    "change", [*({"images": images} for images in (-5, 0, 10**41, True, "640")), {"unit": float("nan")}], ids=str
+)
+def test_plans_of_numbers_that_cannot_be(tmp_path, change):
+    plan = {"study": "tiny", "data": "digits", "targets": [], "images": 64, "batch": 32, "unit": 1.0, "fair": "images"}
+    Folder(tmp_path).save_plan(plan | change)
     with pytest.raises(UserError, match="is not the plan of a study"):
         vitrail.study("tiny", "digits", out=tmp_path, dry=True)
 
@@ -264,7 +276,7 @@ def test_a_refused_study_removes_only_what_is_its_own(tmp_path, others):
     studies = tmp_path / "studies"
 
     def refused() -> None:
-        with _removed_if_refused(studies / "own"):
+        with _removed_if_refused([studies / "own", studies]):
             for name in ("own", *others):  # another process has begun a study there, too
                 (studies / name / "data").mkdir(parents=True)
             raise UserError("refused")
@@ -273,6 +285,23 @@ def test_a_refused_study_removes_only_what_is_its_own(tmp_path, others):
         refused()
     assert [path.name for path in tmp_path.rglob("*/data")] == ["data"] * len(others)
     assert studies.exists() == bool(others)
+
+
+def test_one_process_at_a_time_runs_a_study(tmp_path):
+    """A second one, which would be refused for its data, must not remove what the first has just begun."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(begun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    try:
+        with pytest.raises(UserError, match=rf"pid {other.pid}, is running the study in .*begun.*another --out"):
+            vitrail.study("tiny", "digits", out=begun, **SHORT)
+    finally:
+        other.communicate()
+    assert [file.name for file in begun.iterdir()] == [".lock"]
 
 
 def test_a_folder_of_images_becomes_tables(digits, tmp_path):

@@ -185,3 +185,9 @@ def test_every_backbone_learns_with_every_head_or_says_why_not(name, head):
     staged = [p for stage in model.stages() for p in stage.parameters()]
     assert sorted(map(id, staged)) == sorted(map(id, model.parameters()))
     assert TASK.meaning(model.eval()(batch.images)).shape[-1] == 6
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), float("inf")])
+def test_thresholds_in_a_card_are_finite(threshold):
+    with pytest.raises(UserError, match="'thresholds' must have one number for each of 2 classes, all finite"):
+        Boxes.from_json({**TASK.to_json(), "classes": ["cat", "dog"], "thresholds": [0.5, threshold]})

@@ -191,6 +191,24 @@ def test_pictures_are_not_written_among_the_images_to_predict(run, data, tmp_pat
     assert not out.exists()
 
 
+def test_pictures_replace_only_pictures(run, data, tmp_path, capsys):
+    from vitrail.cli import main
+
+    image = next((data / "images" / "val").iterdir())
+    drawn = tmp_path / f"{image.stem}.png"
+    drawn.write_bytes(b"a mask drawn by hand")
+    long = shutil.copy(image, tmp_path / f"{'n' * 251}.png")
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", str(run), str(image), "--pictures", str(tmp_path)])
+    assert f"{drawn} was not written by --pictures" in capsys.readouterr().err
+    assert drawn.read_bytes() == b"a mask drawn by hand"
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="0"):
+            main(["predict", str(run), str(image), str(long), "--pictures", str(tmp_path / "new")])
+    found = sorted(path.name for path in (tmp_path / "new").iterdir())
+    assert found == sorted(f"{name}{end}" for name in (image.stem, "n" * 200) for end in (".png", "_overlay.jpg"))
+
+
 def test_a_classifier_gives_its_backbone_and_a_segmenter_its_own(run, data, tmp_path, made_classifier):
     tuned = vitrail.train(data, weights=made_classifier, epochs=1, name="a", out=tmp_path, img_size=32, batch_size=8)
     card = json.loads((tuned / "model.json").read_text())
@@ -285,6 +303,8 @@ def test_windows_see_a_large_picture_at_its_own_scale(run, tmp_path):
     (whole,), (parts,) = (list(vitrail.predict(run, [tmp_path / "large.png"], windows=w)) for w in (False, True))
     assert parts.answer.mask.shape == mask.shape
     assert (parts.answer.mask == mask).mean() > (whole.answer.mask == mask).mean() - 0.05
+    with pytest.raises(UserError, match="--top is for classes and labels"):
+        list(vitrail.predict(run, [tmp_path / "large.png"], top=1))
     for windows in (False, True):
         with pytest.raises(UserError, match="A threshold does not apply to masks"):
             list(vitrail.predict(run, [tmp_path / "large.png"], windows=windows, threshold=0.5))

@@ -12,12 +12,14 @@ from captioned import COLOURS, SETTINGS, SHAPES, drawn
 from PIL import Image
 
 import vitrail
+from vitrail import tokenizers
 from vitrail.data import open_data
 from vitrail.errors import UserError
 from vitrail.runs.run import Run
-from vitrail.tasks import Multiclass, Pairs
+from vitrail.tasks import Multiclass, Pairs, pair_scores
 from vitrail.tasks.captions import are_captions, joined, pack, unpack
 from vitrail.tasks.pair_scores import Match, Reader
+from vitrail.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("worded", "plain_runs")
 
@@ -294,3 +296,17 @@ def test_losses_of_captions_do_not_suit_classes(tiny, tmp_path):
 
 def test_captions_of_one_image_are_joined_once():
     assert joined(["a  cat", "", "a cat", "two\tcats"]) == "a cat\ntwo cats"
+
+
+def test_labels_do_not_fill_the_memory_of_a_service(monkeypatch):
+    monkeypatch.setattr(pair_scores, "MOST_LABELS", 10)
+    monkeypatch.setattr(tokenizers, "_REMEMBERED", 10)
+    reader, tokenizer = Letters(), Tokenizer("bpe")
+    for number in range(100):
+        label = "abcd"[number % 4] * (number + 1)
+        first = pair_scores.label_embeddings(reader, [label], ["{}"])
+        assert np.array_equal(first, pair_scores.label_embeddings(reader, [label], ["{}"]))
+        assert tokenizer.ids(label) == Tokenizer("bpe").ids(label)
+    assert len(reader._labels) <= 11
+    assert not reader._known
+    assert len(tokenizer._known) <= 10

@@ -161,6 +161,22 @@ def test_finished_shards_survive_a_kill(tmp_path, monkeypatch):
     }
 
 
+def test_shards_that_were_all_written_when_killed_are_those_of_their_data(tmp_path, monkeypatch):
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    for name, count in (("first", 24), ("other", 22)):
+        photos(tmp_path / name, count)
+        with monkeypatch.context() as patch:
+            patch.setattr(write.shutil, "rmtree", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                vitrail.shard(tmp_path / "first", tmp_path / f"{name} shards")
+    assert vitrail.shard(tmp_path / "first", tmp_path / "first shards").splits["train"].index.images == 20
+    with pytest.raises(UserError, match="already has shards"):
+        vitrail.shard(tmp_path / "other", tmp_path / "other shards")
+    assert not [*tmp_path.rglob(".unfinished")]
+
+
 def test_sizes_are_images_or_bytes(tmp_path):
     split = open_data(photos(tmp_path / "photos")).splits["train"]
     size = len(split.source(0).read_bytes())
@@ -223,6 +239,14 @@ def test_annotations_in_shards_are_checked(tmp_path):
     manifest["splits"]["train"]["index"]["sha256"] = file_sha256(index)
     (tmp_path / "out" / "shards.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="its targets are not those of detection"):
+        open_data(tmp_path / "out")
+
+
+def test_a_manifest_names_each_class_once(tmp_path):
+    vitrail.shard(photos(tmp_path / "photos"), tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
+    (tmp_path / "out" / "shards.json").write_text(json.dumps({**manifest, "classes": ["cat", "cat"]}))
+    with pytest.raises(UserError, match="two of its classes have the same name"):
         open_data(tmp_path / "out")
 
 

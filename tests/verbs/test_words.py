@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import vitrail
+from vitrail.data.images import read_image
 from vitrail.errors import UserError
 from vitrail.runs.run import Run
 
@@ -101,6 +103,54 @@ def test_an_index_reads_only_what_is_new(worded, captions, tmp_path, monkeypatch
         vitrail.search(worded, folder, "red", index=index)
     with pytest.raises(UserError, match="The query is empty"):
         vitrail.search(worded, folder, " ")
+
+
+def test_an_index_keeps_the_vectors_of_other_images(worded, captions, tmp_path):
+    index, files = tmp_path / "index.npz", pictures(captions, "red-circle")[:2]
+    copy = tmp_path / "copy.png"
+    copy.write_bytes(Path(files[0]).read_bytes())
+    for file in (*files, str(copy)):
+        vitrail.search(worded, file, "red", index=index)
+    assert np.load(index)["files"].tolist() == [*files, str(copy)]
+    copy.unlink()
+    vitrail.search(worded, pictures(captions, "blue-bar")[0], "red", index=index)
+    assert np.load(index)["files"].tolist() == [*files, pictures(captions, "blue-bar")[0]]
+
+
+def test_an_index_tells_images_with_the_same_name_apart(worded, captions, tmp_path, monkeypatch):
+    index, similarities = tmp_path / "index.npz", []
+    for kind in ("red-circle", "blue-bar"):
+        (tmp_path / kind).mkdir()
+        pixels = read_image(pictures(captions, kind)[0])
+        np.save(tmp_path / kind / "a.npy", pixels)
+        os.utime(tmp_path / kind / "a.npy", (0, 0))  # as an archive leaves it
+        monkeypatch.chdir(tmp_path / kind)
+        images = ("a.npy", pixels)  # a relative path, and an image without one
+        hits = [vitrail.search(worded, [image], "a red circle", index=index)[0] for image in images]
+        assert hits[0].similarity == pytest.approx(hits[1].similarity)
+        similarities.append(hits[0].similarity)
+    assert abs(similarities[0] - similarities[1]) > 1e-3
+
+
+def test_images_that_a_search_cannot_read_are_named(worded, captions, tmp_path, vitrail_says, caplog):
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    good = pictures(captions, "red-circle")[0]
+    code, out, _ = vitrail_says("search", worded, good, tmp_path / "bad.png", "red", "--json")
+    assert code == 1
+    assert [hit["file"] for hit in json.loads(out)] == [good]
+    assert "1 of the images cannot be read and are left out" in caplog.text
+    assert "bad.png" in caplog.text
+
+
+def test_a_missing_picture_is_not_searched_for_as_a_sentence(worded, captions, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "birds").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for query in ("typo.png", str(tmp_path / "pipe"), f"{tmp_path}/birds", "http://127.0.0.1:9/x.png"):
+        with pytest.raises(UserError, match="cannot be read"):
+            vitrail.search(worded, captions.parent, query)
+    for sentence in ("birds", "what is in typo.png"):
+        assert vitrail.search(worded, captions.parent, sentence, top=1)
 
 
 def test_any_run_compares_pictures(trained, digits):

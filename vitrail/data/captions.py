@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.data.dataset import Array, Found, Targets
 from vitrail.data.folder import from_paths, images_below, split_folders, stop
-from vitrail.errors import UserError, shortlist
+from vitrail.errors import UserError, shortlist, shown
 from vitrail.files import ANNOTATIONS, open_regular, read_json, read_lines, reading
 from vitrail.tasks import task_type
 from vitrail.tasks.captions import joined
@@ -50,10 +50,14 @@ def open_coco(path: Path, image_dir: str | None = None) -> Found:
     document = read_json(path, most=ANNOTATIONS)
     rule = "a COCO captions file, with 'images' (id, file_name) and 'annotations' (image_id, caption)"
     with reading(path, rule):
-        names = {image["id"]: str(image["file_name"]) for image in document["images"]}
+        names = {image["id"]: _text(image, "file_name") for image in document["images"]}
+        if len(names) < len(document["images"]):
+            raise ValueError("two images have the same id")
         captions: dict[Any, list[str]] = {number: [] for number in names}
         for each in document["annotations"]:
-            captions[each["image_id"]].append(str(each["caption"]))
+            if each["image_id"] not in captions:
+                raise ValueError(f"no image has the id {shown(each['image_id'])} of an annotation")
+            captions[each["image_id"]].append(_text(each, "caption"))
     folder = path.parent if image_dir is None else Path(image_dir).expanduser()
     files = [folder / name for name in names.values()]
     if files and not any(file.exists() for file in files):
@@ -62,6 +66,13 @@ def open_coco(path: Path, image_dir: str | None = None) -> Found:
         )
     texts = [joined(its) for its in captions.values()]
     return _found(path.stem, {"train": (files, texts)}, str(path), "Add one to 'annotations'")
+
+
+def _text(entry: Any, name: str) -> str:
+    text = entry[name]
+    if not isinstance(text, str):
+        raise TypeError(f"a {name} is {shown(text)}")
+    return text
 
 
 def _caption(image: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vitrail.files import atomic_write, check_writable
 from vitrail.runs.predictor import Prediction
 
 OVERLAY = "_overlay.jpg"  # the suffix of an image with its answer
+_LONGEST_NAME = 200  # bytes, so that a file system has room for suffixes
 
 
 def with_pictures(predictions: Iterable[Prediction], folder: Path, files: Iterable[object]) -> Iterator[Prediction]:
@@ -45,19 +47,28 @@ def _write(prediction: Prediction, folder: Path, taken: set[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)  # not before: a refused command leaves no folder
     except OSError as error:
         raise UserError(f"The folder {folder} cannot be created: {error.strerror}. Choose another.") from error
-    name, number = Path(prediction.file).stem, 1
+    stem = os.fsdecode(os.fsencode(Path(prediction.file).stem)[:_LONGEST_NAME])
+    name, number = stem, 1
     while name in taken:
         number += 1
-        name = f"{Path(prediction.file).stem}-{number}"
+        name = f"{stem}-{number}"
     taken.add(name)
     try:
         image = to_pil(read_image(prediction.file)).convert("RGBA")
     except (UnreadableImage, OSError):
         image = None  # it was not a file
-    for suffix, content in prediction.answer.files().items():
-        with atomic_write(folder / f"{name}{suffix}") as path:
-            path.write_bytes(content)
+    files = {folder / f"{name}{suffix}": content for suffix, content in prediction.answer.files().items()}
     if image is not None:
+        overlay = folder / f"{name}{OVERLAY}"
+        for file in files:
+            if file.exists() and not overlay.exists():
+                raise UserError(
+                    f"{file} was not written by --pictures, because {overlay.name} is not beside it, so it is not "
+                    "replaced. Choose another folder."
+                )
         image.alpha_composite(layer)
-        with atomic_write(folder / f"{name}{OVERLAY}") as path:
+        with atomic_write(overlay) as path:  # first: it marks the others as ours
             image.convert("RGB").save(path, "JPEG", quality=92)
+    for file, content in files.items():
+        with atomic_write(file) as path:
+            path.write_bytes(content)

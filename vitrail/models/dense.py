@@ -19,6 +19,7 @@ from vitrail.models.heads import HEADS
 from vitrail.models.layers import Block
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation
+from vitrail.models.validate import check_classes
 
 BACKBONE, HEAD = "backbone.", "head."  # of tensor names
 
@@ -36,6 +37,7 @@ class DenseConfig(ModelConfig):
     drop_path: float
 
     def __post_init__(self) -> None:
+        check_classes(self)
         if self.head not in HEADS:
             raise UserError(f"There is no dense head '{self.head}'. There are {', '.join(HEADS)}.")
         shared = {name: getattr(self, name) for name in ("img_size", "channels", "drop", "drop_path")}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitrail.models.layers import Block
 from vitrail.models.model import AttentionLayer, Model, ModelConfig
 from vitrail.models.position import Grid, Interpolation
+from vitrail.models.validate import check_classes
 
 TOWER = "image."  # of tensor names
 _UNSET = {"img_size": (0, 0), "channels": 0, "drop": -1.0, "drop_path": -1.0}
@@ -26,6 +27,7 @@ class ImageTowerConfig(ModelConfig):
 
     def _share(self) -> None:
         """Gives the tower the fields that are given, and this configuration those of the tower."""
+        check_classes(self)
         given = {name: getattr(self, name) for name, unset in _UNSET.items() if getattr(self, name) != unset}
         tower: Any = self.image
         tower = replace(tower, classes=0, **given)

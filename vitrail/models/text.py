@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import UserError
 from vitrail.models.layers import Activation, Block
-from vitrail.models.validate import check_heads
+from vitrail.models.validate import DEEPEST, LARGEST, MOST_CLASSES, check_heads
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class TextConfig:
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads", "mlp", "vocab", "length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"'{name}' of the text tower must be at least 1, but it is {getattr(self, name)}.")
+            value, most = getattr(self, name), {"depth": DEEPEST, "vocab": MOST_CLASSES}.get(name, LARGEST)
+            if not 1 <= value <= most:
+                raise UserError(f"'{name}' of the text tower must be from 1 to {most:,}, but it is {value}.")
         check_heads((self.width,), (self.heads,))
         if self.pool == "end" and not self.causal:
             raise UserError("A text tower that reads the end-of-text token must be causal: padding follows that token.")

@@ -19,10 +19,7 @@ def check_counts(config: Any, *names: str) -> None:
 
     Values beyond those of any real model are refused, too.
     """
-    if config.classes < 0:
-        raise UserError(f"'classes' must be at least 0, but it is {config.classes}.")
-    if config.classes > MOST_CLASSES:
-        raise UserError(f"'classes' must be at most {MOST_CLASSES:,}, but it is {config.classes}.")
+    check_classes(config)
     for name in (*names, "channels", "img_size"):
         value = getattr(config, name)
         values = value if isinstance(value, tuple) else (value,)
@@ -33,6 +30,14 @@ def check_counts(config: Any, *names: str) -> None:
             raise UserError(f"'{name}' must be at most {most:,}, but it is {shown(value)}.")
         if len(values) > _MOST_STAGES:
             raise UserError(f"'{name}' must have at most {_MOST_STAGES} values, but it has {len(values):,}.")
+
+
+def check_classes(config: Any) -> None:
+    """Checks that the number of outputs is that of a real model; 0 is a headless one."""
+    if config.classes < 0:
+        raise UserError(f"'classes' must be at least 0, but it is {config.classes}.")
+    if config.classes > MOST_CLASSES:
+        raise UserError(f"'classes' must be at most {MOST_CLASSES:,}, but it is {config.classes}.")
 
 
 def check_rates(config: Any) -> None:

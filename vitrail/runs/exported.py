@@ -84,6 +84,8 @@ class ExportedReader(Reader):
             self._context, self._scale = int(json.loads(about["context"])), float(json.loads(about["scale"]))
             if not 3 <= self._context <= _LONGEST_TEXT:
                 raise ValueError(f"it claims to read {self._context} tokens")
+            if not 0 < self._scale < np.inf:
+                raise ValueError(f"its scale is {self._scale}")
             if not np.isfinite(self.read([""])).all():
                 raise ValueError("its outputs are NaN or infinite")
 

@@ -143,7 +143,13 @@ class TorchModel:
 
         with torch.inference_mode():
             images = self.card.preprocess.normalise(torch.from_numpy(pixels).to(self.device))
-            return compute(images).cpu().numpy()
+            found = compute(images).cpu().numpy()
+        if not np.isfinite(found).all():  # an answer could be made of them: the first class everywhere, or no object
+            raise UserError(
+                "The model's outputs must be finite, but some are not: the weights diverged or are damaged. Use an "
+                "earlier checkpoint."
+            )
+        return found
 
 
 class Predictor:

@@ -8,6 +8,7 @@ Legend: N images, D dimensions of a vector.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,12 +20,14 @@ from vitrail.config import coerce_names
 from vitrail.data.image_like import GivenImage, ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.data.npy import check_zip, read_member
+from vitrail.data.remote import is_remote
 from vitrail.errors import UserError
 from vitrail.files import atomic_write, check_writable, open_regular, reading
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor
 
 Vectors = NDArray[np.float32]
+Stamp = tuple[str, str]  # absolute path of an image file; its size and time
 
 _ARRAYS = ("model", "files", "stamps", "vectors")  # of an index
 _MAX_RATIO, _ALWAYS_ALLOWED = 4, 2**26  # how much an index may expand, and bytes that it always may have
@@ -57,6 +60,14 @@ class Hit:
     similarity: float
 
 
+class Hits(list[Hit]):
+    """The images that were found, best match first, and those that could not be read."""
+
+    def __init__(self, hits: Iterable[Hit], unreadable: Sequence[tuple[str, str]]):
+        super().__init__(hits)
+        self.unreadable = tuple(unreadable)  # file, reason
+
+
 @dataclass(frozen=True, eq=False)
 class Index:
     """The vectors of images, of unit length."""
@@ -65,7 +76,7 @@ class Index:
     vectors: Vectors  # N D
     unreadable: tuple[tuple[str, str], ...] = ()  # file, reason
 
-    def nearest(self, query: NDArray[np.floating], top: int) -> list[Hit]:
+    def nearest(self, query: NDArray[np.floating], top: int) -> Hits:
         """The images most like a query, (D,), best first."""
         if len(query) != self.vectors.shape[1]:
             raise UserError(
@@ -74,7 +85,7 @@ class Index:
             )
         alike = self.vectors @ query.astype(np.float32)
         order = np.argsort(-alike, kind="stable")[:top]
-        return [Hit(self.files[i], float(alike[i])) for i in order.tolist()]
+        return Hits((Hit(self.files[i], float(alike[i])) for i in order.tolist()), self.unreadable)
 
 
 class Finder:
@@ -101,34 +112,36 @@ class Finder:
         return vector
 
     def index(self, images: Iterable[ImageLike], file: Path | None = None) -> Index:
-        """The index of images, in their order; kept in `file`, from which unchanged images are taken."""
-        channels = self.predictor.card.preprocess.channels
-        every = list(given(images, channels))
+        """The index of images, in their order; kept in `file`, from which unchanged images are taken.
+
+        The file keeps the vectors of other images too, as long as these exist.
+        """
+        every = list(given(images, self.predictor.card.preprocess.channels))
         known = {} if file is None or not file.exists() else self._read(file)
         stamps = [_stamp(image) for image in every]
-        new = [
-            i for i, (image, stamp) in enumerate(zip(every, stamps, strict=True)) if (image.name, stamp) not in known
-        ]
+        new = [i for i, stamp in enumerate(stamps) if stamp not in known]
         if file is not None and new:
             check_writable(file.parent)
         computed = dict(zip(new, self._vectors([every[i] for i in new]), strict=True))
-        files, vectors, kept, unreadable = [], [], [], []
-        for i, image in enumerate(every):
-            vector = computed[i][1] if i in computed else known[image.name, stamps[i]]
+        files, vectors, unreadable = [], [], []
+        asked = {path for path, _ in filter(None, stamps)}
+        kept = {stamp: vector for stamp, vector in known.items() if stamp[0] not in asked and os.path.exists(stamp[0])}  # noqa: PTH110
+        for i, (image, stamp) in enumerate(zip(every, stamps, strict=True)):
+            vector = known[stamp] if stamp is not None and stamp in known else computed[i][1]
             if isinstance(vector, UnreadableImage):
                 unreadable.append((image.name, str(vector)))
                 continue
             files.append(image.name)
             vectors.append(vector)
-            kept.append(stamps[i])
+            if stamp is not None:
+                kept[stamp] = vector
         if not files:
             raise UserError(f"No image could be read: {unreadable[0][0]} ({unreadable[0][1]}).")
-        if len({vector.shape for vector in vectors}) > 1:
+        if len({vector.shape for vector in (*vectors, *kept.values())}) > 1:
             raise UserError(f"{file} does not fit the model. Give another --index, or delete the file.")
-        index = Index(tuple(files), np.stack(vectors).astype(np.float32), tuple(unreadable))
-        if file is not None and new:
-            self._write(file, index, kept)
-        return index
+        if file is not None and new and kept:
+            self._write(file, kept)
+        return Index(tuple(files), np.stack(vectors).astype(np.float32), tuple(unreadable))
 
     def _vectors(self, images: Sequence[ImageLike]) -> list[tuple[str, NDArray[np.floating] | UnreadableImage]]:
         stored = given(images, self.predictor.card.preprocess.channels)
@@ -138,7 +151,7 @@ class Finder:
             found.append((image.name, vector if isinstance(vector, UnreadableImage) else _unit(vector)))
         return found
 
-    def _read(self, file: Path) -> dict[tuple[str, str], NDArray[np.floating]]:
+    def _read(self, file: Path) -> dict[Stamp, NDArray[np.floating]]:
         with reading(file, "an index of `vitrail search`", "Give another --index."), open_regular(file) as stream:
             check_zip(file, _MAX_RATIO, _ALWAYS_ALLOWED, "vectors")
             arrays = np.load(stream, allow_pickle=False)
@@ -149,14 +162,14 @@ class Finder:
                 raise ValueError("its vectors are damaged")
             return dict(zip(zip(names.tolist(), stamps.tolist(), strict=True), vectors, strict=True))
 
-    def _write(self, file: Path, index: Index, stamps: Sequence[str]) -> None:
+    def _write(self, file: Path, kept: dict[Stamp, NDArray[np.floating]]) -> None:
         with atomic_write(file) as temporary, temporary.open("wb") as stream:
             np.savez(
                 stream,
                 model=np.array(self.predictor.fingerprint),
-                files=np.array(index.files),
-                stamps=np.array(stamps),
-                vectors=index.vectors,
+                files=np.array([path for path, _ in kept]),
+                stamps=np.array([facts for _, facts in kept]),
+                vectors=np.stack([*kept.values()]).astype(np.float32),
             )
 
 
@@ -165,10 +178,12 @@ def _unit(vector: NDArray[np.floating]) -> NDArray[np.floating]:
     return vector / max(length, 1e-12)
 
 
-def _stamp(image: GivenImage) -> str:
-    """The size and time of an image file; for any other image a stamp that never matches."""
+def _stamp(image: GivenImage) -> Stamp | None:
+    """The path of an image file, its size and time; None for any other image, which is computed each time."""
+    if not isinstance(image.content, str | Path) or is_remote(image.content):
+        return None
     try:
-        state = Path(image.name).stat()
+        state = Path(image.content).stat()
     except (OSError, ValueError):
-        return ""
-    return f"{state.st_size} {state.st_mtime_ns}"
+        return None
+    return os.path.abspath(image.content), f"{state.st_size} {state.st_mtime_ns}"  # noqa: PTH100  # keeps links

@@ -70,6 +70,7 @@ class Folder:
             isinstance(plan, dict)
             and all(type(plan.get(name)) is kind for name, kind in _PLAN.items())
             and all(1 <= plan[name] <= _MOST for name in ("images", "batch"))
+            and 0 < plan["unit"] < np.inf
         ):
             raise UserError(f"{file} is not the plan of a study. Choose another --out.")
         return plan

@@ -13,9 +13,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.errors import UserError, shown
 from vitrail.tasks.scores import Targets
 
 LONGEST = 1000  # bytes of a caption that are kept; a text tower reads fewer
+MOST = 1000  # captions of an image
+_MAX_RATIO, _ALWAYS_ALLOWED = 64, 2**28  # of places in the array to captions, and bytes that it always may have
 
 # Columns with captions, in order of preference.
 COLUMNS = ("caption", "captions", "text", "description", "sentence", "sentences", "prompt", "alt_text")
@@ -38,11 +41,23 @@ def pack(texts: Sequence[str]) -> NDArray[np.uint8]:
     rows = [[_cut(caption) for caption in text.split("\n")] for text in texts]
     most = max((len(row) for row in rows), default=1)
     longest = max((len(caption) for row in rows for caption in row), default=1)
+    _check_room(rows, most, longest)
     packed = np.zeros((len(rows), most, max(longest, 1)), np.uint8)
     for i, row in enumerate(rows):
         for k, caption in enumerate(row):
             packed[i, k, : len(caption)] = np.frombuffer(caption, np.uint8)
     return packed
+
+
+def _check_room(rows: Sequence[Sequence[bytes]], most: int, longest: int) -> None:
+    """Raises UserError if one image has so many captions that the array would be nearly all padding."""
+    places, captions = len(rows) * most, sum(map(len, rows))
+    if most > MOST or (places > _MAX_RATIO * captions and places * longest > _ALWAYS_ALLOWED):
+        first = max(rows, key=len)[0].decode(errors="replace")
+        raise UserError(
+            f"The image of {shown(first)} has {most:,} captions, and every image takes the memory of as many. At most "
+            f"{MOST:,} are allowed, and fewer in large data sets. Remove some."
+        )
 
 
 def unpack(target: Targets) -> tuple[str, ...]:

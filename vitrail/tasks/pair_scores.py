@@ -40,11 +40,15 @@ MEASURES = (
 )
 
 
+MOST_LABELS = 10_000  # that a reader remembers, besides those of one call
+
+
 class Reader(ABC):
     """Reads texts as a trained model does. It remembers the texts it has read, because the same ones are asked for."""
 
     def __init__(self) -> None:
         self._known: dict[str, Floats] = {}
+        self._labels: dict[str, Floats] = {}
 
     @property
     @abstractmethod
@@ -57,9 +61,18 @@ class Reader(ABC):
 
     def __call__(self, texts: Sequence[str]) -> Floats:
         """As `read`, of texts that may have been read before."""
-        if new := [text for text in dict.fromkeys(texts) if text not in self._known]:
-            self._known.update(zip(new, self.read(new), strict=True))
-        return np.stack([self._known[text] for text in texts])
+        return self._remembered(texts, self._known)
+
+    def labels(self, texts: Sequence[str]) -> Floats:
+        """As `read`, of labels. Few are remembered: clients of a service send any, and would fill its memory."""
+        if len(self._labels) > MOST_LABELS:
+            self._labels = {}  # not cleared, because another thread may read it
+        return self._remembered(texts, self._labels)
+
+    def _remembered(self, texts: Sequence[str], known: dict[str, Floats]) -> Floats:
+        if new := [text for text in dict.fromkeys(texts) if text not in known]:
+            known.update(zip(new, self.read(new), strict=True))
+        return np.stack([known[text] for text in texts])
 
     def closest(self, image: NDArray[np.floating]) -> str:
         """Of the texts read so far, the one that is most like the embedding of an image, (J,)."""
@@ -192,5 +205,5 @@ def label_embeddings(reader: Reader, labels: Sequence[str], templates: Sequence[
         if "{}" not in template:
             raise UserError(f"A template must have {{}} where the label goes, but it is {template!r}.")
     texts = [template.replace("{}", label) for label in labels for template in templates]
-    found = reader(texts).reshape(len(labels), len(templates), -1).mean(axis=1)
+    found = reader.labels(texts).reshape(len(labels), len(templates), -1).mean(axis=1)
     return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12))

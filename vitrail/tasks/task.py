@@ -117,8 +117,8 @@ class Task(Words, ABC):
             raise UserError(f"'classes' must be a list of names, but it is {classes!r}.")
         constants = [f.name for f in fields(cls) if f.name != "classes" and not isinstance(f.default, float)]
         for name in constants:
-            if len(document[name]) != len(classes):
-                raise UserError(f"'{name}' must have one number for each of {len(classes)} {cls.many}.")
+            if len(document[name]) != len(classes) or not np.isfinite([*map(float, document[name])]).all():
+                raise UserError(f"'{name}' must have one number for each of {len(classes)} {cls.many}, all finite.")
         return cls(tuple(classes), **{name: tuple(map(float, document[name])) for name in constants})
 
     # Targets ----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from vitrail.errors import UserError, shown
 from vitrail.tokenizers import bpe
 
 VOCABULARY = 2048  # ids of a learnt vocabulary, at most
+_REMEMBERED, _LONGEST_WORD = 2**17, 50  # words whose ids are remembered, and characters of such a word
 _LONGEST = 2000  # characters of a text that are read: more than any text tower has tokens
 
 
@@ -110,12 +111,15 @@ class Tokenizer:
         return {}
 
     def _word(self, word: str) -> tuple[int, ...]:
-        if word not in self._known:
+        found = self._known.get(word)
+        if found is None:
             parts = bpe.pieces(word)
             while len(parts) > 1:
                 rank, best = min((self._ranks.get(pair, len(self._ranks)), pair) for pair in itertools.pairwise(parts))
                 if rank == len(self._ranks):
                     break
                 parts = bpe.merge(parts, *best)
-            self._known[word] = tuple(self._ids[part] for part in parts)
-        return self._known[word]
+            found = tuple(self._ids[part] for part in parts)
+            if len(self._known) < _REMEMBERED and len(word) < _LONGEST_WORD:
+                self._known[word] = found
+        return found

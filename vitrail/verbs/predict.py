@@ -73,10 +73,11 @@ def predict(
         predictor = classify_by(predictor, names, templates or ("{}",))
     elif predictor.card.task.several:
         raise UserError(f'{run} has no classes of its own. Give words to choose from: --labels "cat,dog".')
-    if threshold is not None:
-        task = predictor.card.task
-        if task.meant == "values":
-            raise UserError(f"--threshold needs probabilities, but a {task.title} model predicts {task.meant}.")
+    task = predictor.card.task
+    if top is not None and task.annotated:
+        raise UserError(f"--top is for classes and labels, but a {task.title} model shows all it finds. Remove it.")
+    if threshold is not None and task.meant == "values":
+        raise UserError(f"--threshold needs probabilities, but a {task.title} model predicts {task.meant}.")
     how: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "windows": windows}
     return together(lambda mine: predictor(mine, top, threshold=threshold, **how), files, batch_size)
 

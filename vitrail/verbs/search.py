@@ -8,13 +8,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shortlist
+from vitrail.progress import log
 from vitrail.runs import EngineName
 
 if TYPE_CHECKING:
     from vitrail.data.image_like import ImageLike
     from vitrail.runs.predictor import Predictor
-    from vitrail.runs.words import Hit
+    from vitrail.runs.words import Hits
 
 
 def search(
@@ -28,11 +29,12 @@ def search(
     workers: int = 2,
     device: str | None = None,
     engine: EngineName = "auto",
-) -> list[Hit]:
+) -> Hits:
     """Find the pictures that match a sentence, or that are most like another picture.
 
     A sentence needs a model trained on images with captions; any model compares pictures. With --index the images are
-    read once: later searches read only new and changed ones.
+    read once: later searches read only new and changed ones. An image that cannot be read is left out with a warning;
+    the command then exits with 1.
 
     Args:
         run: run folder, weights file or exported file
@@ -57,9 +59,24 @@ def search(
     files, run = listed(images), run if isinstance(run, str) else Path(run)
     finder = Finder(_opened(run, device, engine), batch_size, workers)
     # The query first: a mistake in it is reported before all images are read.
-    words = isinstance(query, str) and not os.path.isfile(query)  # noqa: PTH113  # Path raises for long sentences
-    wanted = finder.sentence(str(query)) if words else finder.picture(query)
-    return finder.index(files, file).nearest(wanted, top)
+    wanted = finder.sentence(str(query)) if _is_sentence(query) else finder.picture(query)
+    found = finder.index(files, file).nearest(wanted, top)
+    if found.unreadable:
+        names = shortlist([f"{name} ({reason})" for name, reason in found.unreadable], 5)
+        log.warning("%s of the images cannot be read and are left out: %s.", len(found.unreadable), names)
+    return found
+
+
+def _is_sentence(query: object) -> bool:
+    """Whether a query is words. What is named like a file is a picture, also if it is missing."""
+    from vitrail.data.folder import is_image
+    from vitrail.data.remote import is_remote
+
+    if not isinstance(query, str) or is_remote(query):
+        return False
+    if os.path.exists(query):  # noqa: PTH110  # Path raises for long sentences
+        return os.path.isdir(query) and os.sep not in query  # noqa: PTH112  # a word that a folder has as its name
+    return " " in query or not is_image(query)
 
 
 def _opened(run: str | Path, device: str | None, engine: EngineName) -> Predictor:
@@ -78,7 +95,7 @@ def _opened(run: str | Path, device: str | None, engine: EngineName) -> Predicto
     return Predictor.of(*open_run(run, device, headless=True), device, engine)
 
 
-def show(hits: list[Hit], *, json: bool = False) -> int:
+def show(hits: Hits, *, json: bool = False) -> int:
     """Print the pictures, best match first.
 
     Args:
@@ -91,4 +108,4 @@ def show(hits: list[Hit], *, json: bool = False) -> int:
     else:
         for hit in hits:
             print(f"{hit.similarity:6.3f}  {hit.file}")
-    return 0
+    return 1 if hits.unreadable else 0

@@ -6,11 +6,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.errors import UserError
+from vitrail.files import check_writable, locked
 
 if TYPE_CHECKING:
     from vitrail.studies.execute import Outcome
@@ -65,9 +66,10 @@ def study(
     share = _part(part)
     sources = [str(source) for source in ([data] if isinstance(data, str | Path) else data)] or ["fashion-mnist"]
     folder = Folder(Path(out) if out is not None else Path("studies") / f"{name}-{Path(sources[0]).stem}")
-    with tempfile.TemporaryDirectory() as scratch:
+    claim: AbstractContextManager[list[Path]] = nullcontext([]) if dry else _claimed(folder.path)
+    with tempfile.TemporaryDirectory() as scratch, claim as new:
         place = Path(scratch) if dry else folder.path.resolve()
-        with _removed_if_refused(folder.path):
+        with _removed_if_refused(new):
             lab, plan, clock = prepare(
                 found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device, merge=merge
             )
@@ -85,13 +87,22 @@ def study(
 
 
 @contextmanager
-def _removed_if_refused(folder: Path) -> Iterator[None]:
-    """Removes a new folder, and those above it that are new, if what is enclosed raises UserError."""
+def _claimed(folder: Path) -> Iterator[list[Path]]:
+    """Creates the folder of a study and holds its lock; yields the folders that are new, the study's first."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
+    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, "running the study in", "choose another --out"):
+        yield new
+
+
+@contextmanager
+def _removed_if_refused(new: Sequence[Path]) -> Iterator[None]:
+    """Removes the new folder of a study, and those above it that are new, if what is enclosed raises UserError."""
     try:
         yield
     except UserError:
-        if new:
+        for folder in new[:1]:
             shutil.rmtree(folder, ignore_errors=True)
         for path in new[1:]:
             with suppress(OSError):  # another study has begun there

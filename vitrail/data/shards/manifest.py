@@ -79,6 +79,8 @@ def read_manifest(text: str, where: object) -> Manifest:
             raise ValueError(f"shards cannot have the task {task}")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its classes must be a list of names")
+        if len({*classes}) < len(classes):
+            raise ValueError("two of its classes have the same name")
         if not isinstance(size, list) or len(size) != 2:
             raise ValueError("its size must be a height and a width")
         splits = {name: _split(name, each) for name, each in _mapping(document["splits"]).items()}

@@ -59,12 +59,15 @@ class _Job:
 def write_shards(data: Data, folder: Path, shard_size: str, seed: int, workers: int) -> Manifest:
     """Writes the splits of a data set as shards to a folder, or those that an earlier call has not finished."""
     splits = {name: split for name, split in data.splits.items() if not _is_repeated(data, name)}
-    plan = {"version": VERSION, "shard_size": shard_size, "seed": seed, "data": identity(data)}
+    plan = json.loads(json.dumps({"version": VERSION, "shard_size": shard_size, "seed": seed, "data": identity(data)}))
     jobs = {name: _jobs(name, split, data.task, shard_size, seed) for name, split in splits.items()}
     begun = folder / _UNFINISHED / "plan.json"
     if (folder / MANIFEST).exists():
+        ours = begun.exists() and read_json(begun) == plan
         if begun.parent.exists():  # killed when everything was written
-            shutil.rmtree(begun.parent)
+            with locked(begun.parent, "writing", "choose another folder"):
+                shutil.rmtree(begun.parent)
+        if ours:
             return read_manifest(read_text(folder / MANIFEST), folder / MANIFEST)
         raise UserError(f"{folder} already has shards. Choose another folder, or delete it.")
     if folder.exists() and not begun.exists() and any(child.name != _UNFINISHED for child in folder.iterdir()):
@@ -73,7 +76,7 @@ def write_shards(data: Data, folder: Path, shard_size: str, seed: int, workers: 
     with locked(begun.parent, "writing", "choose another folder"):
         if not begun.exists():
             write_text(begun, json.dumps(plan))
-        elif read_json(begun) != json.loads(json.dumps(plan)):
+        elif read_json(begun) != plan:
             raise UserError(
                 f"{folder} has unfinished shards of other data, another --shard-size or another --seed. Repeat that "
                 "command, or delete the folder."
@@ -98,7 +101,7 @@ def write_shards(data: Data, folder: Path, shard_size: str, seed: int, workers: 
         if data.task.single:  # for other programs, and for vitrail without the manifest
             write_text(folder / "classes.txt", "".join(f"{' '.join(name.split())}\n" for name in data.classes))
         write_text(folder / MANIFEST, manifest.to_json())
-    shutil.rmtree(folder / _UNFINISHED)
+        shutil.rmtree(folder / _UNFINISHED)
     return manifest
 
 
