@@ -95,6 +95,14 @@ def test_text_files_beside_images(tmp_path):
         open_data(tmp_path)
 
 
+def test_the_first_image_may_lack_its_caption(tmp_path):
+    for name in "abc":
+        image(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.txt").write_text("" if name == "a" else "a ball")
+    with pytest.raises(UserError, match=r"An image has no caption: .*a\.png\. Add a \.txt file"):
+        open_data(tmp_path)
+
+
 def test_cocos_captions(tmp_path):
     document = {
         "images": [{"id": 7, "file_name": "a.png"}, {"id": 9, "file_name": "b.png"}],
