@@ -41,7 +41,9 @@ def test_predict_by_labels(worded, captions, vitrail_says):
     ("options", "message"),
     [
         ({}, "has no classes of its own. Give words to choose from"),
-        ({"labels": ""}, "'labels' must be a name"),
+        ({"labels": ""}, "There are no labels to choose from"),
+        ({"labels": " , "}, "There are no labels to choose from"),
+        ({"labels": "cat,Cat"}, "Labels must differ in more than case, but 'cat' and 'Cat' do not"),
         ({"labels": "cat,,dog"}, "'labels' must be a name"),
         ({"labels": "cat,cat"}, "Labels must differ, but 'cat' is given twice"),
         ({"templates": ["a {}"]}, "--templates needs labels"),
@@ -103,6 +105,35 @@ def test_an_index_reads_only_what_is_new(worded, captions, tmp_path, monkeypatch
         vitrail.search(worded, folder, " ")
 
 
+def test_an_index_keeps_other_folders_but_no_image_in_memory(worded, captions, tmp_path):
+    index = tmp_path / "new" / "index.npz"
+    reds, bars = pictures(captions, "red-circle"), pictures(captions, "blue-bar")
+    vitrail.search(worded, reds, "red", index=index)
+    vitrail.search(worded, bars, "red", index=index)
+    assert set(np.load(index)["files"]) == {*reds, *bars}
+    (red,) = vitrail.search(worded, [np.full((16, 16, 3), 200, np.uint8)], "red", index=index)
+    (black,) = vitrail.search(worded, [np.zeros((16, 16, 3), np.uint8)], "red", index=index)
+    assert red.file == black.file == "image 1"
+    assert red.similarity != black.similarity
+
+
+def test_search_says_what_it_leaves_out_and_cuts(worded, captions, tmp_path, caplog):
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with caplog.at_level("WARNING", "vitrail"):
+        hits = vitrail.search(worded, [captions.parent, tmp_path], "a red circle on a wide and grey ground", top=3)
+    assert len(hits) == 3
+    assert re.search(r"1 of \d+ images cannot be read and are left out: \S+broken\.png \(not an image\)", caplog.text)
+    assert "1 text is longer than the model reads, and is cut." in caplog.text
+    with pytest.raises(UserError, match=r"The picture birdd\.jpg does not exist\. Give a sentence or an image file"):
+        vitrail.search(worded, captions.parent, "birdd.jpg")
+
+
+def test_long_labels_are_cut_and_counted(worded, captions, caplog):
+    with caplog.at_level("WARNING", "vitrail"):
+        list(vitrail.predict(worded, pictures(captions, "red-circle")[:1], labels=["red", "long " * 20, "longer " * 20]))
+    assert "2 texts are longer than the model reads, and are cut." in caplog.text
+
+
 def test_any_run_compares_pictures(trained, digits):
     (best,) = vitrail.search(trained, digits, str(digits / "3" / "3.png"), top=1)
     assert best.file == str(digits / "3" / "3.png")
@@ -124,6 +155,8 @@ def test_explain_shows_what_speaks_for_a_word(worded, captions, tmp_path):
     picture = pictures(captions, "red-circle")[0]
     explanation = vitrail.explain(worded, picture, labels="a red circle,a blue bar", target="a blue bar", out=tmp_path)
     assert any("relevance" in file.name for file in explanation.files)
+    with pytest.raises(UserError, match="no classes of its own, so there is no 'cat'. Give words .* --labels"):
+        vitrail.explain(worded, picture, target="cat", out=tmp_path)
     with pytest.raises(UserError, match="The model has no class 'cat'"):
         vitrail.explain(worded, picture, labels="a red circle,a blue bar", target="cat", out=tmp_path)
 
@@ -132,6 +165,7 @@ def test_the_report_shows_best_and_worst_matches(worded):
     page = Run(worded).report_file.read_text()
     assert "Images that find their caption" in page
     assert "matches images of" in page
+    assert "Labels are not read" not in page
 
 
 def test_both_towers_are_exported_with_the_tokenizer(worded, captions, tmp_path):
@@ -145,6 +179,11 @@ def test_both_towers_are_exported_with_the_tokenizer(worded, captions, tmp_path)
         vitrail.evaluate(tmp_path / "m.onnx", captions, split="val").row()["text_r1"]
         == vitrail.evaluate(worded).row()["text_r1"]
     )
+    picture = pictures(captions, "red-circle")[0]
+    (ours,) = vitrail.predict(worded, picture, labels=LABELS, templates=["{}", "see {}"])
+    (theirs,) = vitrail.predict(tmp_path / "m.onnx", picture, labels=LABELS, templates=["{}", "see {}"])
+    assert theirs.labels == ours.labels
+    assert np.allclose(theirs.probabilities, ours.probabilities, atol=1e-3)
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(tmp_path / "m.text.onnx"))

@@ -11,18 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.config import coerce_names
-from vitrail.data.image_like import GivenImage, ImageLike, given
+from vitrail.data.image_like import ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.data.npy import check_zip, read_member
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shortlist
 from vitrail.files import atomic_write, check_writable, open_regular, reading
-from vitrail.progress import track
+from vitrail.progress import log, track
 from vitrail.runs.predictor import Predictor
+from vitrail.tasks import Task
+from vitrail.tokenizers.bpe import clean
+from vitrail.weights.card import Card
 
 Vectors = NDArray[np.float32]
 
@@ -32,21 +36,52 @@ _MAX_RATIO, _ALWAYS_ALLOWED = 4, 2**26  # how much an index may expand, and byte
 
 def label_names(labels: str | Sequence[str]) -> tuple[str, ...]:
     """The labels to choose from: "cat,dog" or a sequence."""
-    names = tuple(name.strip() for name in coerce_names("labels", labels))
+    if not labels or (isinstance(labels, str) and not labels.strip(" ,")):
+        raise UserError('There are no labels to choose from. Give some, such as "cat,dog".')
+    names = coerce_names("labels", labels)
+    known: dict[str, str] = {}
     for name in names:
+        before = known.setdefault(clean(name), name)
         if names.count(name) > 1:
             raise UserError(f"Labels must differ, but '{name}' is given twice.")
+        if before != name:
+            raise UserError(f"Labels must differ in more than case, but '{before}' and '{name}' do not. Remove one.")
     return names
 
 
-def classify_by(predictor: Predictor, labels: str | Sequence[str], templates: Sequence[str] = ("{}",)) -> Predictor:
+def classify_by(predictor: Predictor, labels: Sequence[str], templates: Sequence[str] = ("{}",)) -> Predictor:
     """A predictor whose classes are words, of a model that reads words."""
     model, card = predictor.module, predictor.card
     if model is None:
-        raise UserError("--labels needs the run that the file was exported from. Give that run instead of the file.")
-    classifier, task = card.task.classifier(model, label_names(labels), templates)
+        return _ByWords(predictor, labels, templates)
+    classifier, task = card.task.classifier(model, labels, templates)
     named = replace(card, config=classifier.config, task=task, metrics={})
     return Predictor.of(classifier, named, predictor.device)
+
+
+def warn_of_cut(card: Card, labels: Sequence[str], templates: Sequence[str] = ("{}",)) -> None:
+    """Logs how many of the texts that templates make of labels are longer than the model reads."""
+    card.task.words().warn_of_cut([template.replace("{}", label) for label in labels for template in templates])
+
+
+class _ByWords(Predictor):
+    """An exported file as a classifier: its embeddings of images, compared with those of labels."""
+
+    def __init__(self, predictor: Predictor, labels: Sequence[str], templates: Sequence[str]):
+        self._model = predictor._model
+        self._labels, self._templates = labels, templates
+        task, _ = self._classified(np.zeros((1, predictor.card.task.outputs)))  # a bad template is reported now
+        self._card = replace(predictor.card, task=task, metrics={})
+
+    @property
+    def card(self) -> Card:
+        return self._card
+
+    def outputs(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        return self._classified(super().outputs(pixels))[1]
+
+    def _classified(self, outputs: NDArray[Any]) -> tuple[Task, NDArray[Any]]:
+        return self._model.card.task.by_words(outputs, self._labels, self._templates)
 
 
 @dataclass(frozen=True)
@@ -90,7 +125,9 @@ class Finder:
         """The vector of a text; UserError if the model reads no words."""
         if not text.strip():
             raise UserError("The query is empty. Describe the picture to find, or give an image file.")
-        found: NDArray[np.floating] = self.predictor.card.task.words()([text])[0]
+        reader = self.predictor.card.task.words()
+        reader.warn_of_cut([text])
+        found: NDArray[np.floating] = reader([text])[0]
         return found
 
     def picture(self, image: ImageLike) -> NDArray[np.floating]:
@@ -105,7 +142,7 @@ class Finder:
         channels = self.predictor.card.preprocess.channels
         every = list(given(images, channels))
         known = {} if file is None or not file.exists() else self._read(file)
-        stamps = [_stamp(image) for image in every]
+        stamps = [_stamp(image.name) for image in every]
         new = [
             i for i, (image, stamp) in enumerate(zip(every, stamps, strict=True)) if (image.name, stamp) not in known
         ]
@@ -123,11 +160,18 @@ class Finder:
             kept.append(stamps[i])
         if not files:
             raise UserError(f"No image could be read: {unreadable[0][0]} ({unreadable[0][1]}).")
+        if unreadable:
+            some = shortlist([f"{name} ({why})" for name, why in unreadable], 3)
+            log.warning("%d of %d images cannot be read and are left out: %s.", len(unreadable), len(every), some)
         if len({vector.shape for vector in vectors}) > 1:
             raise UserError(f"{file} does not fit the model. Give another --index, or delete the file.")
         index = Index(tuple(files), np.stack(vectors).astype(np.float32), tuple(unreadable))
         if file is not None and new:
-            self._write(file, index, kept)
+            # Images of other folders stay in the file, unless they have changed or are gone.
+            given_names = {image.name for image in every}
+            others = [key for key in known if key[0] not in given_names and key[1] == _stamp(key[0])]
+            names, times = [*files, *(name for name, _ in others)], [*kept, *(stamp for _, stamp in others)]
+            self._write(file, names, times, np.stack([*index.vectors, *(known[key] for key in others)]))
         return index
 
     def _vectors(self, images: Sequence[ImageLike]) -> list[tuple[str, NDArray[np.floating] | UnreadableImage]]:
@@ -147,16 +191,18 @@ class Finder:
                 raise UserError(f"{file} is the index of another model. Give another --index, or delete the file.")
             if vectors.ndim != 2 or vectors.dtype != np.float32 or not np.isfinite(vectors).all():
                 raise ValueError("its vectors are damaged")
-            return dict(zip(zip(names.tolist(), stamps.tolist(), strict=True), vectors, strict=True))
+            rows = zip(names.tolist(), stamps.tolist(), vectors, strict=True)
+            return {(name, stamp): vector for name, stamp, vector in rows if stamp}
 
-    def _write(self, file: Path, index: Index, stamps: Sequence[str]) -> None:
+    def _write(self, file: Path, files: Sequence[str], stamps: Sequence[str], vectors: Vectors) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as temporary, temporary.open("wb") as stream:
             np.savez(
                 stream,
                 model=np.array(self.predictor.fingerprint),
-                files=np.array(index.files),
+                files=np.array(files),
                 stamps=np.array(stamps),
-                vectors=index.vectors,
+                vectors=vectors,
             )
 
 
@@ -165,10 +211,10 @@ def _unit(vector: NDArray[np.floating]) -> NDArray[np.floating]:
     return vector / max(length, 1e-12)
 
 
-def _stamp(image: GivenImage) -> str:
-    """The size and time of an image file; for any other image a stamp that never matches."""
+def _stamp(name: str) -> str:
+    """The size and time of an image file; empty for any other image, which is always read again."""
     try:
-        state = Path(image.name).stat()
+        state = Path(name).stat()
     except (OSError, ValueError):
         return ""
     return f"{state.st_size} {state.st_mtime_ns}"

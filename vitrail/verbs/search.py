@@ -45,6 +45,7 @@ def search(
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
         engine: program that computes the model on a CPU; auto tests in a long job which is the fastest
     """
+    from vitrail.data.folder import is_image
     from vitrail.evaluate.predict import listed
     from vitrail.runs.words import Finder
 
@@ -57,6 +58,8 @@ def search(
     files, run = listed(images), run if isinstance(run, str) else Path(run)
     finder = Finder(_opened(run, device, engine), batch_size, workers)
     # The query first: a mistake in it is reported before all images are read.
+    if isinstance(query, str) and is_image(query) and not os.path.isfile(query):  # noqa: PTH113
+        raise UserError(f"The picture {query} does not exist. Give a sentence or an image file.")
     words = isinstance(query, str) and not os.path.isfile(query)  # noqa: PTH113  # Path raises for long sentences
     wanted = finder.sentence(str(query)) if words else finder.picture(query)
     return finder.index(files, file).nearest(wanted, top)
