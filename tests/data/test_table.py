@@ -147,7 +147,7 @@ def test_a_column_called_split_may_be_the_label(folder):
     [
         (("image", "a", "b"), {}, "which of the columns image, a, b has the labels? Set --label-column."),
         (("key", "label", "b"), {}, "which of the columns key, label, b has the paths? Set --image-column."),
-        (("image", "split", ""), {}, "which of the columns image, split has the labels?"),
+        (("image", "split", ""), {}, "has no column of labels or captions: it has image, split. Add one"),
         (("image", "label", "b"), {"image_column": "imag"}, "has no column 'imag'. Did you mean 'image'?"),
         (("image", "label", "b"), {"label_column": "x"}, "has no column 'x'. It has image, label, b."),
         (("image", "label", "b"), {"label_column": "image", "image_column": "image"}, "'image' cannot be both"),

@@ -27,6 +27,8 @@ def test_labels_in_words(words, worded, captions):
     assert tuple(found["labels"]) == expected.labels
     assert found["probabilities"] == pytest.approx(expected.probabilities, abs=1e-4)
     assert len(found["scores"]) == 3
+    best = found["probabilities"][0]
+    assert words.predict(picture.read_bytes(), labels=LABELS, threshold=best)["labels"] == found["labels"][:1]
     assert words.get("/model").json()["words"]
     assert not words.get("/model", model="digits").json()["words"]
 
@@ -49,7 +51,7 @@ def test_what_speaks_for_a_word(words, captions):
 
 def test_labels_that_are_missing_or_not_wanted(words, captions):
     content = (captions.parent / "blue-bar-0.png").read_bytes()
-    for given, message in (({}, "'labels' must be a name"), ({"labels": "a,a"}, "Labels must differ")):
+    for given, message in (({}, "There are no labels to choose from"), ({"labels": "a,a"}, "Labels must differ")):
         answer = words.post("/predict", content, **given)
         assert answer.status_code == 422
         assert message in answer.json()["error"]["message"]

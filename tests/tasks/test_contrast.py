@@ -71,6 +71,12 @@ def test_equal_captions_are_not_negatives(kind):
         assert alike.item() == pytest.approx(sum(loss.item() for loss in alone), rel=1e-4)
 
 
+def test_captions_of_equal_tokens_are_equal():
+    captions = [("A cat",), ("a cat",), ("a very long caption of one",), ("a very long caption of another",)]
+    chosen = objective(Sigmoid, captions)  # reads 16 tokens
+    assert chosen.own[0] == chosen.own[1] != chosen.own[2] == chosen.own[3]
+
+
 def test_a_step_draws_one_of_several_captions():
     chosen = objective(Sigmoid)
     batch = Batch(torch.randn(1, 3, 16, 16), torch.zeros(1, 0), torch.tensor([1 + 5]))  # a repetition of image 1

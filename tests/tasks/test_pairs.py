@@ -62,6 +62,28 @@ def test_several_rows_of_an_image_are_several_captions(tmp_path):
     assert texts(data) == [("a red ball", "a round thing"), ("two",), ("three",)]
 
 
+def test_a_cell_is_one_caption_and_a_list_is_several(tmp_path):
+    for name in "ab":
+        image(tmp_path / f"{name}.png")
+    (tmp_path / "t.csv").write_text('image,caption\na.png,"a ball, ""red"",\non the grass"\nb.png,two|three\n')
+    assert texts(open_data(tmp_path / "t.csv", val=tmp_path / "t.csv")) == [
+        ('a ball, "red", on the grass',),
+        ("two|three",),
+    ]
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    listed = {"image": ["a.png", "b.png"], "captions": [["a red\nball", "a|b"], ["two"]]}
+    parquet.write_table(pyarrow.table(listed), tmp_path / "t.parquet")
+    data = open_data(tmp_path / "t.parquet", val=tmp_path / "t.parquet")
+    assert texts(data) == [("a red ball", "a|b"), ("two",)]
+
+
+def test_captions_that_differ_only_in_case_are_equal():
+    packed = [unpack(row) for row in pack(["A cat\na cat", "a Cat", "a dog"])]
+    assert packed == [("A cat",), ("A cat",), ("a dog",)]
+
+
 def test_text_files_beside_images(tmp_path):
     for split in ("train", "val"):
         for i, text in enumerate(("a red circle\nsomething round\n", "another")):
@@ -71,6 +93,14 @@ def test_text_files_beside_images(tmp_path):
     assert texts(data) == texts(data, "val") == [("a red circle", "something round"), ("another",)]
     (tmp_path / "val" / "1.txt").unlink()
     with pytest.raises(UserError, match=r"An image has no caption: .*1\.png\. Add a \.txt file"):
+        open_data(tmp_path)
+
+
+def test_the_first_image_may_lack_its_caption(tmp_path):
+    for name in "abc":
+        image(tmp_path / f"{name}.png")
+        (tmp_path / f"{name}.txt").write_text("" if name == "a" else "a ball")
+    with pytest.raises(UserError, match=r"An image has no caption: .*a\.png\. Add a \.txt file"):
         open_data(tmp_path)
 
 
@@ -154,6 +184,16 @@ def test_long_captions_are_cut_and_counted(captions, caplog):
     assert data.task.context == 12
 
 
+def test_captions_cut_in_an_evaluation_are_counted():
+    task = Pairs(reader=Letters(Tokenizer(), 4))
+    meter = task.meter()
+    meter.add(np.eye(4)[:2], pack(["a", "bbb"]))
+    scores = meter.scores()
+    assert scores.cut == 1
+    assert "1 caption is longer than the model reads, and is cut" in scores.table()
+    assert task.restore(scores.to_json()).cut == 1
+
+
 def test_check_finds_what_is_wrong_with_captions(tmp_path):
     rng = np.random.default_rng(0)
     rows = ["image,caption"]
@@ -188,21 +228,21 @@ def test_recall_counts_any_caption_and_any_image():
     captions = [("a", "ab"), ("b",), ("b",), ("c",)]
     images = np.array([[1.0, 0.9, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0.5, 0.4, 0]])
     images /= np.linalg.norm(images, axis=1, keepdims=True)
-    match = Match(images, captions, Letters())
+    match = Match(images, captions, Letters(Tokenizer(), 99))
     assert match.texts == ["a", "ab", "b", "c"]
     assert match.caption_rank.tolist() == [0, 0, 3, 1]  # image 2 is like no caption: all others come first
     assert match.image_rank.tolist() == [0, 0, 0, 0]
-    alike = images @ Letters()(match.texts).T * 2
+    alike = images @ Letters(Tokenizer(), 99)(match.texts).T * 2
     assert match.losses[0] == pytest.approx(np.log(np.exp(alike[0]).sum()) - np.log(np.exp(alike[0, :2]).sum()))
 
 
 def test_a_collapsed_model_finds_nothing():
-    match = Match(np.ones((3, 4)) / 2, [("a",), ("b",), ("c",)], Letters())
+    match = Match(np.ones((3, 4)) / 2, [("a",), ("b",), ("c",)], Letters(Tokenizer(), 99))
     assert match.caption_rank.tolist() == match.image_rank.tolist() == [2, 2, 2]
 
 
 def test_merged_meters_measure_what_one_would():
-    task = Pairs(reader=Letters())
+    task = Pairs(reader=Letters(Tokenizer(), 99))
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=(9, 4)), pack(["a", "b", "c", "d", "ab\ncd", "bc", "a", "cd", "abc"])
     one, first, second = task.meter(), task.meter(), task.meter()

@@ -12,6 +12,7 @@ from vitrail.errors import UserError
 from vitrail.tasks import TASKS, Multiclass, Multilabel, Pairs, Regression, Task, register, task_type
 from vitrail.tasks.captions import pack
 from vitrail.tasks.pair_scores import Reader
+from vitrail.tokenizers import Tokenizer
 from vitrail.weights.card import read_card
 
 ABC = ("a", "b", "c")
@@ -40,7 +41,7 @@ def examples(count: int = 101) -> dict[str, tuple[Task, np.ndarray, np.ndarray]]
         "multilabel": (Multilabel(ABC, (0.5, 0.3, 0.6)), outputs, labels),
         "multilabel, thresholds to be chosen": (Multilabel(ABC), outputs, labels),
         "regression": (Regression(ABC, mean, std), outputs, values.astype(np.float32)),
-        "pairs": (Pairs(dims=3, reader=Axes()), outputs, pack([ABC[k] for k in classes])),
+        "pairs": (Pairs(dims=3, reader=Axes(Tokenizer(), 99)), outputs, pack([ABC[k] for k in classes])),
     }
 
 

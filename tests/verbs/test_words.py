@@ -43,7 +43,9 @@ def test_predict_by_labels(worded, captions, vitrail_says):
     ("options", "message"),
     [
         ({}, "has no classes of its own. Give words to choose from"),
-        ({"labels": ""}, "'labels' must be a name"),
+        ({"labels": ""}, "There are no labels to choose from"),
+        ({"labels": " , "}, "There are no labels to choose from"),
+        ({"labels": "cat,Cat"}, "Labels must differ in more than case, but 'cat' and 'Cat' do not"),
         ({"labels": "cat,,dog"}, "'labels' must be a name"),
         ({"labels": "cat,cat"}, "Labels must differ, but 'cat' is given twice"),
         ({"templates": ["a {}"]}, "--templates needs labels"),
@@ -106,7 +108,7 @@ def test_an_index_reads_only_what_is_new(worded, captions, tmp_path, monkeypatch
 
 
 def test_an_index_keeps_the_vectors_of_other_images(worded, captions, tmp_path):
-    index, files = tmp_path / "index.npz", pictures(captions, "red-circle")[:2]
+    index, files = tmp_path / "new" / "index.npz", pictures(captions, "red-circle")[:2]
     copy = tmp_path / "copy.png"
     copy.write_bytes(Path(files[0]).read_bytes())
     for file in (*files, str(copy)):
@@ -153,6 +155,18 @@ def test_a_missing_picture_is_not_searched_for_as_a_sentence(worded, captions, t
         assert vitrail.search(worded, captions.parent, sentence, top=1)
 
 
+def test_a_long_sentence_is_cut_and_reported(worded, captions, caplog):
+    with caplog.at_level("WARNING", "vitrail"):
+        vitrail.search(worded, captions.parent, "a red circle on a wide and grey ground")
+    assert "1 text is longer than the model reads, and is cut." in caplog.text
+
+
+def test_long_labels_are_cut_and_counted(worded, captions, caplog):
+    with caplog.at_level("WARNING", "vitrail"):
+        list(vitrail.predict(worded, pictures(captions, "red-circle")[:1], labels=["red", "a " * 99, "b " * 99]))
+    assert "2 texts are longer than the model reads, and are cut." in caplog.text
+
+
 def test_any_run_compares_pictures(trained, digits):
     (best,) = vitrail.search(trained, digits, str(digits / "3" / "3.png"), top=1)
     assert best.file == str(digits / "3" / "3.png")
@@ -174,6 +188,8 @@ def test_explain_shows_what_speaks_for_a_word(worded, captions, tmp_path):
     picture = pictures(captions, "red-circle")[0]
     explanation = vitrail.explain(worded, picture, labels="a red circle,a blue bar", target="a blue bar", out=tmp_path)
     assert any("relevance" in file.name for file in explanation.files)
+    with pytest.raises(UserError, match=r"no classes of its own, so there is no 'cat'\. Give words .* --labels"):
+        vitrail.explain(worded, picture, target="cat", out=tmp_path)
     with pytest.raises(UserError, match="The model has no class 'cat'"):
         vitrail.explain(worded, picture, labels="a red circle,a blue bar", target="cat", out=tmp_path)
 
@@ -182,6 +198,7 @@ def test_the_report_shows_best_and_worst_matches(worded):
     page = Run(worded).report_file.read_text()
     assert "Images that find their caption" in page
     assert "matches images of" in page
+    assert "Labels are not read" not in page
 
 
 def test_both_towers_are_exported_with_the_tokenizer(worded, captions, tmp_path):
@@ -195,6 +212,11 @@ def test_both_towers_are_exported_with_the_tokenizer(worded, captions, tmp_path)
         vitrail.evaluate(tmp_path / "m.onnx", captions, split="val").row()["text_r1"]
         == vitrail.evaluate(worded).row()["text_r1"]
     )
+    picture = pictures(captions, "red-circle")[0]
+    (ours,) = vitrail.predict(worded, picture, labels=LABELS, templates=["{}", "see {}"])
+    (theirs,) = vitrail.predict(tmp_path / "m.onnx", picture, labels=LABELS, templates=["{}", "see {}"])
+    assert theirs.labels == ours.labels
+    assert np.allclose(theirs.probabilities, ours.probabilities, atol=1e-3)
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(tmp_path / "m.text.onnx"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from vitrail.files import ANNOTATIONS, open_regular, read_json, read_lines, read
 from vitrail.tasks import task_type
 from vitrail.tasks.captions import joined
 
+_FIRST = 100  # images of a folder that show what it holds
 _NUMBERS = re.compile(r"[\d\s.+\-eE]*")  # a line of boxes of a detector, not words
 
 
 def has_captions(folder: Path) -> bool:
-    """Whether the first image below a folder has its caption in a text file beside it."""
-    first = next(images_below(folder, lambda _: None), None)
-    if first is None or not first.with_suffix(".txt").is_file():
+    """Whether half or more of the first images below a folder have captions in text files beside them."""
+    first = list(islice(images_below(folder, lambda _: None), _FIRST))
+    files = [file for image in first if (file := image.with_suffix(".txt")).is_file()]
+    if not files or 2 * len(files) < len(first):
         return False
-    return not all(map(_NUMBERS.fullmatch, read_lines(first.with_suffix(".txt"), "a text file")))
+    lines = next((found for file in files if any(found := read_lines(file, "a text file"))), [])
+    return not all(map(_NUMBERS.fullmatch, lines))
 
 
 def open_captioned(root: Path) -> Found:

@@ -30,7 +30,7 @@ _IMAGE_NAMES = ("image", "image_path", "path", "file", "filename", "filepath", "
 _ID_NAMES = ("image_id", "image_name", "img_id", "id_code", "id")  # Kaggle's, of files without their suffix
 _LABEL_NAMES = ("label", "class", "target", "category", "y", "labels", "tags", *CAPTIONS)
 
-Rows = dict[int, list[str]]  # stripped cells, by spreadsheet row number
+Rows = dict[int, list[str]]  # stripped cells, by spreadsheet row number; the parts of a list are lines
 
 _LONGEST = 3000  # characters of a cell: a path, labels or a number
 _LINE = 2**20  # characters of a line
@@ -109,7 +109,7 @@ def _from_rows(
     if box is not None:
         given = _class_column(path, [name for name in columns if name not in box[0]])
     image, labels, split = _choose(path, columns, rows, image_column, given, reads_labels(task))
-    texts = {label: [cells[columns[label]] for cells in rows.values()] for label in labels}
+    texts = {label: [_labels(cells[columns[label]]) for cells in rows.values()] for label in labels}
     kind = task or task_type(infer_from_text(texts))
     if kind.single and len(labels) > 1:
         raise UserError(
@@ -129,7 +129,7 @@ def _from_rows(
     for number, cells in rows.items():
         file, own, part = (
             files[cells[columns[image]]],
-            [cells[columns[label]] for label in labels],
+            [cells[columns[label]] if kind.several else _labels(cells[columns[label]]) for label in labels],
             _split(path, number, cells, columns, split),
         )
         for column, cell in ((image, cells[columns[image]]), *zip(labels, own, strict=True)):
@@ -248,6 +248,8 @@ def _choose(
         if named in ("y", "Y") and _named(free, ["x"]):  # coordinates: y alone is not the label
             named = None
         binary = bool(free) and all(are_binary(cells[columns[name]] for cells in rows.values()) for name in free)
+        if not free:
+            raise UserError(f"{path} has no column of labels or captions: it has {', '.join(columns)}. Add one.")
         if named is None and len(free) != 1 and not binary:
             raise UserError(f"{path}: which of the columns {', '.join(columns)} has the labels? Set --label-column.")
         labels = tuple(free) if named is None else (named,)
@@ -276,7 +278,7 @@ def _read_text(path: Path) -> tuple[list[str], Rows]:
                 _lines(file, path), delimiter="\t" if path.suffix.lower() == ".tsv" else delimiter, strict=True
             )
             try:
-                lines = {number: [cell.strip() for cell in cells] for number, cells in enumerate(reader, 1)}
+                lines = {number: [_as_text(cell) for cell in cells] for number, cells in enumerate(reader, 1)}
             except csv.Error as error:
                 raise UserError(f"{path}: line {reader.line_num} is not valid CSV: {error}.") from error
     except UnicodeDecodeError as error:
@@ -337,6 +339,12 @@ def _check_values(metadata: Any, size: int) -> None:
 
 
 def _as_text(cell: object) -> str:
-    if isinstance(cell, list | tuple | set | np.ndarray):  # a list of labels
-        return "|".join(str(part).strip() for part in cell)
-    return "" if cell is None else str(cell).strip()
+    """A cell as one line, or a list of labels or captions with a line for each."""
+    if isinstance(cell, list | tuple | set | np.ndarray):
+        return "\n".join(map(_as_text, cell))
+    return "" if cell is None else " ".join(str(cell).splitlines()).strip()
+
+
+def _labels(cell: str) -> str:
+    """A list of labels as they are separated in a text file."""
+    return cell.replace("\n", "|")

@@ -21,7 +21,7 @@ from vitrail.files import write_text
 from vitrail.runs import EngineName
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
-from vitrail.runs.words import classify_by
+from vitrail.runs.words import classify_by, warn_of_cut
 from vitrail.tasks.scores import Scores
 from vitrail.weights import Card
 from vitrail.world import world
@@ -87,6 +87,7 @@ def classify_on(
     if not data.task.single:
         raise UserError(f"--method zeroshot needs one class per image, but {data.name} is {data.task.title}.")
     whole = Predictor(run, device, engine=engine, img_size=img_size)
+    warn_of_cut(whole.card, data.classes, templates)
     predictor = classify_by(whole, data.classes, templates)
     card = predictor.card
     data = data.read_as(card.preprocess.channels, card.preprocess.bits)

@@ -23,7 +23,7 @@ from vitrail.data.image_like import GivenImage, ImageLike, given
 from vitrail.data.images import UnreadableImage
 from vitrail.data.loader import batches
 from vitrail.data.pixels import Pixels, to_pil
-from vitrail.errors import UserError, nearest, shortlist
+from vitrail.errors import UserError, nearest, shortlist, shown
 from vitrail.evaluate.features import split_features, split_scores
 from vitrail.evaluate.measure import own_data, split_name
 from vitrail.evaluate.predict import listed
@@ -32,7 +32,7 @@ from vitrail.explain.geometry import attends
 from vitrail.models import Model
 from vitrail.runs.predictor import Predictor, read_ahead
 from vitrail.runs.run import Run
-from vitrail.runs.words import classify_by, label_names
+from vitrail.runs.words import classify_by, label_names, warn_of_cut
 from vitrail.tasks import Task
 from vitrail.tasks.placement import fitted
 from vitrail.tasks.task import Answer
@@ -223,6 +223,9 @@ def open_subject(
     files = [every[i] for i in np.unique(np.linspace(0, len(every) - 1, min(limit, len(every))).round().astype(int))]
     words = None if labels is None else label_names(labels)
     classes = card.task.output_names if words is None else words
+    if not classes and card.task.several and (target is not None or instead is not None):
+        word = shown(target or instead)
+        raise UserError(f"{run} has no classes of its own, so there is no {word}. Give words to choose from: --labels.")
     if not classes and (target is not None or instead is not None):
         raise UserError(f"{run} has no head, so there are no classes to explain. Remove --target and --instead.")
     chosen, other = (None if name is None else _number(name, classes) for name in (target, instead))
@@ -230,6 +233,7 @@ def open_subject(
         raise UserError(f"--target and --instead must be different classes, but both are '{instead}'.")
     model, card = open_run(run, device, img_size=img_size, headless=True)
     if words is not None:
+        warn_of_cut(card, words)
         named = classify_by(Predictor.of(model, card, device), words)
         assert named.module is not None
         model, card = named.module, named.card

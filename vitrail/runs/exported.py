@@ -76,14 +76,13 @@ class ExportedReader(Reader):
     """An exported text tower with its tokenizer."""
 
     def __init__(self, path: Path):
-        super().__init__()
         self._session = OnnxSession(path)
         with reading(path, "a text tower of `vitrail export`"):
             about = self._session.metadata
-            self._tokenizer = Tokenizer.from_json(json.loads(about["tokenizer"]))
-            self._context, self._scale = int(json.loads(about["context"])), float(json.loads(about["scale"]))
-            if not 3 <= self._context <= _LONGEST_TEXT:
-                raise ValueError(f"it claims to read {self._context} tokens")
+            super().__init__(Tokenizer.from_json(json.loads(about["tokenizer"])), int(json.loads(about["context"])))
+            self._scale = float(json.loads(about["scale"]))
+            if not 3 <= self.context <= _LONGEST_TEXT:
+                raise ValueError(f"it claims to read {self.context} tokens")
             if not 0 < self._scale < np.inf:
                 raise ValueError(f"its scale is {self._scale}")
             if not np.isfinite(self.read([""])).all():
@@ -94,7 +93,7 @@ class ExportedReader(Reader):
         return self._scale
 
     def read(self, texts: Sequence[str]) -> NDArray[np.float64]:
-        rows = self._tokenizer.encode(texts, self._context)
+        rows = self.tokenizer.encode(texts, self.context)
         return np.asarray(self._session.run(rows, ["embeddings"])[0], np.float64)
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ from vitrail.errors import UserError
 from vitrail.files import atomic_write, check_writable, open_regular, reading
 from vitrail.progress import track
 from vitrail.runs.predictor import Predictor
+from vitrail.tasks import Task
+from vitrail.tokenizers.bpe import clean
+from vitrail.weights.card import Card
 
 Vectors = NDArray[np.float32]
 Stamp = tuple[str, str]  # absolute path of an image file; its size and time
@@ -35,21 +39,52 @@ _MAX_RATIO, _ALWAYS_ALLOWED = 4, 2**26  # how much an index may expand, and byte
 
 def label_names(labels: str | Sequence[str]) -> tuple[str, ...]:
     """The labels to choose from: "cat,dog" or a sequence."""
-    names = tuple(name.strip() for name in coerce_names("labels", labels))
+    if not labels or (isinstance(labels, str) and not labels.strip(" ,")):
+        raise UserError('There are no labels to choose from. Give some, such as "cat,dog".')
+    names = coerce_names("labels", labels)
+    known: dict[str, str] = {}
     for name in names:
+        before = known.setdefault(clean(name), name)
         if names.count(name) > 1:
             raise UserError(f"Labels must differ, but '{name}' is given twice.")
+        if before != name:
+            raise UserError(f"Labels must differ in more than case, but '{before}' and '{name}' do not. Remove one.")
     return names
 
 
-def classify_by(predictor: Predictor, labels: str | Sequence[str], templates: Sequence[str] = ("{}",)) -> Predictor:
+def classify_by(predictor: Predictor, labels: Sequence[str], templates: Sequence[str] = ("{}",)) -> Predictor:
     """A predictor whose classes are words, of a model that reads words."""
     model, card = predictor.module, predictor.card
     if model is None:
-        raise UserError("--labels needs the run that the file was exported from. Give that run instead of the file.")
-    classifier, task = card.task.classifier(model, label_names(labels), templates)
+        return _ByWords(predictor, labels, templates)
+    classifier, task = card.task.classifier(model, labels, templates)
     named = replace(card, config=classifier.config, task=task, metrics={})
     return Predictor.of(classifier, named, predictor.device)
+
+
+def warn_of_cut(card: Card, labels: Sequence[str], templates: Sequence[str] = ("{}",)) -> None:
+    """Logs how many of the texts that templates make of labels are longer than the model reads."""
+    card.task.words().warn_of_cut([template.replace("{}", label) for label in labels for template in templates])
+
+
+class _ByWords(Predictor):
+    """An exported file as a classifier: its embeddings of images, compared with those of labels."""
+
+    def __init__(self, predictor: Predictor, labels: Sequence[str], templates: Sequence[str]):
+        self._model = predictor._model
+        self._labels, self._templates = labels, templates
+        task, _ = self._classified(np.zeros((1, predictor.card.task.outputs)))  # a bad template is reported now
+        self._card = replace(predictor.card, task=task, metrics={})
+
+    @property
+    def card(self) -> Card:
+        return self._card
+
+    def outputs(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        return self._classified(super().outputs(pixels))[1]
+
+    def _classified(self, outputs: NDArray[Any]) -> tuple[Task, NDArray[Any]]:
+        return self._model.card.task.by_words(outputs, self._labels, self._templates)
 
 
 @dataclass(frozen=True)
@@ -101,7 +136,9 @@ class Finder:
         """The vector of a text; UserError if the model reads no words."""
         if not text.strip():
             raise UserError("The query is empty. Describe the picture to find, or give an image file.")
-        found: NDArray[np.floating] = self.predictor.card.task.words()([text])[0]
+        reader = self.predictor.card.task.words()
+        reader.warn_of_cut([text])
+        found: NDArray[np.floating] = reader([text])[0]
         return found
 
     def picture(self, image: ImageLike) -> NDArray[np.floating]:
@@ -163,6 +200,7 @@ class Finder:
             return dict(zip(zip(names.tolist(), stamps.tolist(), strict=True), vectors, strict=True))
 
     def _write(self, file: Path, kept: dict[Stamp, NDArray[np.floating]]) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as temporary, temporary.open("wb") as stream:
             np.savez(
                 stream,

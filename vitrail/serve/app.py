@@ -117,7 +117,7 @@ async def predict(
         task = version.predictor.card.task
         if names:
             task, logits = await service.read_in_thread(task.by_words, np.stack(outputs), names)
-            outputs, meant = list(logits), task.means(logits)
+            meant, outputs = task.means(logits), list(logits)
             answers = task.answers(meant, top) if threshold is None else task.answers_above(meant, threshold, top)
         else:
             try:

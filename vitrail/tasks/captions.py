@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from vitrail.errors import UserError, shown
 from vitrail.tasks.scores import Targets
+from vitrail.tokenizers.bpe import clean
 
 LONGEST = 1000  # bytes of a caption that are kept; a text tower reads fewer
 MOST = 1000  # captions of an image
@@ -37,8 +38,16 @@ def joined(captions: Sequence[str]) -> str:
 
 
 def pack(texts: Sequence[str]) -> NDArray[np.uint8]:
-    """The captions of each image, one per line, as an array."""
-    rows = [[_cut(caption) for caption in text.split("\n")] for text in texts]
+    """The captions of each image, one per line, as an array.
+
+    Captions that are the same to a tokenizer, such as "A cat" and "a cat", get the spelling of the first.
+    """
+    known: dict[str, bytes] = {}
+
+    def packed_caption(caption: str) -> bytes:
+        return known.setdefault(clean(caption), _cut(caption))
+
+    rows = [list(dict.fromkeys(map(packed_caption, text.split("\n")))) for text in texts]
     most = max((len(row) for row in rows), default=1)
     longest = max((len(caption) for row in rows for caption in row), default=1)
     _check_room(rows, most, longest)

@@ -40,11 +40,14 @@ class Contrast(Objective):
         ema: float = 0.0,
     ):
         super().__init__(model, ema)
-        different = {text: i for i, text in enumerate(dict.fromkeys(text for its in captions for text in its))}
+        texts = list(dict.fromkeys(text for its in captions for text in its))
+        # Captions are equal if their tokens are: those of long captions may differ only where they are cut.
+        rows, equal = np.unique(tokenizer.encode(texts, length), axis=0, return_inverse=True)
+        different = dict(zip(texts, equal.reshape(-1).tolist(), strict=True))
         own = np.zeros((len(captions), max(map(len, captions))), np.int64)
         for row, its in zip(own, captions, strict=True):
             row[: len(its)] = [different[text] for text in its]
-        self.register_buffer("tokens", torch.from_numpy(tokenizer.encode(list(different), length)), persistent=False)
+        self.register_buffer("tokens", torch.from_numpy(rows), persistent=False)
         self.register_buffer("own", torch.from_numpy(own), persistent=False)
         self.register_buffer("several", torch.tensor([len(its) for its in captions]), persistent=False)
 

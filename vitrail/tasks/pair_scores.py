@@ -9,7 +9,7 @@ Legend: N images, T different captions, J dimensions of the joint space.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from vitrail.charts.measure import Measure
 from vitrail.errors import UserError
+from vitrail.progress import log
 from vitrail.tasks.captions import unpack
 from vitrail.tasks.scores import Floats, Meter, NotFinite, Numbers, Scores, Targets, files_line, mean_error, rounded
+from vitrail.tokenizers import Tokenizer
 
 AT = (1, 5, 10)
 _ROWS = 1024  # images whose similarities to all captions are in memory at a time
@@ -46,7 +48,8 @@ MOST_LABELS = 10_000  # that a reader remembers, besides those of one call
 class Reader(ABC):
     """Reads texts as a trained model does. It remembers the texts it has read, because the same ones are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
+        self.tokenizer, self.context = tokenizer, context
         self._known: dict[str, Floats] = {}
         self._labels: dict[str, Floats] = {}
 
@@ -74,6 +77,15 @@ class Reader(ABC):
             known.update(zip(new, self.read(new), strict=True))
         return np.stack([known[text] for text in texts])
 
+    def cut(self, texts: Iterable[str]) -> int:
+        """The number of texts that are longer than the context, whose end is not read."""
+        return sum(self.tokenizer.tokens(text) > self.context for text in texts)
+
+    def warn_of_cut(self, texts: Sequence[str]) -> None:
+        """Logs how many texts are longer than the context."""
+        if cut := self.cut(texts):
+            log.warning("%s It reads %d tokens.", said_cut("text", cut), self.context)
+
     def closest(self, image: NDArray[np.floating]) -> str:
         """Of the texts read so far, the one that is most like the embedding of an image, (J,)."""
         return max(self._known, key=lambda text: float(self._known[text] @ image))
@@ -86,6 +98,7 @@ class PairScores(Scores):
     captions: int  # different ones, T
     recalls: dict[str, float]
     recall_error: float = 0.0  # standard error of their mean; 0 if it is not measured
+    cut: int = 0  # captions longer than the context
 
     @property
     def main(self) -> float:
@@ -103,7 +116,7 @@ class PairScores(Scores):
         return {"mean_recall": self.main, **self.recalls, "loss": self.loss}
 
     def to_json(self) -> dict[str, Any]:
-        return rounded({"images": self.images, "captions": self.captions, **self.row()})
+        return rounded({"images": self.images, "captions": self.captions, "cut": self.cut, **self.row()})
 
     def csv(self) -> dict[str, list[list[object]]]:
         return {}
@@ -118,7 +131,8 @@ class PairScores(Scores):
             shares = "".join(f"{self.recalls[f'{name}_r{k}']:>8.1%}" for k in AT)
             lines.append(f"{title:24}{shares}")
         chance = f"chance: R@1 {1 / self.captions:.2%} of captions, {1 / self.images:.2%} of images"
-        return "\n".join([*lines, "", chance, *files_line(self.folder)])
+        cut = [said_cut("caption", self.cut)] if self.cut else []
+        return "\n".join([*lines, "", chance, *cut, *files_line(self.folder)])
 
 
 class PairMeter(Meter):
@@ -142,7 +156,8 @@ class PairMeter(Meter):
     def scores(self) -> PairScores:
         if not self._captions:
             raise UserError("The split has no images to measure.")
-        match = Match(np.concatenate(self._images).astype(np.float64), self._captions, self._reader())
+        reader = self._reader()
+        match = Match(np.concatenate(self._images).astype(np.float64), self._captions, reader)
         each = match.recalls()
         return PairScores(
             images=len(self._captions),
@@ -151,6 +166,7 @@ class PairMeter(Meter):
             captions=len(match.texts),
             recalls={name: float(values.mean()) for name, values in each.items()},
             recall_error=mean_error(np.mean(list(each.values()), axis=0)),
+            cut=reader.cut(match.texts),
         )
 
 
@@ -197,6 +213,12 @@ class Match:
             parts = (self.image_rank < k) / images * len(self._own) / len(self.texts)
             found[f"image_r{k}"] = np.array([parts[own].sum() for own in self._own])
         return found
+
+
+def said_cut(what: str, count: int) -> str:
+    """A sentence on texts that are longer than the context."""
+    many = f"{count:,} {what}s are" if count > 1 else f"1 {what} is"
+    return f"{many} longer than the model reads, and {'are' if count > 1 else 'is'} cut."
 
 
 def label_embeddings(reader: Reader, labels: Sequence[str], templates: Sequence[str]) -> Floats:

@@ -234,7 +234,7 @@ class Pairs(Task):
         names = [f"{way}_r{k}" for way in ("text", "image") for k in AT]
         recalls = {name: document[name] for name in names}
         known = {name: document[name] for name in ("images", "loss", "captions")}
-        return PairScores(**known, recalls=recalls)
+        return PairScores(**known, recalls=recalls, cut=document.get("cut", 0))  # earlier versions did not count
 
     def losses(self, outputs: NDArray[np.floating], targets: Targets) -> Floats:
         return self._match(outputs, targets).losses

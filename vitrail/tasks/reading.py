@@ -19,8 +19,8 @@ class ModelReader(Reader):
     """The text tower of a model in memory, with its tokenizer."""
 
     def __init__(self, model: Any, tokenizer: Tokenizer, context: int):
-        super().__init__()
-        self._model, self._tokenizer, self._context = (model,), tokenizer, context
+        super().__init__(tokenizer, context)
+        self._model = (model,)
 
     @property
     def scale(self) -> float:
@@ -30,7 +30,7 @@ class ModelReader(Reader):
         model = self._model[0]
         device, training = model.logit_scale.device, model.training
         model.eval()
-        rows = torch.from_numpy(self._tokenizer.encode(texts, self._context))
+        rows = torch.from_numpy(self.tokenizer.encode(texts, self.context))
         with torch.no_grad():
             found = [model.embed_text(part.to(device)).double().cpu() for part in torch.split(rows, _BATCH)]
         model.train(training)

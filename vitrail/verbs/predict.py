@@ -54,7 +54,7 @@ def predict(
     from vitrail.data.images import allow_pixels
     from vitrail.evaluate.predict import listed, together
     from vitrail.runs.predictor import Predictor
-    from vitrail.runs.words import classify_by, label_names
+    from vitrail.runs.words import classify_by, label_names, warn_of_cut
 
     for name, value in (("top", top), ("batch_size", batch_size), ("workers", workers)):
         if value is not None and value < 1:
@@ -70,7 +70,9 @@ def predict(
         raise UserError("--templates needs labels to put into them. Add --labels.")
     predictor = Predictor(run if isinstance(run, str) else Path(run), device, engine=engine)
     if names is not None:
-        predictor = classify_by(predictor, names, templates or ("{}",))
+        made = templates or ("{}",)
+        warn_of_cut(predictor.card, names, made)
+        predictor = classify_by(predictor, names, made)
     elif predictor.card.task.several:
         raise UserError(f'{run} has no classes of its own. Give words to choose from: --labels "cat,dog".')
     task = predictor.card.task

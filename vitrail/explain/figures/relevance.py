@@ -34,6 +34,8 @@ _HEAD, _FOOT = 0.75, 0.4
 
 def relevances(subject: Subject) -> Iterator[Drawing]:
     """Relevance for the predicted or chosen class, and its faithfulness."""
+    if not subject.has_head and subject.card.task.several:
+        raise UserError('Class relevance needs words to choose from: --labels "cat,dog".')
     if not subject.has_head:
         raise UserError("Class relevance cannot be drawn: the model has no head.")
     shown = subject if subject.given and not subject.left_out else subject.fewer(OWN)
