@@ -341,7 +341,7 @@ def test_captions_of_one_image_are_joined_once():
 def test_labels_do_not_fill_the_memory_of_a_service(monkeypatch):
     monkeypatch.setattr(pair_scores, "MOST_LABELS", 10)
     monkeypatch.setattr(tokenizers, "_REMEMBERED", 10)
-    reader, tokenizer = Letters(), Tokenizer("bpe")
+    reader, tokenizer = Letters(Tokenizer("bytes"), 9), Tokenizer("bpe")
     for number in range(100):
         label = "abcd"[number % 4] * (number + 1)
         first = pair_scores.label_embeddings(reader, [label], ["{}"])
