@@ -169,7 +169,7 @@ def composition(epochs: float, seed: int) -> None:
     import vitrail as library
 
     folder = RUNS / "composition"
-    table, kept = scenes(folder, 1500, 300, seed=seed)
+    table, kept = scenes(folder, 3000, 400, seed=seed)
     settings: dict[str, Any] = {"model": "vit_nano8", "img_size": 48, "epochs": epochs, "batch_size": 64, "seed": seed}
     settings |= {"tokenizer": "bpe", "crop_scale": 1.0}
     run = library.train(table, out=RUNS, name="composed", overwrite=True, **settings)
@@ -263,7 +263,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if given.what == "composition":
-        composition(given.epochs or 12, given.seed)
+        composition(given.epochs or 25, given.seed)
         return
     if given.emoji is None:
         parser.error("--emoji EMOJI is needed")

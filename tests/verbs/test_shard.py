@@ -242,12 +242,16 @@ def test_annotations_in_shards_are_checked(tmp_path):
         open_data(tmp_path / "out")
 
 
-def test_a_manifest_names_each_class_once(tmp_path):
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [(["cat", "cat"], "two of its classes have the same name"), (["cat", "\ud800"], "is not valid UTF-8 text")],
+)
+def test_a_manifest_names_each_class_once_in_text(tmp_path, classes, message):
     vitrail.shard(photos(tmp_path / "photos"), tmp_path / "out")
     manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
-    (tmp_path / "out" / "shards.json").write_text(json.dumps({**manifest, "classes": ["cat", "cat"]}))
-    with pytest.raises(UserError, match="two of its classes have the same name"):
-        open_data(tmp_path / "out")
+    (tmp_path / "out" / "shards.json").write_text(json.dumps({**manifest, "classes": classes}))
+    with pytest.raises(UserError, match=message):
+        vitrail.check(tmp_path / "out")
 
 
 def test_an_index_that_becomes_shorter_in_use(tmp_path):

@@ -79,6 +79,8 @@ def read_manifest(text: str, where: object) -> Manifest:
             raise ValueError(f"shards cannot have the task {task}")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
             raise ValueError("its classes must be a list of names")
+        if any(name.encode(errors="ignore").decode() != name for name in classes):
+            raise ValueError("one of its classes is not valid UTF-8 text")
         if len({*classes}) < len(classes):
             raise ValueError("two of its classes have the same name")
         if not isinstance(size, list) or len(size) != 2:
