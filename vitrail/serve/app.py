@@ -132,7 +132,10 @@ async def predict(
             if layer and (picture := await service.read_in_thread(_png, answer)) is not None:
                 found["layer"] = picture
             predictions.append(found)
-    return JSONResponse({"model": version.name, "version": version.id, "predictions": predictions})
+    content = {"model": version.name, "version": version.id, "predictions": predictions}
+    if names and (cut := version.predictor.card.task.words().cut(names)):
+        content["cut"] = cut
+    return JSONResponse(content)
 
 
 def _png(answer: Answer) -> str | None:

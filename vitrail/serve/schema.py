@@ -27,6 +27,7 @@ class Predictions(BaseModel):
     model: str
     version: str = Field(description="changes whenever the answers may")
     predictions: list[Prediction]
+    cut: int | None = Field(None, description="labels that are longer than the model reads, whose end is ignored")
 
 
 class Embeddings(BaseModel):

@@ -118,10 +118,11 @@ async function analyse(number, blob) {
     const predicting = ask("/predict", { blob, params: { ...params, ...all, scores: true, layer: areas(), labels: labels() } });
     const explaining = layers().length ? ask("/explain", { blob, params: { ...params, format: "binary" } }) : null;
     explaining?.catch(() => {}); // its error is that of the prediction
-    const { predictions: [answer] } = await (await predicting).json();
+    const { predictions: [answer], cut } = await (await predicting).json();
     const layer = bitmap && answer.layer ? await picture(answer.layer) : null;
     if (job !== slot.job) return;
     latest = performance.now() - begun;
+    if (cut) say(cut > 1 ? `${cut} of the labels are longer than the model reads, and are cut.` : "One of the labels is longer than the model reads, and is cut.");
     Object.assign(slot, unanswered(), { blob, next: null, answer, scores: answer.scores });
     if (bitmap) slot.stage.show(bitmap, facts.preprocess);
     else slot.stage.clear("The browser cannot show this format, but here is the answer.");
