@@ -263,7 +263,7 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if given.what == "composition":
-        composition(given.epochs or 25, given.seed)
+        composition(given.epochs or 8, given.seed)
         return
     if given.emoji is None:
         parser.error("--emoji EMOJI is needed")
