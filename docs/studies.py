@@ -1,4 +1,4 @@
-"""Writes docs/studies.md from the folders of finished studies, and copies their figures.
+"""Writes the sections of finished studies to docs/studies.md, and copies their figures. Other sections stay.
 
 python docs/studies.py studies/*
 """
@@ -17,12 +17,13 @@ BEGIN = "<!-- begin: python docs/studies.py studies/* -->\n"
 
 
 def main(folders: list[str]) -> None:
-    text = PAGE.read_text(encoding="utf-8").split(BEGIN)[0] + BEGIN
+    head, _, body = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    sections = {part.partition("\n")[0]: f"\n## {part}" for part in body.split("\n## ")[1:]}
     for folder in map(Path, folders):
         result = json.loads((folder / "study.json").read_text(encoding="utf-8"))
         if result["claims"]:
-            text += section(result, folder)
-    PAGE.write_text(text, encoding="utf-8")
+            sections[result["study"]] = section(result, folder)
+    PAGE.write_text(head + BEGIN + "".join(sections[name] for name in sorted(sections)), encoding="utf-8")
 
 
 def section(result: dict[str, Any], folder: Path) -> str:
