@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -167,12 +167,13 @@ def _write_npz(parts: Parts, path: Path) -> tuple[int, int]:
     return len(names), width
 
 
-def _array(archive: zipfile.ZipFile, name: str, kind: str, shape: tuple[int, ...]) -> IO[bytes]:
+@contextmanager
+def _array(archive: zipfile.ZipFile, name: str, kind: str, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
     """Opens an array of an `.npz` file for writing."""
-    member = archive.open(f"{name}.npy", "w", force_zip64=True)
     header = {"descr": kind, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(member, header)  # type: ignore[no-untyped-call]
-    return member
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array_header_1_0(member, header)  # type: ignore[no-untyped-call]
+        yield member
 
 
 def _write_parquet(parts: Parts, path: Path) -> tuple[int, int]:
