@@ -119,7 +119,7 @@ def test_an_index_keeps_the_vectors_of_other_images(worded, captions, tmp_path):
     assert np.load(index)["files"].tolist() == [*files, pictures(captions, "blue-bar")[0]]
 
 
-def test_an_index_tells_images_with_the_same_name_apart(worded, captions, tmp_path, monkeypatch):
+def test_images_of_the_same_name_have_their_own_vectors(worded, captions, tmp_path, monkeypatch):
     index, similarities = tmp_path / "index.npz", []
     for kind in ("red-circle", "blue-bar"):
         (tmp_path / kind).mkdir()
