@@ -23,7 +23,7 @@ SKY = "#6AAED6"
 SHADES = LinearSegmentedColormap.from_list(
     "vitrail", [(0, "#F5F6F8"), (0.05, "#DCEAF4"), (0.3, SKY), (0.65, BLUE), (1, "#06365C")]
 )
-RUNS = (BLUE, ORANGE, "#009E73", "#8A4FA3", "#B58A00", "#5A6570")  # for several runs in one chart
+RUNS = (BLUE, ORANGE, "#009E73", "#8A4FA3", "#B58A00", "#5A6570", "#CC79A7")  # for several runs in one chart
 
 # DejaVu comes with matplotlib; Chinese, Japanese and Korean class names need a system font.
 _EASTERN = (

@@ -8,7 +8,7 @@
   const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)}%`;
   const plain = (value) => (value === null ? "–" : Number(value.toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 }));
   const whole = (value) => value.toLocaleString("en");
-  const tone = (name) => colour(typeof name === "number" ? `tone-${name % 6}` : name);
+  const tone = (name) => colour(typeof name === "number" ? `tone-${name % 7}` : name);
 
   /* Tooltips are built of nodes, so class names are never parsed as HTML. */
   function node(tag, kind, text) {
