@@ -18,6 +18,6 @@ torch.set_num_threads(1)
 pace.time = progress.time = SimpleNamespace(monotonic=time.process_time)  # type: ignore[attr-defined]  # imported
 
 
-def budget(minutes: float) -> str:
-    """The time budget of a run that has the CPU time of this many minutes on two cores."""
-    return f"{60 * CORES * minutes:g}s"
+def budget(minutes: float, cores: int = CORES) -> str:
+    """The time budget of a run that has the CPU time of this many minutes on this many cores."""
+    return f"{60 * cores * minutes:g}s"

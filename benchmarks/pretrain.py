@@ -11,8 +11,8 @@ Every method pre-trains for 10 minutes on the 60,000 training images without lab
 minutes on 1 %, 10 % and 100 % of the labels, a stratified sample by seed. `scratch` is `vitrail train` with the same
 labels for 12 minutes, `small` for 2. Accuracies are of 9,800 test images: fine-tuned, and by k-NN and a linear probe on
 frozen features, fitted to the same labels. The other 200 test images are each run's validation images. Minutes are
-those of two cores: a run has one thread and twice that CPU time, so that runs can share a machine; `cpu_clock.py` says
-how much its load matters.
+CPU minutes of one core: a run has one thread, so that two runs can share two cores; `cpu_clock.py` says how much the
+load matters.
 
 `--data PHOTOS --img-size 128 --labels 50` does the same on a folder of photographs, with 50 labels in all.
 Results are added to `benchmarks/results/pretrain.json`; finished parts are not repeated. `draw` makes the figure and
@@ -142,12 +142,12 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record) -> 
     settings = {name: value for name, value in how.items() if name != "out"} | {"seed": seed}
     with tempfile.TemporaryDirectory() as folder:
         labels = labelled(data, share, seed, Path(folder))
-        given: Record = settings | {"time_budget": budget(BASELINES.get(who, TUNING)), "out": folder}
+        given: Record = settings | {"time_budget": budget(BASELINES.get(who, TUNING), cores=1), "out": folder}
         record: Record = {"who": who, "data": Path(data).name, "share": share, "seed": seed}
         if who in METHODS:
             run = out / f"{who}-{seed}"
             if not (run / "model.safetensors").exists():
-                first = settings | {"time_budget": budget(PRETRAINING), "out": out, "name": run.name}
+                first = settings | {"time_budget": budget(PRETRAINING, cores=1), "out": out, "name": run.name}
                 vitrail.pretrain(data, method=who, **first)
             record["pretraining_epochs"] = round(Run(run).history[-1]["epoch"], 2)
             given |= {"weights": run}
