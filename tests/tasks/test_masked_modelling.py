@@ -17,6 +17,7 @@ from vitrail.models import build
 from vitrail.models.decoder import patchify, unpatchify
 from vitrail.models.vit import ViTConfig
 from vitrail.tasks import task_type
+from vitrail.tasks.masking import masked_tokens
 
 METHODS = ("masked", "mae", "simmim")
 
@@ -85,6 +86,17 @@ def test_mae_hides_masked_pixels_from_a_convolutional_stem():
         hidden = patchify(images, 4)
         other = torch.where(mask.unsqueeze(2), torch.randn_like(hidden), hidden)
         after, _ = learner.predict(learner.model, unpatchify(other, (4, 4), 4), noise)
+    assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("method", ["masked", "simmim"])
+def test_pixels_behind_mask_tokens_are_hidden_from_a_convolutional_stem(method):
+    learner = objective(method, randomise(build(replace(VIT, stem="conv"))))
+    images, mask = pictures(2), torch.rand(2, 16, generator=torch.Generator().manual_seed(2)) < 0.5
+    patches = patchify(images, 4)
+    other = unpatchify(torch.where(mask.unsqueeze(2), torch.randn_like(patches), patches), (4, 4), 4)
+    with torch.no_grad():
+        before, after = (masked_tokens(learner.model, each, mask, learner.mask) for each in (images, other))
     assert torch.equal(before, after)
 
 

@@ -25,7 +25,7 @@ from vitrail.tasks.masking import (
     MaskedObjective,
     count_masked,
     need_patches,
-    upsampled,
+    visible_pixels,
 )
 from vitrail.tasks.objective import Objective, Reconstruction
 from vitrail.tasks.scores import Targets
@@ -92,9 +92,8 @@ class MaeObjective(MaskedObjective):
         mask = restore >= seen
         prefix = torch.arange(c.prefix, device=images.device).expand(len(images), -1)
         keep = torch.cat([prefix, order[:, :seen] + c.prefix], dim=1)
-        # A convolutional stem sees beyond a patch: it must not see masked pixels.
-        shown = images.masked_fill(upsampled(mask, c.grid, c.patch), 0.0) if c.stem == "conv" else images
-        return self.decoder(model.encode(model.tokens(shown), keep, norm=True), restore), mask
+        tokens = model.tokens(visible_pixels(model, images, mask))
+        return self.decoder(model.encode(tokens, keep, norm=True), restore), mask
 
     def draw(self, model: Model, images: Tensor, noise: Tensor) -> Reconstruction:
         c: Any = model.config

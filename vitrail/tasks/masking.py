@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -107,9 +107,15 @@ def upsampled(mask: Tensor, grid: Grid, patch: int) -> Tensor:
     return mask.view(-1, *grid).repeat_interleave(patch, 1).repeat_interleave(patch, 2).unsqueeze(1)
 
 
+def visible_pixels(model: Model, images: Tensor, mask: Tensor) -> Tensor:
+    """The images that a patch embedding may see: a convolutional stem sees beyond a patch, so masked pixels are 0."""
+    c: Any = model.config
+    return images.masked_fill(upsampled(mask, c.grid, c.patch), 0.0) if c.stem == "conv" else images
+
+
 def masked_tokens(model: Model, images: Tensor, mask: Tensor, token: MaskToken) -> Tensor:
     """The encoder's input with the tokens of masked patches, (B, N), replaced by the mask token at their positions."""
-    tokens, patches = model.tokens(images), mask.shape[1]
+    tokens, patches = model.tokens(visible_pixels(model, images, mask)), mask.shape[1]
     places = model.position_embeddings()
     added = places[0][0][:, -patches:] if places else None
     replaced = token(tokens[:, -patches:], mask.unsqueeze(2), added)
