@@ -37,9 +37,9 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def lab_of(name, folder, source="digits", seeds=2):
+def lab_of(name, folder, source="digits", seeds=2, images=640):
     return prepare(
-        find(name), [source], Folder(folder / "none"), folder, budget=60, images=640, seeds=seeds, device="cpu"
+        find(name), [source], Folder(folder / "none"), folder, budget=60, images=images, seeds=seeds, device="cpu"
     )[0]
 
 
@@ -208,6 +208,11 @@ def test_data_that_is_too_small(tmp_path):
         vitrail.study("pooling", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
     with pytest.raises(UserError, match="needs 4 classes, but few has 3"):
         vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
+
+
+@pytest.mark.parametrize(("images", "batch"), [(32, 32), (63_999, 32), (64_000, 64), (10**6, 128)])
+def test_the_batch_is_the_largest_with_enough_steps(images, batch, tmp_path):
+    assert lab_of("pooling", tmp_path, images=images).batch == batch
 
 
 def planned(folder, images):

@@ -13,7 +13,7 @@ from vitrail.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
 from vitrail.runs.run import Run
-from vitrail.tasks import Multiclass
+from vitrail.tasks import Multiclass, task_type
 from vitrail.train.recipes import RECIPES
 from vitrail.train.resolve import resolve
 from vitrail.weights import Card, save
@@ -260,3 +260,20 @@ def test_every_recipe_trains(recipe, tiny, tmp_path):
 def test_small_augments_more_in_longer_runs(epochs, expected):
     settings = flat(resolve("made-up", data_of((28, 28), 60_000, channels=1), {"epochs": epochs}))
     assert (settings["shift"], settings["lr"], settings["mixup"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "epochs", "expected"),
+    [
+        ("vit_nano8", 30, ("muon", 1e-3, 1.0)),
+        ("vit_nano8", 10, ("muon", 3e-3, 1.0)),
+        ("vit_ti16", 30, ("adamw", 1e-3, 0.75)),
+    ],
+)
+def test_small_models_pretrained_without_labels_are_finetuned_with_muon(tmp_path, model, epochs, expected):
+    config = replace(canonical(model)[1], img_size=(32, 32), classes=0)
+    card = Card(model=model, config=config, task=task_type("mae")(), preprocess=Preprocess((32, 32), 3))
+    save(tmp_path / "model.safetensors", build(config), card)
+    optim = resolve("made-up", data_of(), {"weights": str(tmp_path / "model.safetensors"), "epochs": epochs}).optim
+    assert (optim.opt, optim.lr, optim.layer_decay) == expected
+    assert optim.body_lr == 1.0

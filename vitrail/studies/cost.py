@@ -9,7 +9,6 @@ from vitrail.config import Duration, TrainConfig, TransferConfig, options
 from vitrail.config.splits import split_settings
 from vitrail.data import Data, open_data
 from vitrail.errors import UserError
-from vitrail.progress import log
 from vitrail.studies.study import Job
 from vitrail.train.pace import images_per_second
 from vitrail.train.resolve import resolve, typed
@@ -100,7 +99,6 @@ def fitting(budget: float, least: int, total: Callable[[int], float], name: str,
             f"A budget of {Duration(budget)} is too small: the {runs} runs of '{name}' take at least {Duration(low)} "
             "here. Give a larger --budget, or fewer --seeds."
         )
-    log.info(f"A full run sees {images:,} images.")
     return images
 
 

@@ -39,6 +39,8 @@ from vitrail.train.start import start, start_pretraining
 
 _ADVICE = "Delete it: the run is measured again, not trained again."
 _MOST = 2**40  # images of a full run
+BATCHES = (32, 64, 128)  # the largest with which a full run has enough steps
+_STEPS = 1000
 # What a plan has, by type. Those of earlier versions have no identity of the data.
 _PLAN = {"study": str, "data": str, "targets": list, "images": int, "batch": int, "unit": float, "fair": str}
 
@@ -165,12 +167,11 @@ def prepare(
         raise UserError(f"The study '{study.name}' takes {most}, but {len(data)} were given.")
     first, *others = [cut(source, scratch / "data") for source in data]
     check_size(first, study.name, study.images, study.classes)
-    batch = 128 if first.images >= 20_000 else 64 if first.images >= 2000 else 32
     plan = folder.agreed(merge)
     clock = Clock(device)
     about = {"study": study.name, "data": first.data.name, "targets": [each.data.name for each in others]}
     own = {"identity": [identity(each.data) for each in (first, *others)]}
-    lab = Lab(first, images or 0, seeds, batch, study.fair, 0.0, tuple(others))
+    lab = Lab(first, images or 0, seeds, BATCHES[0], study.fair, 0.0, tuple(others))
     unit = float(lab.macs(lab.vit()))
     lab = replace(lab, unit=unit)
     if plan is not None:
@@ -187,19 +188,25 @@ def prepare(
                 f"The runs in {folder.path} see {plan['images']:,} images, not {images:,}. Remove --images, or choose "
                 "another --out."
             )
-        return replace(lab, images=plan["images"]), plan, clock
-    least = least_images(batch)
-    if images is None:
-        runs = len(listed(study, replace(lab, images=least)))
+        return replace(lab, images=plan["images"], batch=plan["batch"]), plan, clock
+    if images is not None and not BATCHES[0] <= images <= _MOST:
+        raise UserError(f"'images' must be at least a batch of {BATCHES[0]} and at most {_MOST:,}, but it is {images}.")
+    for batch in BATCHES:
+        if batch == BATCHES[0] or lab.images >= _STEPS * batch:
+            lab = replace(lab, batch=batch)
+            lab = replace(lab, images=images or _fitting(study, lab, budget, clock))
+    log.info(f"A full run sees {lab.images:,} images, in batches of {lab.batch}.")
+    return lab, {**about, **own, "images": lab.images, "batch": lab.batch, "unit": unit, "fair": study.fair}, clock
 
-        def total(length: int) -> float:
-            return sum(clock.seconds(listed(study, replace(lab, images=length))))
 
-        images = fitting(budget, least, total, study.name, runs)
-    elif not batch <= images <= _MOST:
-        raise UserError(f"'images' must be at least a batch of {batch} and at most {_MOST:,}, but it is {images}.")
-    plan = {**about, **own, "images": images, "batch": batch, "unit": unit, "fair": study.fair}
-    return replace(lab, images=images), plan, clock
+def _fitting(study: Study, lab: Lab, budget: float, clock: Clock) -> int:
+    """The images of a full run with which all runs fit a budget."""
+    least = least_images(lab.batch)
+
+    def total(length: int) -> float:
+        return sum(clock.seconds(listed(study, replace(lab, images=length))))
+
+    return fitting(budget, least, total, study.name, len(listed(study, replace(lab, images=least))))
 
 
 def carry_out(

@@ -32,7 +32,7 @@ def measured(job: Job, run: Path, device: str) -> Scores:
         data = open_data(job.data)
         predictor = Predictor(run, device, engine="torch")
         data = data.read_as(predictor.card.preprocess.channels, predictor.card.preprocess.bits)
-        for split, name in (("val", "held_out"), ("test", "top1")):
+        for split, name in (("val", "held_out"), ("test", "top1"))[: 1 if job.tuning else 2]:
             file = Run(run).outputs_file(data.name, split)
             found, _, _ = split_scores(predictor, data.splits[split], file, keep=False, device=device, engine="torch")
             scores |= {name: found.summary()["top1"], f"{name}_loss": found.summary()["loss"]}
