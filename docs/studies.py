@@ -5,6 +5,7 @@ python docs/studies.py studies/*
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import sys
@@ -37,8 +38,14 @@ def section(result: dict[str, Any], folder: Path) -> str:
         lines += [f"![{name} on {data}](images/study-{figure.name})", ""]
     lines += ["| the paper | measured | verdict |", "|---|---|---|"]
     lines += [f"| {claim['paper']} | {claim['ours']} | **{claim['verdict']}** |" for claim in result["claims"]]
-    lines += ["", *result["notes"], "", f"{result['runs']} runs."]
+    lines += ["", *result["notes"], "", f"{result['runs']} runs with {minutes(folder):.0f} minutes of training."]
     return "\n".join(lines) + "\n"
+
+
+def minutes(folder: Path) -> float:
+    """The time that the runs of a study trained, without their start and evaluation."""
+    tables = (file.read_text(encoding="utf-8").splitlines() for file in folder.glob("runs/*/metrics.csv"))
+    return sum(float(row["seconds"]) for table in tables for row in csv.DictReader(table)) / 60
 
 
 if __name__ == "__main__":
