@@ -210,7 +210,7 @@ def test_data_that_is_too_small(tmp_path):
         vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
 
 
-@pytest.mark.parametrize(("images", "batch"), [(32, 32), (63_999, 32), (64_000, 64), (10**6, 128)])
+@pytest.mark.parametrize(("images", "batch"), [(32, 32), (95_999, 32), (96_000, 64), (10**6, 128)])
 def test_the_batch_is_the_largest_with_enough_steps(images, batch, tmp_path):
     assert lab_of("pooling", tmp_path, images=images).batch == batch
 

@@ -40,7 +40,7 @@ from vitrail.train.start import start, start_pretraining
 _ADVICE = "Delete it: the run is measured again, not trained again."
 _MOST = 2**40  # images of a full run
 BATCHES = (32, 64, 128)  # the largest with which a full run has enough steps
-_STEPS = 1000
+_STEPS = 1500
 # What a plan has, by type. Those of earlier versions have no identity of the data.
 _PLAN = {"study": str, "data": str, "targets": list, "images": int, "batch": int, "unit": float, "fair": str}
 
@@ -191,10 +191,9 @@ def prepare(
         return replace(lab, images=plan["images"], batch=plan["batch"]), plan, clock
     if images is not None and not BATCHES[0] <= images <= _MOST:
         raise UserError(f"'images' must be at least a batch of {BATCHES[0]} and at most {_MOST:,}, but it is {images}.")
-    for batch in BATCHES:
-        if batch == BATCHES[0] or lab.images >= _STEPS * batch:
-            lab = replace(lab, batch=batch)
-            lab = replace(lab, images=images or _fitting(study, lab, budget, clock))
+    length = images or _fitting(study, lab, budget, clock)
+    batch = max(batch for batch in BATCHES if batch == BATCHES[0] or length >= _STEPS * batch)
+    lab = replace(lab, images=length, batch=batch)
     log.info(f"A full run sees {lab.images:,} images, in batches of {lab.batch}.")
     return lab, {**about, **own, "images": lab.images, "batch": lab.batch, "unit": unit, "fair": study.fair}, clock
 
