@@ -12,7 +12,7 @@ minutes on 1 %, 10 % and 100 % of the labels, a stratified sample by seed. `scra
 labels for 12 minutes, `small` for 2. Accuracies are of 9,800 test images: fine-tuned, and by k-NN and a linear probe on
 frozen features, fitted to the same labels. The other 200 test images are each run's validation images. Minutes are
 CPU minutes of one core: a run has one thread, so that two runs can share two cores; `cpu_clock.py` says how much the
-load matters.
+load matters. The first seed of a contestant finds how many epochs fit; its other seeds train as many, on any machine.
 
 `--data PHOTOS --img-size 128 --labels 50` does the same on a folder of photographs, with 50 labels in all.
 Results are added to `benchmarks/results/pretrain.json`; finished parts are not repeated. `draw` makes the figure and
@@ -29,7 +29,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.runs.run import Run
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the vitrail command, before torch is imported
 
@@ -131,32 +134,48 @@ def ratio(rounds: int = 7) -> Record:
     }
 
 
-def measure(who: str, data: str, share: float | int, seed: int, how: Record) -> Record:
-    """Accuracies of one contestant with a share of the labels; pre-trained models are kept in `how["out"]`."""
+def length(key: str, minutes: float, before: list[Record]) -> Record:
+    """The setting that ends a run: as many epochs as in the records of other seeds, or a time budget."""
     from cpu_clock import budget
 
+    return {"epochs": before[0][key]} if before else {"time_budget": budget(minutes, cores=1)}
+
+
+def trained_epochs(run: Run) -> float:
+    """The epochs of a run, with the share of the last one that fitted its time."""
+    steps = max(len(run.data().splits["train"]) // run.config.optim.batch_size, 1)
+    return round(run.history[-1]["step"] / steps, 3)
+
+
+def measure(who: str, data: str, share: float | int, seed: int, how: Record, runs: list[Record]) -> Record:
+    """Accuracies of one contestant with a share of the labels; pre-trained models are kept in `how["out"]`.
+
+    `runs` are the records of what was measured before.
+    """
     import vitrail
     from vitrail.runs.run import Run
 
     out = Path(how["out"])
+    same = [run for run in runs if (run["who"], run["data"]) == (who, Path(data).name)]
+    alike = [run for run in same if run["share"] == share]
     settings = {name: value for name, value in how.items() if name != "out"} | {"seed": seed}
     with tempfile.TemporaryDirectory() as folder:
         labels = labelled(data, share, seed, Path(folder))
-        given: Record = settings | {"time_budget": budget(BASELINES.get(who, TUNING), cores=1), "out": folder}
+        given: Record = settings | length("epochs", BASELINES.get(who, TUNING), alike) | {"out": folder}
         record: Record = {"who": who, "data": Path(data).name, "share": share, "seed": seed}
         if who in METHODS:
             run = out / f"{who}-{seed}"
             if not (run / "model.safetensors").exists():
-                first = settings | {"time_budget": budget(PRETRAINING, cores=1), "out": out, "name": run.name}
-                vitrail.pretrain(data, method=who, **first)
-            record["pretraining_epochs"] = round(Run(run).history[-1]["epoch"], 2)
+                first = settings | length("pretraining_epochs", PRETRAINING, same)
+                vitrail.pretrain(data, method=who, **first, out=out, name=run.name)
+            record["pretraining_epochs"] = trained_epochs(Run(run))
             given |= {"weights": run}
             for method in ("knn", "linear"):
                 probe = vitrail.evaluate(run, labels, method=method, split="test", out=Path(folder) / method)
                 record[method] = probe.top1
         trained = vitrail.train(labels, **given)
-        epochs = round(Run(trained.path).history[-1]["epoch"], 2)
-        return record | {"tuned": vitrail.evaluate(trained, split="test").top1, "epochs": epochs}
+        tuned = vitrail.evaluate(trained, split="test").top1
+        return record | {"tuned": tuned, "epochs": trained_epochs(Run(trained.path))}
 
 
 def draw() -> None:
@@ -232,7 +251,7 @@ def main() -> None:
                 done = [(run["who"], run["data"], run["share"], run["seed"]) for run in known["runs"]]
                 if (who, name, share, seed) not in done:
                     how = settings | {"out": args.runs}
-                    record = measure(who, args.data, share, seed, how)
+                    record = measure(who, args.data, share, seed, how, known["runs"])
                     print(record, flush=True)
                     known = json.loads(RESULTS.read_text())  # others may have written meanwhile
                     known["runs"].append(record)
