@@ -61,7 +61,9 @@ def attention_pattern(lab: Lab) -> Steps:
         notes=[
             f"The model is {model}; the patterns are "
             + ", ".join(f"{attention} ({share[name]:.2f} times the compute)" for name, attention in patterns.items())
-            + "."
+            + ".",
+            f"With global attention a run sees {lab.images * lab.unit / costs['global']:,.0f} images, with axial "
+            f"attention {lab.images * lab.unit / costs['axial']:,.0f}.",
         ],
     )
 
