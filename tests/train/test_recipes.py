@@ -265,15 +265,23 @@ def test_small_augments_more_in_longer_runs(epochs, expected):
 @pytest.mark.parametrize(
     ("model", "epochs", "expected"),
     [
-        ("vit_nano8", 30, ("muon", 1e-3, 1.0)),
-        ("vit_nano8", 10, ("muon", 3e-3, 1.0)),
-        ("vit_ti16", 30, ("adamw", 1e-3, 0.75)),
+        ("vit_nano8", 30, ("muon", 1e-3, 1.0, 2)),
+        ("vit_nano8", 10, ("muon", 3e-3, 1.0, 1)),
+        ("vit_ti16", 30, ("adamw", 1e-3, 0.75, 2)),
     ],
 )
 def test_small_models_pretrained_without_labels_are_finetuned_with_muon(tmp_path, model, epochs, expected):
     config = replace(canonical(model)[1], img_size=(32, 32), classes=0)
     card = Card(model=model, config=config, task=task_type("mae")(), preprocess=Preprocess((32, 32), 3))
     save(tmp_path / "model.safetensors", build(config), card)
-    optim = resolve("made-up", data_of(), {"weights": str(tmp_path / "model.safetensors"), "epochs": epochs}).optim
-    assert (optim.opt, optim.lr, optim.layer_decay) == expected
+    found = resolve("made-up", data_of(), {"weights": str(tmp_path / "model.safetensors"), "epochs": epochs})
+    optim = found.optim
+    assert (optim.opt, optim.lr, optim.layer_decay, found.augment.shift) == expected
     assert optim.body_lr == 1.0
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(5, (0, 4e-3)), (10, (1, 4e-3)), (20, (2, 2e-3))])
+def test_masked_pretraining_learns_faster_and_shifts_less_in_short_runs(epochs, expected):
+    data = replace(data_of((28, 28), 60_000, channels=1), task=task_type("mae")())
+    settings = flat(resolve("made-up", data, {"epochs": epochs}))
+    assert (settings["shift"], settings["lr"]) == expected

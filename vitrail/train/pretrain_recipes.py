@@ -8,14 +8,16 @@ from vitrail.config import AugmentConfig, OptimConfig, PretrainConfig, TrainConf
 from vitrail.tasks import task_type
 from vitrail.tasks.pretraining import Pretraining
 from vitrail.train.recipe_rules import (
-    SMALL_IMAGE,
+    OFTEN,
     RecipeInputs,
     arch_config,
     batch_size,
     hflip,
     input_config,
+    photo,
     published,
     run_config,
+    shift,
 )
 
 
@@ -27,13 +29,11 @@ def pretrain_small(inputs: RecipeInputs) -> TrainConfig:
     c, method = inputs.config, task_type(inputs.method)
     assert issubclass(method, Pretraining)
     epochs = inputs.epochs or min(max(round(3_000_000 / inputs.images), 20), 400)
-    photo = min(c.img_size) > SMALL_IMAGE // 2
-    shift = 0 if photo or min(c.img_size) < 16 else min(c.img_size) // 14
     crops = method.crops
     augment = AugmentConfig(
         hflip=hflip(c),
-        shift=0 if crops else shift,
-        crop_scale=0.2 if photo and not crops else 1.0,
+        shift=0 if crops or photo(c) else shift(c, epochs),
+        crop_scale=0.2 if photo(c) and not crops else 1.0,
         color_jitter=0.4 if crops else 0.0,
         three_augment=0.5 if crops and c.channels == 3 else 0.0,
     )
@@ -49,7 +49,7 @@ def pretrain_small(inputs: RecipeInputs) -> TrainConfig:
             epochs=epochs,
             batch_size=batch_size(inputs.images),
             opt="adamw" if crops else "muon",
-            lr=1e-3 if crops else 2e-3,
+            lr=1e-3 if crops else 2e-3 if epochs >= OFTEN else 4e-3,
             weight_decay=0.05,
             sched="cosine",
             warmup_epochs=round(0.1 * epochs, 2),

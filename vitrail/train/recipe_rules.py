@@ -26,6 +26,7 @@ from vitrail.device import choose_precision
 from vitrail.models import ModelConfig
 
 SMALL_IMAGE = 96  # longest side of small images, which keep their size; larger ones are photographs
+OFTEN = 20  # epochs from which small data is seen often enough to overfit
 _PASS = 128  # images of a forward pass, unless the user sets --batch-size
 
 
@@ -116,10 +117,23 @@ def batch_size(images: int, most: int = 128) -> int:
     return batch
 
 
-def light_augment(config: ModelConfig) -> AugmentConfig:
-    """Small shifts unless the image is tiny, flips of colour images, label smoothing."""
-    shift = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
-    return AugmentConfig(shift=shift, hflip=0.0 if config.channels == 1 else 0.5, smoothing=0.1)
+def light_augment(config: ModelConfig, epochs: float) -> AugmentConfig:
+    """Small shifts, flips of colour images, label smoothing."""
+    return AugmentConfig(shift=shift(config, epochs), hflip=hflip(config), smoothing=0.1)
+
+
+def shift(config: ModelConfig, epochs: float) -> int:
+    """The largest shift in pixels: a fourteenth of the image, none if it is tiny.
+
+    Small images are shifted less in few epochs, where shifts cost more than they teach: docs/recipes.md.
+    """
+    most = min(config.img_size) // 14 if min(config.img_size) >= 16 else 0
+    return most if photo(config) else round(most * min(epochs / OFTEN, 1))
+
+
+def photo(config: ModelConfig) -> bool:
+    """Whether images are large enough to be cropped."""
+    return min(config.img_size) >= 64
 
 
 def input_config(config: ModelConfig) -> InputConfig:

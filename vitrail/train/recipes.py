@@ -28,12 +28,14 @@ from vitrail.config import AugmentConfig, OptimConfig, TrainConfig
 from vitrail.tasks import METHODS
 from vitrail.train.pretrain_recipes import dino, mae, pretrain_small
 from vitrail.train.recipe_rules import (
+    OFTEN,
     RecipeInputs,
     arch_config,
     batch_size,
     hflip,
     input_config,
     light_augment,
+    photo,
     published,
     run_config,
 )
@@ -46,15 +48,12 @@ def small(inputs: RecipeInputs) -> TrainConfig:
     10m. docs/recipes.md says how it was chosen.
     """
     epochs = inputs.epochs or min(max(round(600_000 / inputs.images), 10), 60)
-    often = epochs >= _OFTEN  # long enough to overfit without regularisation
-    photo = min(inputs.config.img_size) >= 64
-    augment = light_augment(inputs.config)
-    if photo:
+    often = epochs >= OFTEN  # long enough to overfit without regularisation
+    augment = light_augment(inputs.config, epochs)
+    if photo(inputs.config):
         augment = replace(augment, shift=0, crop_scale=0.35)
-    else:  # in few epochs, shifted images cost more than they teach: see docs/recipes.md
-        augment = replace(augment, shift=round(augment.shift * min(epochs / _OFTEN, 1)))
     if often:
-        augment = replace(augment, mixup=0.8, cutmix=1.0) if photo else replace(augment, mixup=0.2)
+        augment = replace(augment, mixup=0.8, cutmix=1.0) if photo(inputs.config) else replace(augment, mixup=0.2)
     return TrainConfig(
         data=inputs.source,
         recipe="small",
@@ -94,7 +93,7 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
     young = inputs.unlabelled and inputs.config.features < _TINY and not inputs.only_new
     learning: dict[str, Any] = {"opt": "adamw", "lr": 3e-3 if inputs.only_new else 1e-3}
     if young:
-        learning = {"opt": "muon", "lr": 1e-3 if epochs >= _OFTEN else 3e-3}
+        learning = {"opt": "muon", "lr": 1e-3 if epochs >= OFTEN else 3e-3}
     return TrainConfig(
         data=inputs.source,
         recipe="finetune",
@@ -112,7 +111,7 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
             layer_decay=1.0 if young else 0.75 if inputs.unlabelled else 0.85,
             body_lr=1.0 if inputs.unlabelled else 0.1,
         ),
-        augment=light_augment(inputs.config),
+        augment=light_augment(inputs.config, epochs),
         run=run_config(inputs),
     )
 
@@ -363,6 +362,5 @@ RECIPES = {
 }
 
 MOST_SMALL = 100_000  # images up to which a data set counts as small
-_OFTEN = 20  # epochs from which `small` regularises
 _FEWEST_STEPS = 200  # of fine-tuning
 _TINY = 192  # features of a ViT-Ti
