@@ -43,6 +43,7 @@ METHODS = ("masked", "mae", "simmim", "dino", "lejepa")
 BASELINES = {"scratch": 12.0, "small": 2.0}  # minutes
 PRETRAINING, TUNING = 10.0, 2.0
 FASHION = "fashion-mnist"
+_TITLES = {"scratch": "scratch, 12 minutes", "small": "scratch, 2 minutes"}
 
 Record = dict[str, Any]
 
@@ -181,10 +182,9 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
 def draw() -> None:
     """Saves the figure and prints the tables as Markdown."""
     import matplotlib as mpl
-    import numpy as np
     from matplotlib.figure import Figure
 
-    from vitrail.charts.style import BLUE, GREY, ORANGE, STYLE, save
+    from vitrail.charts.style import BLUE, GREY, STYLE, save
 
     runs = json.loads(RESULTS.read_text())["runs"]
     data = list(dict.fromkeys(run["data"] for run in runs))
@@ -204,23 +204,21 @@ def draw() -> None:
                     cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
             print(f"| {who} | {' | '.join(cells)} | {seeds} |")
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8, 4.2), layout="constrained")
-        axes = figure.subplots()
         shares = sorted({run["share"] for run in runs if run["data"] == FASHION})
-        names = list(dict.fromkeys(run["who"] for run in runs if run["data"] == FASHION))
-        for number, who in enumerate(names):
-            colour = GREY if who in BASELINES else ORANGE if who in ("dino", "lejepa") else BLUE
-            for place, share in enumerate(shares):
+        names = [who for who in (*BASELINES, *METHODS) if any(run["who"] == who for run in runs)]
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        for axes, share in zip(figure.subplots(1, len(shares), sharey=True), shares, strict=True):
+            for row, who in enumerate(names):
                 ends = [100 * r["tuned"] for r in runs if (r["data"], r["who"], r["share"]) == (FASHION, who, share)]
-                if ends:
-                    x = place + (number - (len(names) - 1) / 2) * 0.11
-                    axes.bar(x, np.mean(ends), 0.1, color=colour, alpha=0.55 + 0.45 * (number % 2))
-                    axes.plot([x] * len(ends), ends, "o", color="black", markersize=2)
-                    axes.text(x, 61, who, rotation=90, ha="center", va="bottom", fontsize=7, color="white")
-        axes.set_xticks(range(len(shares)), [f"{share:.0%} of the labels" for share in shares])
-        axes.set_ylim(60, 95)
-        axes.set_ylabel("test top-1 in %", color=GREY)
-        axes.set_title("Fashion-MNIST: 10 minutes without labels, then 2 minutes with some")
+                colour = GREY if who in BASELINES else BLUE
+                axes.plot(ends, [row] * len(ends), "o", color=colour, markersize=4, alpha=0.6)
+                axes.plot(statistics.mean(ends), row, "|", color=colour, markersize=16, markeredgewidth=2)
+                if who == "scratch":
+                    axes.axvline(statistics.mean(ends), color=GREY, linewidth=0.8, linestyle=":")
+            axes.set_title(f"{share:.0%} of the labels", pad=8)
+            axes.set_xlabel("test top-1 in %")
+            axes.set_yticks(range(len(names)), [_TITLES.get(who, who) for who in names])
+            axes.set_ylim(len(names) - 0.5, -0.5)
         save(figure, FIGURE)
 
 

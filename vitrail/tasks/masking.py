@@ -108,9 +108,17 @@ def upsampled(mask: Tensor, grid: Grid, patch: int) -> Tensor:
 
 
 def visible_pixels(model: Model, images: Tensor, mask: Tensor) -> Tensor:
-    """The images that a patch embedding may see: a convolutional stem sees beyond a patch, so masked pixels are 0."""
+    """The images that a patch embedding may see.
+
+    A convolutional stem sees beyond a patch, so masked pixels have the mean of the visible ones: any other value would
+    add edges, and change the statistics that its group norms see, compared with the whole images of fine-tuning.
+    """
     c: Any = model.config
-    return images.masked_fill(upsampled(mask, c.grid, c.patch), 0.0) if c.stem == "conv" else images
+    if c.stem != "conv":
+        return images
+    hidden = upsampled(mask, c.grid, c.patch)
+    total = images.masked_fill(hidden, 0.0).sum(dim=(2, 3), keepdim=True)
+    return torch.where(hidden, total / (~hidden).sum(dim=(2, 3), keepdim=True), images)
 
 
 def masked_tokens(model: Model, images: Tensor, mask: Tensor, token: MaskToken) -> Tensor:

@@ -91,9 +91,9 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
     few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs for the minimum number of steps
     epochs = inputs.epochs or max(min(max(round(200_000 / inputs.images), 5), 50), few)
     young = inputs.unlabelled and inputs.config.features < _TINY and not inputs.only_new
-    learning: dict[str, Any] = {"opt": "adamw", "lr": 3e-3 if inputs.only_new else 1e-3}
+    learning: dict[str, Any] = {"opt": "adamw", "lr": 3e-3 if inputs.only_new else 1e-3, "sched": "cosine"}
     if young:
-        learning = {"opt": "muon", "lr": 1e-3 if epochs >= OFTEN else 3e-3}
+        learning = {"opt": "muon", "lr": 1e-3 if epochs >= OFTEN else 4e-3, "sched": "linear"}
     return TrainConfig(
         data=inputs.source,
         recipe="finetune",
@@ -106,7 +106,6 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
             batch_size=batch,
             **learning,
             weight_decay=0.05,
-            sched="cosine",
             warmup_epochs=round(0.1 * epochs, 2),
             layer_decay=1.0 if young else 0.75 if inputs.unlabelled else 0.85,
             body_lr=1.0 if inputs.unlabelled else 0.1,
