@@ -228,7 +228,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--data", default=FASHION)
     parser.add_argument("--img-size", type=int)
-    parser.add_argument("--labels", type=int, help="labelled images in all, instead of 1 %%, 10 %% and 100 %%")
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.01, 0.1, 1.0], help="of the labels")
+    parser.add_argument("--labels", type=int, help="labelled images in all, instead of --shares")
     parser.add_argument("--runs", default="runs/pretrain", help="where pre-trained models are kept")
     args = parser.parse_args()
     known: Record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"ratio": {}, "runs": []}
@@ -242,7 +243,7 @@ def main() -> None:
         print(known["ratio"])
         write(known)
         return
-    shares: list[float | int] = [args.labels] if args.labels else [0.01, 0.1, 1.0]
+    shares: list[float | int] = [args.labels] if args.labels else args.shares
     for seed in args.seeds:
         for who in args.what:
             for share in shares:

@@ -265,7 +265,7 @@ def test_small_augments_more_in_longer_runs(epochs, expected):
 @pytest.mark.parametrize(
     ("model", "epochs", "expected"),
     [
-        ("vit_nano8", 30, ("muon", 1e-3, 1.0, 2)),
+        ("vit_nano8", 30, ("muon", 2e-3, 1.0, 2)),
         ("vit_nano8", 10, ("muon", 4e-3, 1.0, 1)),
         ("vit_ti16", 30, ("adamw", 1e-3, 0.75, 2)),
     ],

@@ -82,18 +82,17 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
     weight decay 0.05, cosine schedule, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 per layer, for
     self-supervised weights, and use mixup; the milder 0.85 here, with a tenth of the head's learning rate for the
     backbone, suits supervised weights and data too small for mixup. Weights of `vitrail pretrain` get a decay of 0.75
-    and the full learning rate; if the model is narrower than a ViT-Ti, Muon without decay, as in `small`: after minutes
-    of pre-training all layers still have much to learn (docs/pretrain.md). If only the head or LoRA adapters are
+    and the full learning rate; a model narrower than a ViT-Ti is trained as by `small`: after minutes of pre-training
+    all layers still have much to learn (docs/pretrain.md). If only the head or LoRA adapters are
     trained, the learning rate is three times as high, as no pre-trained weights can be damaged. At least 200 steps:
     with 20 images, 50 were too few (docs/transfer.md).
     """
     batch = batch_size(inputs.images)
     few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs for the minimum number of steps
     epochs = inputs.epochs or max(min(max(round(200_000 / inputs.images), 5), 50), few)
-    young = inputs.unlabelled and inputs.config.features < _TINY and not inputs.only_new
-    learning: dict[str, Any] = {"opt": "adamw", "lr": 3e-3 if inputs.only_new else 1e-3, "sched": "cosine"}
-    if young:
-        learning = {"opt": "muon", "lr": 1e-3 if epochs >= OFTEN else 4e-3, "sched": "linear"}
+    if inputs.unlabelled and inputs.config.features < _TINY and not inputs.only_new:
+        config = small(replace(inputs, epochs=epochs))
+        return replace(config, recipe="finetune", optim=replace(config.optim, body_lr=1.0))
     return TrainConfig(
         data=inputs.source,
         recipe="finetune",
@@ -104,10 +103,12 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
         optim=OptimConfig(
             epochs=epochs,
             batch_size=batch,
-            **learning,
+            opt="adamw",
+            lr=3e-3 if inputs.only_new else 1e-3,
             weight_decay=0.05,
+            sched="cosine",
             warmup_epochs=round(0.1 * epochs, 2),
-            layer_decay=1.0 if young else 0.75 if inputs.unlabelled else 0.85,
+            layer_decay=0.75 if inputs.unlabelled else 0.85,
             body_lr=1.0 if inputs.unlabelled else 0.1,
         ),
         augment=light_augment(inputs.config, epochs),
