@@ -230,10 +230,11 @@ def main() -> None:
     parser.add_argument("--img-size", type=int)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.01, 0.1, 1.0], help="of the labels")
     parser.add_argument("--labels", type=int, help="labelled images in all, instead of --shares")
+    parser.add_argument("--batch-size", type=int, help="another batch size; the results are printed, not kept")
     parser.add_argument("--runs", default="runs/pretrain", help="where pre-trained models are kept")
     args = parser.parse_args()
     known: Record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"ratio": {}, "runs": []}
-    settings: Record = {"img_size": args.img_size} if args.img_size else {}
+    settings = {name: value for name in ("img_size", "batch_size") if (value := getattr(args, name))}
     name = Path(args.data).name
     if args.what == ["draw"]:
         draw()
@@ -248,10 +249,12 @@ def main() -> None:
         for who in args.what:
             for share in shares:
                 done = [(run["who"], run["data"], run["share"], run["seed"]) for run in known["runs"]]
-                if (who, name, share, seed) not in done:
+                if args.batch_size or (who, name, share, seed) not in done:
                     how = settings | {"out": args.runs}
-                    record = measure(who, args.data, share, seed, how, known["runs"])
+                    record = measure(who, args.data, share, seed, how, [] if args.batch_size else known["runs"])
                     print(record, flush=True)
+                    if args.batch_size:
+                        continue
                     known = json.loads(RESULTS.read_text())  # others may have written meanwhile
                     known["runs"].append(record)
                     write(known)

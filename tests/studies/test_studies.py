@@ -6,6 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,51 @@ def test_ladders_span_thirty_times_the_compute(tmp_path):
         costs = [lab.macs(model["model"]) for model in ladder(lab).values()]
         assert len(costs) >= 5
         assert costs[-1] > 30 * costs[0]
+
+
+@pytest.mark.parametrize(
+    ("optimum", "tried"),
+    [
+        (1e-3, [1e-3, 3e-3, 3e-4]),
+        (3e-3, [1e-3, 3e-3, 3e-4, 1e-2]),
+        (1.0, [1e-3, 3e-3, 3e-4, 1e-2, 3e-2]),  # two beyond the grid at most
+        (1e-4, [1e-3, 3e-3, 3e-4, 1e-4, 3e-5]),
+    ],
+)
+def test_a_learning_rate_at_the_edge_of_the_grid_is_compared_with_the_next(optimum, tried, tmp_path):
+    """Of two models, only the one whose best rate is at the edge gets more runs."""
+    lab = lab_of("positions", tmp_path)
+    best = {"edge": optimum, "middle": 1e-3}
+    choice = lab.choose_lr({name: {"model": lab.vit()} for name in best})
+    jobs, asked = next(choice), []
+    while not isinstance(jobs, dict):
+        asked += [(job.labels["tuning"], job.labels["lr"]) for job in jobs]
+        apart = [abs(np.log(job.labels["lr"] / best[job.labels["tuning"]])) for job in jobs]
+        results = Results(Result(job, {"held_out": 1 / (1 + each)}) for job, each in zip(jobs, apart, strict=True))
+        try:
+            jobs = choice.send(results)
+        except StopIteration as end:
+            jobs = end.value
+    assert [rate for name, rate in asked if name == "edge"] == tried
+    assert [rate for name, rate in asked if name == "middle"] == [1e-3, 3e-3, 3e-4]
+    assert jobs == {"edge": min(tried, key=lambda rate: abs(np.log(rate / optimum))), "middle": 1e-3}
+
+
+def test_a_learning_rate_that_diverges_is_not_chosen(tmp_path, monkeypatch):
+    """The study goes on; its record says so when it is started again."""
+
+    def high(lab):
+        """One rate that diverges, among others."""
+        rates = yield from lab.choose_lr({"ViT": {"model": "vit_w16d1h1m16p4"}}, (1e-3, 1e-2, 1e38))
+        results = yield [lab.job({"lr": rates["ViT"]}, "vit_w16d1h1m16p4", seed=s, lr=rates["ViT"]) for s in (0, 1)]
+        return Findings([Claim("it runs", f"{sum(results()):.3f}", "agrees")], [])
+
+    monkeypatch.setattr("vitrail.studies.lab._BEYOND", 0)
+    monkeypatch.setitem(STUDIES, "high", replace(find("tiny"), name="high", run=high))
+    found = vitrail.study("high", "digits", out=tmp_path / "high", **SHORT)
+    scores = {r.job.labels["lr"]: r.scores["held_out"] for r in found.results if r.job.tuning}
+    assert scores[1e38] == 0 < max(scores.values())
+    assert {r.job.labels["lr"] for r in found.results if not r.job.tuning} <= {1e-3, 1e-2}
 
 
 def test_equal_compute_gives_a_cheaper_model_more_images(tmp_path):

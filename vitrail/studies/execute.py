@@ -35,6 +35,7 @@ from vitrail.studies.lab import Lab
 from vitrail.studies.measure import measured
 from vitrail.studies.sets import check_size, cut
 from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, is_map, listed
+from vitrail.train.divergence import Diverged
 from vitrail.train.start import start, start_pretraining
 
 _ADVICE = "Delete it: the run is measured again, not trained again."
@@ -236,8 +237,14 @@ def carry_out(
                 scores = folder.scores(job)
                 if scores is None and job.name in mine:
                     done += 1
-                    _announce(job, len(results) + len(found) + 1, len(jobs), begun, done)
-                    scores = perform(job, folder, device)
+                    number = len(results) + len(found) + 1
+                    _announce(job, number, max(number, len(jobs)), begun, done)
+                    try:
+                        scores = perform(job, folder, device)
+                    except Diverged:
+                        if not job.tuning:
+                            raise
+                        scores = {"held_out": 0.0}  # the learning rate is too high
                     folder.record(job, scores)
                 missing += scores is None
                 found.append(Result(job, Unknown() if scores is None else scores))

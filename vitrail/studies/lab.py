@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from vitrail.studies.study import Fair, Job, Label, Results
 RATES = (3e-4, 1e-3, 3e-3)  # learning rates of AdamW to choose from
 TUNING = 0.25  # length of a tuning run, as a share of a full one
 TUNING_SEED = 1000
+_BEYOND = 2  # further learning rates that are tried if the best is the lowest or highest
 
 # The same for all families, so that none has another's recipe: Adam, warm-up and cosine, light augmentation.
 COMMON: dict[str, Any] = {
@@ -131,20 +132,36 @@ class Lab:
     def choose_lr(
         self, models: Mapping[str, Mapping[str, Any]], rates: tuple[float, ...] = RATES
     ) -> Generator[list[Job], Results, dict[str, float]]:
-        """The best learning rate of each model on held-out images, by short runs with a seed of their own."""
-        jobs = [
-            self.job(
-                {"tuning": name, "lr": lr},
-                seed=TUNING_SEED,
-                share=TUNING,
-                tuning=True,
-                **{**settings, "lr": lr},
-            )
-            for name, settings in models.items()
-            for lr in rates
-        ]
-        results = yield jobs
-        return {name: float(results.best("held_out", "lr", tuning=name)[0]) for name in models}
+        """The best learning rate of each model on held-out images, by short runs with a seed of their own.
+
+        If the best is the lowest or highest that was tried, the next one is tried too, up to two beyond `rates`.
+        """
+        middle = sorted(rates)[len(rates) // 2]
+        outwards = sorted(rates, key=lambda rate: abs(math.log(rate / middle)))  # the first of equals is chosen
+        wanted: dict[str, list[float]] = dict.fromkeys(models, outwards)
+        tried: dict[str, list[float]] = {name: [] for name in models}
+        best: dict[str, float] = {}
+        results = Results()
+        for _ in range(1 + _BEYOND):
+            results += yield [
+                self.job({"tuning": name, "lr": lr}, seed=TUNING_SEED, share=TUNING, tuning=True, **{**model, "lr": lr})
+                for name, model in models.items()
+                for lr in wanted.get(name, [])
+            ]
+            tried |= {name: [*tried[name], *more] for name, more in wanted.items()}
+            best = {name: float(results.best("held_out", "lr", tuning=name)[0]) for name in models}
+            wanted = {name: [rate] for name in models if (rate := outside(best[name], tried[name])) is not None}
+            if not wanted:
+                break
+        return best
+
+
+def outside(best: float, tried: Sequence[float]) -> float | None:
+    """The learning rate beyond the best one, in steps of 1, 3, 10, …; None unless that is the lowest or highest."""
+    if min(tried) < best < max(tried):
+        return None
+    step = round(2 * math.log10(best)) + (1 if best == max(tried) else -1)
+    return float(f"{3 if step % 2 else 1}e{step // 2}")
 
 
 def _slug(value: Label) -> str:
