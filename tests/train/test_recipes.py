@@ -263,6 +263,15 @@ def test_small_augments_more_in_longer_runs(epochs, expected):
 
 
 @pytest.mark.parametrize(
+    ("size", "images", "expected"),
+    [(28, 255, 16), (28, 256, 32), (28, 600, 64), (28, 2559, 64), (28, 2560, 128), (128, 600, 16), (128, 1280, 64)],
+)
+def test_small_trains_few_small_images_in_larger_batches(size, images, expected):
+    data = data_of((size, size), images, channels=1)
+    assert resolve("made-up", data, {}).optim.batch_size == expected
+
+
+@pytest.mark.parametrize(
     ("model", "epochs", "expected"),
     [
         ("vit_nano8", 30, ("muon", 2e-3, 1.0, 2)),

@@ -3,8 +3,7 @@
 With data of the published size, recipes have the published values. Otherwise, and where the user changes settings,
 they follow these rules:
 
-- The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps; up to a
-  batch of 64, 8 steps are enough. It is split
+- The batch is the published one, or on small data the largest power of two that gives an epoch 20 steps. It is split
   into forward passes of at most 128 images, whose gradients are accumulated. With `--batch-size`, there is one pass
   unless `--grad-accum` asks for more.
 - The learning rate is the published one at the published batch. At another it is scaled, with SGD and DeiT by the
@@ -110,13 +109,10 @@ def scaled_optim(
     )
 
 
-def batch_size(images: int, most: int = 128) -> int:
-    """A power of two from 16 to `most` that gives an epoch 20 steps or more; up to 64, 8 steps.
-
-    Below 64 images, the optimiser takes a large part of a step's time: docs/recipes.md.
-    """
+def batch_size(images: int, most: int = 128, steps: int = 20) -> int:
+    """A power of two that gives an epoch this many steps or more; from 16 to `most`."""
     batch = 16
-    while batch < most and images >= (8 if batch < 64 else 20) * 2 * batch:
+    while batch < most and images >= steps * 2 * batch:
         batch *= 2
     return batch
 
