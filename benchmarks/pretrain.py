@@ -15,7 +15,7 @@ CPU minutes of one core: a run has one thread, so that two runs can share two co
 load matters. The first seed of a contestant finds how many epochs fit; its other seeds train as many, on any machine.
 
 `--data PHOTOS --img-size 128 --labels 50` does the same on a folder of photographs, with 50 labels in all.
-Results are added to `benchmarks/results/pretrain.json`; finished parts are not repeated. `draw` makes the figure and
+Results are added to `benchmarks/results/pretrain.json`; finished parts are not repeated. `draw` makes the figures and
 the table of docs/pretrain.md.
 """
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -179,37 +180,47 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
         return record | {"tuned": tuned, "epochs": trained_epochs(Run(trained.path))}
 
 
-def draw() -> None:
-    """Saves the figure and prints the tables as Markdown."""
+def draw(out: Path) -> None:
+    """Saves the figures and prints the tables as Markdown. Reconstructions are those of the runs of seed 0 in `out`."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MultipleLocator
 
     from vitrail.charts.style import BLUE, GREY, STYLE, save
 
+    for who in METHODS:
+        if (drawn := out / f"{who}-0" / "reconstruction.png").exists():
+            shutil.copy(drawn, FIGURE.with_name(f"pretrain-{who}.png"))
     runs = json.loads(RESULTS.read_text())["runs"]
     data = list(dict.fromkeys(run["data"] for run in runs))
     for name in data:
         shares = sorted({run["share"] for run in runs if run["data"] == name})
         titles = [f"{share:.0%}" if isinstance(share, float) else f"{share} labels" for share in shares]
-        print(f"\n{name}\n\n| | {' | '.join(f'{title}: fine-tuned | linear | k-NN' for title in titles)} | seeds |")
-        print(f"|---|{'---|' * (3 * len(shares) + 1)}")
-        for who in dict.fromkeys(run["who"] for run in runs if run["data"] == name):
-            cells, seeds = [], 0
+        print(f"\n{name}\n\n| | {' | '.join(f'{title}: fine-tuned (seeds) | linear | k-NN' for title in titles)} |")
+        print(f"|---|{'---|' * (3 * len(shares))}")
+        for who in (who for who in (*BASELINES, *METHODS) if any((r["data"], r["who"]) == (name, who) for r in runs)):
+            cells = []
             for share in shares:
                 found = [run for run in runs if (run["data"], run["who"], run["share"]) == (name, who, share)]
-                seeds = max(seeds, len(found))
                 for kind in ("tuned", "linear", "knn"):
                     values = [100 * run[kind] for run in found if kind in run]
                     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-                    cells.append(f"{statistics.mean(values):.1f}{spread}" if values else "")
-            print(f"| {who} | {' | '.join(cells)} | {seeds} |")
+                    seeds = f" ({len(values)})" if kind == "tuned" else ""
+                    cells.append(f"{statistics.mean(values):.1f}{spread}{seeds}" if values else "")
+            print(f"| {who} | {' | '.join(cells)} |")
     with mpl.rc_context(STYLE):
         shares = sorted({run["share"] for run in runs if run["data"] == FASHION})
         names = [who for who in (*BASELINES, *METHODS) if any(run["who"] == who for run in runs)]
+        ranges = {
+            share: [100 * r["tuned"] for r in runs if (r["data"], r["share"]) == (FASHION, share)] for share in shares
+        }
+        span = max(max(values) - min(values) for values in ranges.values()) + 0.6  # the same for all panels
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         for axes, share in zip(figure.subplots(1, len(shares), sharey=True), shares, strict=True):
             for row, who in enumerate(names):
                 ends = [100 * r["tuned"] for r in runs if (r["data"], r["who"], r["share"]) == (FASHION, who, share)]
+                if not ends:
+                    continue
                 colour = GREY if who in BASELINES else BLUE
                 axes.plot(ends, [row] * len(ends), "o", color=colour, markersize=4, alpha=0.6)
                 axes.plot(statistics.mean(ends), row, "|", color=colour, markersize=16, markeredgewidth=2)
@@ -219,6 +230,9 @@ def draw() -> None:
             axes.set_xlabel("test top-1 in %")
             axes.set_yticks(range(len(names)), [_TITLES.get(who, who) for who in names])
             axes.set_ylim(len(names) - 0.5, -0.5)
+            middle = (max(ranges[share]) + min(ranges[share])) / 2
+            axes.set_xlim(middle - span / 2, middle + span / 2)
+            axes.xaxis.set_major_locator(MultipleLocator(1))
         save(figure, FIGURE)
 
 
@@ -237,7 +251,7 @@ def main() -> None:
     settings = {name: value for name in ("img_size", "batch_size") if (value := getattr(args, name))}
     name = Path(args.data).name
     if args.what == ["draw"]:
-        draw()
+        draw(Path(args.runs))
         return
     if args.what == ["ratio"]:
         known["ratio"] = ratio()
