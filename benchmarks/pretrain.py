@@ -210,7 +210,7 @@ def draw(out: Path) -> None:
             print(f"| {who} | {' | '.join(cells)} |")
     with mpl.rc_context(STYLE):
         shares = sorted({run["share"] for run in runs if run["data"] == FASHION})
-        names = [who for who in (*BASELINES, *METHODS) if any(run["who"] == who for run in runs)]
+        names = [who for who in (*BASELINES, *METHODS) if any((r["data"], r["who"]) == (FASHION, who) for r in runs)]
         ranges = {
             share: [100 * r["tuned"] for r in runs if (r["data"], r["share"]) == (FASHION, share)] for share in shares
         }
@@ -247,6 +247,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="another batch size; the results are printed, not kept")
     parser.add_argument("--runs", default="runs/pretrain", help="where pre-trained models are kept")
     args = parser.parse_args()
+    if args.batch_size and set(args.what) & set(METHODS):
+        parser.error("--batch-size is for scratch and small: a pre-trained model is kept for later runs")
     known: Record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"ratio": {}, "runs": []}
     settings = {name: value for name in ("img_size", "batch_size") if (value := getattr(args, name))}
     name = Path(args.data).name

@@ -119,7 +119,7 @@ def test_a_learning_rate_at_the_edge_of_the_grid_is_compared_with_the_next(optim
 
 
 def test_a_learning_rate_that_diverges_is_not_chosen(tmp_path, monkeypatch):
-    """The study goes on; its record says so when it is started again."""
+    """The study goes on with the best of the others."""
 
     def high(lab):
         """One rate that diverges, among others."""

@@ -17,7 +17,7 @@ from vitrail.models import build
 from vitrail.models.decoder import patchify, unpatchify
 from vitrail.models.vit import ViTConfig
 from vitrail.tasks import task_type
-from vitrail.tasks.masking import masked_tokens
+from vitrail.tasks.masking import masked_tokens, visible_pixels
 
 METHODS = ("masked", "mae", "simmim")
 
@@ -98,6 +98,18 @@ def test_pixels_behind_mask_tokens_are_hidden_from_a_convolutional_stem(method):
     with torch.no_grad():
         before, after = (masked_tokens(learner.model, each, mask, learner.mask) for each in (images, other))
     assert torch.equal(before, after)
+
+
+def test_a_convolutional_stem_sees_the_mean_of_the_visible_pixels_behind_the_mask():
+    """Of each image and channel; other stems see the images as they are."""
+    images, mask = torch.randn(2, 3, 8, 8) + 5, torch.tensor([[True, False, False, True], [False, True, True, True]])
+    config = replace(VIT, img_size=(8, 8), patch=4, stem="conv")
+    seen = visible_pixels(build(config), images, mask)
+    assert torch.equal(seen[0, :, :4, 4:], images[0, :, :4, 4:])
+    expected = torch.cat([images[0, :, :4, 4:], images[0, :, 4:, :4]], dim=2).mean(dim=(1, 2))
+    assert torch.allclose(seen[0, :, 4:, 4:], expected[:, None, None].expand(3, 4, 4))
+    assert torch.allclose(seen[1, :, 4:, 4:], images[1, :, :4, :4].mean(dim=(1, 2))[:, None, None].expand(3, 4, 4))
+    assert visible_pixels(build(replace(config, stem="patch")), images, mask) is images
 
 
 def test_mae_attends_among_visible_tokens_only(monkeypatch):

@@ -110,8 +110,8 @@ def upsampled(mask: Tensor, grid: Grid, patch: int) -> Tensor:
 def visible_pixels(model: Model, images: Tensor, mask: Tensor) -> Tensor:
     """The images that a patch embedding may see.
 
-    A convolutional stem sees beyond a patch, so masked pixels have the mean of the visible ones: any other value would
-    add edges, and change the statistics that its group norms see, compared with the whole images of fine-tuning.
+    A convolutional stem sees beyond a patch, so masked pixels have the mean of the visible ones: a constant such as 0
+    would change the statistics of its group norms more, compared with the whole images of fine-tuning.
     """
     c: Any = model.config
     if c.stem != "conv":
