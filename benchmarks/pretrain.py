@@ -13,6 +13,7 @@ labels for 12 minutes, `small` for 2. Accuracies are of 9,800 test images: fine-
 frozen features, fitted to the same labels. The other 200 test images are each run's validation images. Minutes are
 CPU minutes of one core: a run has one thread, so that two runs can share two cores; `cpu_clock.py` says how much the
 load matters. The first seed of a contestant finds how many epochs fit; its other seeds train as many, on any machine.
+Fine-tuning takes as long after every method, so its epochs are those of the method that was measured first.
 
 `--data PHOTOS --img-size 128 --labels 50` does the same on a folder of photographs, with 50 labels in all.
 Results are added to `benchmarks/results/pretrain.json`; finished parts are not repeated. `draw` makes the figures and
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitrail.runs.run import Run
+    from vitrail.studies.rule import Estimate
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as in the vitrail command, before torch is imported
 
@@ -158,8 +160,9 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
     from vitrail.runs.run import Run
 
     out = Path(how["out"])
-    same = [run for run in runs if (run["who"], run["data"]) == (who, Path(data).name)]
-    alike = [run for run in same if run["share"] == share]
+    runs = [run for run in runs if run["data"] == Path(data).name]
+    same = [run for run in runs if run["who"] == who]
+    alike = [run for run in runs if run["share"] == share and run["who"] in (METHODS if who in METHODS else (who,))]
     settings = {name: value for name, value in how.items() if name != "out"} | {"seed": seed}
     with tempfile.TemporaryDirectory() as folder:
         labels = labelled(data, share, seed, Path(folder))
@@ -178,6 +181,15 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
         trained = vitrail.train(labels, **given)
         tuned = vitrail.evaluate(trained, split="test").top1
         return record | {"tuned": tuned, "epochs": trained_epochs(Run(trained.path))}
+
+
+def gain(runs: list[Record], data: str, who: str, share: float | int) -> Estimate | None:
+    """What a method gains over training from scratch, paired by seed: both have the same labelled images."""
+    from vitrail.studies.rule import difference
+
+    tuned = {(run["who"], run["seed"]): run["tuned"] for run in runs if (run["data"], run["share"]) == (data, share)}
+    seeds = [seed for name, seed in tuned if name == who and ("scratch", seed) in tuned]
+    return difference([tuned[who, n] for n in seeds], [tuned["scratch", n] for n in seeds]) if seeds else None
 
 
 def draw(out: Path) -> None:
@@ -208,6 +220,10 @@ def draw(out: Path) -> None:
                     seeds = f" ({len(values)})" if kind == "tuned" else ""
                     cells.append(f"{statistics.mean(values):.1f}{spread}{seeds}" if values else "")
             print(f"| {who} | {' | '.join(cells)} |")
+        print(f"\n| fine-tuned, minus scratch | {' | '.join(titles)} |\n|---|{'---|' * len(shares)}")
+        for who in (who for who in METHODS if any((r["data"], r["who"]) == (name, who) for r in runs)):
+            found = [gain(runs, name, who, share) for share in shares]
+            print(f"| {who} | {' | '.join('' if each is None else each.text() for each in found)} |")
     with mpl.rc_context(STYLE):
         shares = sorted({run["share"] for run in runs if run["data"] == FASHION})
         names = [who for who in (*BASELINES, *METHODS) if any((r["data"], r["who"]) == (FASHION, who) for r in runs)]

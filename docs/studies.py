@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitrail.studies.page import command
+
 PAGE = Path(__file__).with_name("studies.md")
 IMAGES = PAGE.parent / "images"
 # What to keep in mind when reading a result, by study.
@@ -40,10 +42,9 @@ def main(folders: list[str]) -> None:
 
 def section(result: dict[str, Any], folder: Path) -> str:
     """The section of a study: question, command, figure, claims and notes."""
-    name, data, images = result["study"], result["data"], result["images"]
+    name, data = result["study"], result["data"]
     lines = [f"\n## {name}", f"*{result['question']}* ({result['paper']} of the paper)", ""]
-    command = f"vitrail study {name} {data} --images {images} --seeds {result['seeds']}"
-    lines += ["```", command, "```", ""]
+    lines += ["```", command(result), "```", ""]
     for figure in sorted(folder.glob("*.png")):
         shutil.copy(figure, IMAGES / f"study-{figure.name}")
         lines += [f"![{name} on {data}](images/study-{figure.name})", ""]

@@ -13,6 +13,7 @@ from vitrail.charts.draw import draw, save_charts
 from vitrail.charts.kinds import Matrix
 from vitrail.charts.measure import Measure
 from vitrail.charts.style import save
+from vitrail.studies.charts import series
 
 TOP1 = Measure("top1", "top-1", percent=True, heading="Top-1 accuracy")
 RNG = np.random.default_rng(0)
@@ -201,6 +202,43 @@ def test_the_range_test_marks_its_suggestion():
     assert axes.get_xscale() == "log"
     assert axes.get_ylim() == pytest.approx((0.8, 3.2))
     assert any(list(line.get_xdata()) == [1e-3, 1e-3] for line in axes.lines)
+
+
+def panels(**options):
+    """Two charts of two series each, of 80 and 40 %."""
+    table = {name: {"a": [level], "b": [level]} for name, level in (("one", 0.8), ("two", 0.8))}
+    lower = {name: {"a": [0.4], "b": [0.4]} for name in table}
+    options = {"name": "n", "title": "t", "note": "n", "x": "x", "names": ("a", "b")} | options
+    return [series(each, **options) for each in (table, lower)]
+
+
+def test_points_of_equal_value_are_beside_each_other_unless_lines_join_them():
+    def places(**options):
+        return [
+            line.get_xdata().tolist() for line in draw(panels(**options)[0]).axes[0].lines if line.get_marker() == "o"
+        ]
+
+    first, second = places(joined=False)
+    assert [b - a for a, b in zip(first, second, strict=True)] == pytest.approx([0.48, 0.48])
+    assert places() == [[0, 1], [0, 1]]
+
+
+def test_series_of_the_same_measure_have_one_range():
+    upper, lower = draw(*panels()).axes
+    assert upper.get_ylim() == lower.get_ylim()
+    different = [panels()[0], panels(y="another measure")[1]]
+    upper, lower = draw(*different).axes
+    assert upper.get_ylim() != lower.get_ylim()
+
+
+@pytest.mark.parametrize("count", [4, 20])
+def test_logarithmic_axes_have_plain_numbers(count):
+    points = {float(x): [0.5] for x in np.geomspace(1, 4, count)}
+    figure = draw(series({"s": points}, name="n", title="t", note="n", x="x", log=True))
+    figure.draw_without_rendering()
+    names = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert {"1", "4"} <= set(names)
+    assert all(float(name) > 0 for name in names)
 
 
 def test_charts_of_one_name_share_a_file(tmp_path: Path):

@@ -46,13 +46,14 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
         ("numbers", rng.normal(size=(64, 2)).astype(np.float32)),
     ):
         np.savez(folder / f"{name}.npz", images=images.astype(np.uint8), labels=labels)
+    np.savez(folder / "shades.npz", images=images.astype(np.uint8), labels=np.array(["a", "b"])[np.arange(64) % 2])
     masks, boxes = str(folder / "mask-shards"), str(folder / "box-shards")
     vitrail.shard(segmented.folder(folder / "masks"), masks, shard_size="9")
     vitrail.shard(boxes_made.voc(folder / "boxes", 20), boxes, shard_size="9")
     words = str(captioned.captioned(folder / "words"))
     few: dict[str, Any] = {**SHORT, "batch_size": 16, "epochs": 2}
     pretrained = {**SHORT, "drop_path": 0.2}
-    crops = pretrained | {"epochs": 2, "val_fraction": 0.8}  # DINO's last layer learns from the second epoch on
+    crops = pretrained | {"epochs": 2, "val_fraction": 0.8}  # ten steps; DINO's last layer is frozen in the first
     maps = {name: value for name, value in SHORT.items() if name != "stem"}
     maps |= {"drop_path": 0.1, "img_size": 32, "batch_size": 16, "epochs": 0.05}
     return {
@@ -67,6 +68,7 @@ def short_cases(folder: Path, weights: Path) -> dict[str, Case]:
         **{f"method-{m}": ("pretrain", "digits", crops | {"method": m}) for m in ("dino", "lejepa")},
         **{f"opt-{opt}": ("train", "digits", SHORT | {"opt": opt}) for opt in ("sgd", "muon", "lamb")},
         "lora": ("train", "digits", SHORT | {"weights": str(weights), "lora_rank": 2, "batch_size": 32}),
+        "head": ("train", str(folder / "shades.npz"), few | {"weights": str(weights)}),
         "taught": ("train", "digits", SHORT | {"teacher": str(weights), "shift": 1}),
         "norms": ("train", "digits", maps | {"model": "coatnet_nano"}),
         "windows": ("train", "digits", maps | {"model": "swin_nano", "drop": 0.1}),

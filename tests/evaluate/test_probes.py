@@ -20,7 +20,7 @@ from vitrail.data import open_data
 from vitrail.data.holdout import stratify
 from vitrail.errors import UserError
 from vitrail.evaluate import probes
-from vitrail.evaluate.probes import fewshot, knn, least_squares, linear
+from vitrail.evaluate.probes import fewshot, knn, least_squares, linear, logistic
 from vitrail.models.vit import ViT
 from vitrail.weights import open_run
 
@@ -53,6 +53,25 @@ def pictures(path: Path, classes: tuple[int, ...], images: int = 240) -> Path:
     half = images // 2
     np.savez(path, x_train=shades[:half], y_train=names[:half], x_test=shades[half:], y_test=names[half:])
     return path
+
+
+# As the start of a head
+
+
+@pytest.mark.parametrize("classes", [(0, 1, 2, 3), (0, 1)], ids=["four", "two"])
+def test_a_head_computes_the_logits_of_scikit_learn(
+    arrays: Arrays, classes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    x, y, test, _ = arrays
+    x, y = x[np.isin(y, classes)], y[np.isin(y, classes)]
+    scaler = StandardScaler().fit(x)
+    peer = LogisticRegression(C=probes._PRIOR, max_iter=1000).fit(scaler.transform(x), y)
+    monkeypatch.setattr(probes, "_START", 1000)
+    weights, bias = logistic(x, y, 5)  # no image has one of the other classes
+    logits = test @ weights.T + bias
+    given, expected = np.exp(logits[:, list(classes)]), peer.predict_proba(scaler.transform(test))
+    np.testing.assert_allclose(given / given.sum(axis=1, keepdims=True), expected, atol=1e-3)
+    assert np.isin(logits.argmax(axis=1), classes).mean() > 0.99
 
 
 # k-NN

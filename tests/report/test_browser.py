@@ -19,6 +19,7 @@ from vitrail import cli
 from vitrail.charts import build
 from vitrail.report.page import render
 from vitrail.report.text import Headline
+from vitrail.studies.charts import series
 
 # Whoever gets a name of theirs to run leaves a mark.
 HOSTILE = "</script><script>window.hacked=1</script>"
@@ -117,6 +118,16 @@ def test_every_kind_of_chart_is_drawn(visit, tmp_path):
         *build.predicted([TAGGED], targets[:, :1], targets[:, 1:2], [0.5], [1], [1]),
         build.distance(rng.random((4, 3)) * 9, [5] * 4, 28, 10),
         build.shots([1, 5], [[0.2, 0.3], [0.5, 0.6]], [0.25, 0.55], [0.05, 0.05], 60),
+        series({"a": {1: [0.1, 0.2], 2: [0.3]}}, name="s", title="t", note="n", x="compute", log=True),
+        series(
+            {"a": {"x": [0.1, 0.2]}, "b": {"x": [0.3]}},
+            name="s",
+            title="t",
+            note="n",
+            x="task",
+            names="x",
+            joined=False,
+        ),
     ]
     nothing = {name: [] for name in ("names", "runs", "notes", "measured", "facts", "differing")}
     text = {"title": "charts", "subject": "charts", "headline": Headline("charts", "", "")}
@@ -124,7 +135,7 @@ def test_every_kind_of_chart_is_drawn(visit, tmp_path):
     (tmp_path / "charts.html").write_text(html, encoding="utf-8")
     page = visit(tmp_path / "charts.html").page
     plots = page.locator(".plot")
-    assert plots.count() == len(charts) == len({chart.kind for chart in charts}) + 1
+    assert plots.count() == len(charts) == len({chart.kind for chart in charts}) + 2
     for i, chart in enumerate(charts):
         assert plots.nth(i).locator("svg path").count() > 3, chart.kind
         assert plots.nth(i).get_attribute("aria-label") == chart.label

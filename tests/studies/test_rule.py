@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from vitrail.studies.rule import Estimate, above, difference, estimate, opposite, within
+from vitrail.studies.rule import Estimate, above, difference, estimate, within
 
 
 def test_the_interval_is_students():
@@ -24,9 +24,10 @@ def test_differences_are_paired_by_seed():
     assert above(difference(ours, list(reversed(theirs)))) == "cannot tell"
 
 
-def test_one_seed_tells_nothing():
-    assert above(estimate([0.5])) == within(estimate([0.0]), 0.01) == "cannot tell"
-    assert estimate([0.5]).text() == "+50.0 points (1 seed)"
+@pytest.mark.parametrize(("seeds", "text"), [(1, "+50.0 points (1 seed)"), (2, "+50.0 points (2 seeds)")])
+def test_fewer_than_three_seeds_tell_nothing(seeds, text):
+    assert above(estimate([0.5] * seeds)) == within(estimate([0.0] * seeds), 0.01) == "cannot tell"
+    assert estimate([0.5] * seeds).text() == text
 
 
 @pytest.mark.parametrize(
@@ -43,4 +44,3 @@ def test_one_seed_tells_nothing():
 def test_verdicts(low, high, higher, equal):
     value = Estimate((low + high) / 2, low, high, 3)
     assert (above(value), within(value, 0.01)) == (higher, equal)
-    assert opposite(opposite(equal)) == equal

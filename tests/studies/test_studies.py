@@ -16,11 +16,13 @@ from stopping import killed
 import vitrail
 from vitrail import UserError
 from vitrail.data import open_data
+from vitrail.runs.run import Run
 from vitrail.studies import NAMES, find
 from vitrail.studies.charts import series
 from vitrail.studies.cost import check_jobs
-from vitrail.studies.execute import Folder, of_part, prepare
+from vitrail.studies.execute import Folder, of_part, perform, prepare
 from vitrail.studies.ladders import FAMILIES
+from vitrail.studies.page import command
 from vitrail.studies.sets import cut
 from vitrail.studies.study import STUDIES, Claim, Findings, Job, Result, Results, listed, register
 from vitrail.verbs.study import _removed_if_refused
@@ -42,6 +44,13 @@ def lab_of(name, folder, source="digits", seeds=2, images=640):
     return prepare(
         find(name), [source], Folder(folder / "none"), folder, budget=60, images=images, seeds=seeds, device="cpu"
     )[0]
+
+
+def blank(folder, side):
+    """A data set of 800 black images with `side` pixels a side."""
+    path = folder / f"blank{side}.npz"
+    np.savez(path, images=np.zeros((800, side, side), np.uint8), labels=np.arange(800) % 2)
+    return str(path)
 
 
 def tiny(lab):
@@ -82,11 +91,13 @@ def test_every_run_of_every_study_is_valid(name, tmp_path):
     assert {job.name for job in jobs} < {job.name for job in more}  # adding seeds repeats nothing
 
 
-def test_ladders_span_thirty_times_the_compute(tmp_path):
-    lab = lab_of("scaling", tmp_path)
+@pytest.mark.parametrize("side", [8, 28, 64])
+def test_ladders_rise_over_thirty_times_the_compute(side, tmp_path):
+    lab = lab_of("scaling", tmp_path, blank(tmp_path, side))
     for ladder in FAMILIES.values():
         costs = [lab.macs(model["model"]) for model in ladder(lab).values()]
         assert len(costs) >= 5
+        assert costs == sorted(costs)
         assert costs[-1] > 30 * costs[0]
 
 
@@ -144,6 +155,52 @@ def test_equal_compute_gives_a_cheaper_model_more_images(tmp_path):
     assert spent == pytest.approx([spent[0]] * 3, rel=0.01)
 
 
+@pytest.mark.parametrize("images", [640, 200_000])
+@pytest.mark.parametrize(("epoch", "length"), [(1, 230), (2000, 2070)])
+def test_runs_see_the_images_that_they_should_though_incomplete_batches_are_dropped(images, epoch, length, tmp_path):
+    lab = lab_of("positions", tmp_path, images=images)
+    job = lab.job({}, lab.vit(), seed=0, train=230, epoch=epoch)
+    assert len(open_data(job.data).splits["train"]) == pytest.approx(length, rel=0.01)  # classes are rounded
+    steps = round(job.epochs * (length // lab.batch))
+    assert steps * lab.batch == pytest.approx(images, rel=0.03)
+
+
+def test_repeated_images_are_those_of_the_subset_and_only_training_ones(tmp_path):
+    found = lab_of("positions", tmp_path).cut
+    once, thrice = (open_data(str(found.file(100, 1, times))).splits for times in (1, 3))
+    for split, times in (("train", 3), ("val", 1), ("test", 1)):
+        numbers = np.tile(np.arange(len(once[split])), times)
+        assert (thrice[split].targets == once[split].targets[numbers]).all()
+        assert (thrice[split].pixels == once[split].pixels[numbers]).all()
+
+
+@pytest.mark.parametrize("name", ["self-supervised", "transfer"])
+def test_fine_tuning_has_the_settings_of_training_whatever_the_weights_come_from(name, tmp_path):
+    jobs = [job for job in listed(find(name), lab_of(name, tmp_path)) if "start" in job.labels]
+    ways = ("opt", "sched", "weight_decay", "batch_size", "mixup", "smoothing")
+    assert {bool(job.weights) for job in jobs} == {True, False}
+    assert len({tuple(job.settings[way] for way in ways) for job in jobs}) == 1
+    assert {(job.settings["body_lr"], job.settings["layer_decay"]) for job in jobs if job.weights} == {(1.0, 1.0)}
+
+
+@pytest.mark.parametrize("side", [28, 64])
+def test_all_dimensions_grow_together_to_the_compute_of_one(side, tmp_path):
+    lab = lab_of("shape", tmp_path, blank(tmp_path, side))
+    jobs = [job for job in listed(find("shape"), lab) if job.labels["seed"] == 0]
+    costs = {(job.labels["dimension"], job.labels["factor"]): lab.macs(job.settings["model"]) for job in jobs}
+    for factor in (2, 4):
+        assert costs["all", factor] == pytest.approx(factor * costs["base", 1], rel=0.15)
+
+
+@pytest.mark.parametrize(("side", "sizes"), [(8, {4, 6, 8}), (28, {14, 20, 28}), (64, {32, 48, 64})])
+def test_resolutions_end_at_that_of_the_images_and_no_run_is_made_twice(side, sizes, tmp_path):
+    jobs = listed(find("resolution"), lab_of("resolution", tmp_path, blank(tmp_path, side)))
+    tuned = [job for job in jobs if "positions" in job.labels and job.labels["seed"] == 0]
+    assert {job.labels["size"] for job in tuned} == sizes
+    assert len(tuned) == 8  # in two ways at the first size, in three at the others
+    assert {job.labels["positions"] for job in tuned if job.labels["size"] == min(sizes)} == {"resampled", "new"}
+
+
 def test_cheaper_attention_patterns_see_more_images(tmp_path):
     lab = lab_of("attention-pattern", tmp_path)
     jobs = [job for job in listed(find("attention-pattern"), lab) if job.labels["seed"] == 0]
@@ -152,6 +209,13 @@ def test_cheaper_attention_patterns_see_more_images(tmp_path):
     assert max(costs) == costs[0] > min(costs)
     spent = [job.epochs * cost for job, cost in zip(jobs, costs, strict=True)]
     assert spent == pytest.approx([spent[0]] * 7, rel=0.01)
+
+
+def test_a_look_at_attention_leaves_the_other_scores(tmp_path):
+    job = lab_of("attention", tmp_path, images=64).job({}, "vit_w16d1h1m16p2", seed=0, look="attention")
+    scores = perform(job, Folder(tmp_path), "cpu")
+    assert scores["last"] == pytest.approx(Run(tmp_path / "runs" / job.name).history[-1]["val_top1"], abs=1e-6)
+    assert scores["first_layer"] == scores["last_layer"] > 0
 
 
 def test_the_result_is_json_figures_and_a_page(whole):
@@ -164,6 +228,12 @@ def test_the_result_is_json_figures_and_a_page(whole):
     page = (whole.folder / "study.html").read_text()
     assert "it runs" in page
     assert "<b>agrees</b>" in page
+
+
+def test_the_command_of_a_result_names_all_data_and_the_seeds(whole):
+    assert "vitrail study tiny digits --images 64 --seeds 2<" in (whole.folder / "study.html").read_text()
+    result = json.loads((whole.folder / "study.json").read_text()) | {"targets": ["cifar10", "my pets"]}
+    assert command(result) == "vitrail study tiny digits cifar10 'my pets' --images 64 --seeds 2"
 
 
 def test_a_kill_in_the_middle_changes_nothing(whole, tmp_path):

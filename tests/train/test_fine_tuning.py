@@ -9,6 +9,7 @@ import peers
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 
 import vitrail
 from vitrail.data.preprocess import Preprocess
@@ -243,6 +244,7 @@ def test_what_fits_of_another_architecture_is_taken_if_asked(train, weights, cap
         ({"freeze": DEPTH, "lora_rank": 4}, "--freeze 3 leaves no block for --lora-rank to adapt"),
         ({"lora_rank": 17}, "'lora_rank' must be at most the model's width, 16, but it is 17"),
         ({"lora_rank": -1}, "'lora_rank' must be at least 0, but it is -1"),
+        ({"weights": None, "head_init": "probe"}, "--head-init needs trained weights"),
         ({"lora_alpha": 4.0}, "--lora-alpha needs LoRA adapters. Add --lora-rank"),
         ({"lora_rank": 4, "lora_alpha": 0.0}, "'lora_alpha' must be above 0"),
         ({"freeze": 1, "weights": None}, "--freeze needs trained weights. Add --weights"),
@@ -299,6 +301,37 @@ def test_a_wrong_attention_pattern_is_refused_before_anything_starts(train, tmp_
     with pytest.raises(UserError, match="A swin has no option 'attention'"):
         vitrail.train("digits", model="swin_nano", attention="axial", out=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+# A new head
+
+
+def test_a_new_head_starts_as_a_linear_probe(trained, tmp_path, caplog):
+    pixels, labels = load_digits(return_X_y=True)
+    images = (pixels.reshape(-1, 8, 8) * 15).astype(np.uint8)
+    np.savez(tmp_path / "parity.npz", images=images, labels=np.array(["even", "odd"])[labels % 2])
+    settings = {"weights": trained, "epochs": 1, "lr": 1e-9, "out": tmp_path}
+    start = vitrail.train(tmp_path / "parity.npz", **settings)
+    assert "The new head starts as a linear probe of 1,438 training images." in caplog.text
+    assert vitrail.evaluate(start).top1 > 0.9
+    zero = vitrail.train(tmp_path / "parity.npz", **settings, head_init="zero")
+    assert load_file(zero / "model.safetensors")["head.weight"].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("model", ["bit_nano", "coatnet_nano", "mixer_nano", "swin_nano"])
+def test_the_head_of_any_family_is_fitted_to_what_it_reads(model, tmp_path):
+    first = vitrail.train("digits", model=model, img_size=32, epochs=0.05, out=tmp_path, name="first")
+    pixels = np.random.default_rng(0).integers(0, 100, (60, 32, 32), dtype=np.uint8)
+    labels = np.arange(60) % 2
+    pixels[labels == 1] += 100
+    np.savez(tmp_path / "shades.npz", images=pixels, labels=np.array(["dark", "light"])[labels])
+    start = vitrail.train(tmp_path / "shades.npz", weights=first, epochs=1, lr=1e-9, out=tmp_path, name="start")
+    assert vitrail.evaluate(start).top1 == 1.0
+
+
+def test_a_head_of_the_same_classes_is_kept(trained, tmp_path, caplog):
+    vitrail.train("digits", weights=trained, epochs=0.05, out=tmp_path)
+    assert "linear probe" not in caplog.text
 
 
 # Runs of vitrail

@@ -289,6 +289,15 @@ def test_small_models_pretrained_without_labels_are_finetuned_with_muon(tmp_path
     assert optim.body_lr == 1.0
 
 
+@pytest.mark.parametrize(("model", "expected"), [("vit_nano8", (1.0, 1.0)), ("vit_ti16", (0.1, 0.85))])
+def test_all_layers_of_small_models_are_finetuned_at_the_full_rate(tmp_path, model, expected):
+    config = replace(canonical(model)[1], img_size=(32, 32), classes=2)
+    card = Card(model=model, config=config, task=Multiclass(("a", "b")), preprocess=Preprocess((32, 32), 3))
+    save(tmp_path / "model.safetensors", build(config), card)
+    optim = resolve("made-up", data_of(), {"weights": str(tmp_path / "model.safetensors")}).optim
+    assert (optim.body_lr, optim.layer_decay) == expected
+
+
 @pytest.mark.parametrize(("epochs", "expected"), [(5, (0, 4e-3)), (10, (1, 4e-3)), (20, (2, 2e-3))])
 def test_masked_pretraining_learns_faster_and_shifts_less_in_short_runs(epochs, expected):
     data = replace(data_of((28, 28), 60_000, channels=1), task=task_type("mae")())

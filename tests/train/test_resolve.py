@@ -12,7 +12,7 @@ from vitrail.config.settings import CaptionConfig
 from vitrail.data.preprocess import Preprocess
 from vitrail.errors import UserError
 from vitrail.models import build, canonical
-from vitrail.tasks import METHODS, Multiclass, task_type
+from vitrail.tasks import METHODS, Multiclass, Multilabel, task_type
 from vitrail.train.prepare import model_config
 from vitrail.train.recipes import RECIPES
 from vitrail.train.resolve import resolve
@@ -205,8 +205,17 @@ def test_what_the_user_asks_for_wins(recipe):
 
 def test_how_weights_are_used_is_asked_for_too(trained):
     asked = {"freeze": 2, "lora_rank": 4, "lora_alpha": 3.0, "pos_resample": "linear", "partial": True}
+    asked |= {"head_init": "zero"}
     assert set(asked) == set(flat(TransferConfig()))  # or a setting is missing above
     assert flat(resolve("made-up", data_of(), {"weights": trained, **asked}).transfer) == asked
+
+
+def test_only_heads_for_one_class_per_image_start_as_a_probe(trained):
+    several = replace(data_of(), task=Multilabel(("a", "b")))
+    assert resolve("made-up", several, {"weights": trained}).transfer.head_init == "zero"
+    assert resolve("made-up", data_of(), {"weights": trained}).transfer.head_init == "probe"
+    with pytest.raises(UserError, match="--head-init probe needs one class per image, but made-up is multi-label"):
+        resolve("made-up", several, {"weights": trained, "head_init": "probe"})
 
 
 def test_where_only_what_is_new_learns_it_learns_faster(trained):

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure, FigureBase
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, PercentFormatter
 
 from vitrail.charts.kinds import Bars, Chart, ErrorBars, Heads, Line, Lines, Matrix, Reliability, Scatter, Series, Tone
 from vitrail.charts.style import BLUE, GREY, INK, ORANGE, RUNS, SHADES, SKY, heading, save, short, styled
@@ -20,7 +20,8 @@ from vitrail.files import atomic_write
 COUNTED = 20  # maximum classes of a confusion matrix with counts in its cells
 NAMED = 100  # maximum names on an axis
 _ACROSS = 4  # charts in a row
-_TICKS = 6  # values named on a logarithmic axis
+_TICKS = 6  # values named on a logarithmic axis; of more, these multiples of powers of ten
+_LOG = (1, 2, 4)
 _DASHED = (0, (4, 3))
 
 
@@ -40,6 +41,10 @@ def draw(*charts: Chart) -> Figure:
     panels = figure.subfigures(rows, across, squeeze=False, width_ratios=widths)
     for chart, panel in zip(charts, panels.flat, strict=False):  # the last panel may stay empty
         _draw(chart, panel)
+    if len({chart.y for chart in charts if isinstance(chart, Series)}) == 1:  # they can be compared
+        low, high = zip(*(axes.get_ylim() for axes in figure.axes), strict=True)
+        for axes in figure.axes:
+            axes.set_ylim(min(low), max(high))
     return figure
 
 
@@ -313,14 +318,17 @@ def _(chart: ErrorBars, panel: FigureBase) -> None:
 def _(chart: Series, panel: FigureBase) -> None:
     axes = panel.add_subplot()
     heading(axes, chart.title, chart.note)
-    for points in chart.series:
+    # Points that are not joined are beside each other, or they would hide each other.
+    beside = chart.names and len(chart.series) > 1 and not any(points.joined for points in chart.series)
+    places = np.linspace(-0.24, 0.24, len(chart.series)) if beside else np.zeros(len(chart.series))
+    for points, place in zip(chart.series, places, strict=True):
         colour = RUNS[points.tone % len(RUNS)]
         if points.dashed:
             axes.plot(points.x, points.y, color=colour, linestyle=_DASHED, linewidth=1.2, label=short(points.name, 40))
             continue
         # A wide interval must not flatten the other series.
         axes.errorbar(
-            points.x,
+            points.x + place,
             points.y,
             np.nan_to_num(np.abs(np.stack([points.y - points.low, points.high - points.y]))),
             color=colour,
@@ -334,9 +342,9 @@ def _(chart: Series, panel: FigureBase) -> None:
     if chart.log:
         axes.set_xscale("log")
         at = sorted({float(x) for points in chart.series for x in points.x})
-        if len(at) <= _TICKS:  # else matplotlib's powers of ten
-            axes.set_xticks(at, [f"{x:,.6g}" for x in at])
-            axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_locator(FixedLocator(at) if len(at) <= _TICKS else LogLocator(subs=_LOG))
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
+        axes.set_xticks([], minor=True)
     if chart.names:
         many = max(map(len, chart.names)) * len(chart.names) > 60
         axes.set_xticks(range(len(chart.names)), [short(name) for name in chart.names])

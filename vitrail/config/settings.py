@@ -187,6 +187,9 @@ class TransferConfig:
         "resampling of position embeddings at another image size (default: as the source of --weights)", "bicubic"
     )
     partial: bool = option("load the weights that fit, initialise the rest, and list both", False)
+    head_init: Literal["zero", "probe"] = option(
+        "a new classification head starts at zero or as a linear probe of the features", "zero", only="train"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

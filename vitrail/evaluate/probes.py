@@ -34,6 +34,7 @@ Floats = NDArray[np.float32]
 HELD_OUT = 0.2  # share of the training images that selects the regularisation of `linear`
 STRENGTHS = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)  # candidates, per image; ties go to the first
 _ITERATIONS = 1000
+_PRIOR, _START = 0.1, 30  # of `logistic`: variance of the weights, iterations
 _SIMILARITIES = 2**26  # similarities in memory at a time
 _BIAS = 100.0  # a constant feature, large enough that its weight is practically not regularised
 
@@ -261,6 +262,28 @@ def least_squares(x: Floats, y: Numbers, classes: int, l2: float) -> tuple[NDArr
         solution = np.linalg.solve(rows.T @ rows + l2 * np.eye(rows.shape[1]), rows.T @ targets)
     weights = solution[:-1] / std[:, None]
     return weights, solution[-1] * _BIAS - mean @ weights
+
+
+def logistic(x: Floats, y: Numbers, classes: int) -> tuple[Floats, Floats]:
+    """Weights (K, D) and bias (K,) of logistic regression on standardised features, rescaled to the raw features.
+
+    It is a start, not a result: the regularisation is fixed, and the optimiser stops after a few steps, which give
+    the accuracy of many. Classes without images get the lowest score.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    mean, std = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64) + 1e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LogisticRegression(C=_PRIOR, max_iter=_START).fit((x - mean) / std, y)
+    weights, bias = model.coef_, model.intercept_
+    if len(model.classes_) == 2:  # scikit-learn fits one score
+        weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
+    rows = np.zeros((classes, x.shape[1]), np.float32)
+    level = np.full(classes, bias.min(), np.float32)
+    rows[model.classes_], level[model.classes_] = weights / std, bias - (weights / std) @ mean
+    return rows, level
 
 
 def _fits(x: Floats, y: Numbers, strengths: Sequence[float]) -> Iterator[tuple[float, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.ladders import vits
-from vitrail.studies.rule import above, estimate
+from vitrail.studies.rule import above, difference, estimate
 from vitrail.studies.study import Claim, Findings, Steps, register
 
 SHARES = (0.1, 0.3, 1.0)  # of a full run
@@ -40,16 +40,15 @@ def attention(lab: Lab) -> Steps:
         for share in (SHARES if size == SIZES[-1] else SHARES[-1:])
     ]
     largest: dict[str, Any] = {"size": SIZES[-1], "share": 1.0}
-    deeper = estimate([b - a for a, b in zip(results("first", **largest), results("last", **largest), strict=True)])
-    varied = estimate(
-        [a - b for a, b in zip(results("spread_first", **largest), results("spread_last", **largest), strict=True)]
-    )
+    deeper = difference(results("last_layer", **largest), results("first_layer", **largest))
+    varied = difference(results("first_layer_spread", **largest), results("last_layer_spread", **largest))
     near, lines = (estimate(results(name, **largest)) for name in ("near_minus_far", "aligned"))
     by_size = {f"ViT {size}": _layers(results("map_distance", size=size, share=1.0)) for size in SIZES}
     by_time = {
-        f"after {share:.0%} of training": _layers(results("map_distance", size=SIZES[-1], share=share))
+        f"trained {share:.0%} as long": _layers(results("map_distance", size=SIZES[-1], share=share))
         for share in SHARES
     }
+    length = "of the largest model; each run has its whole schedule"
     note = f"largest model, last minus first layer: {deeper.text()}"
     options = {"x": "layer", "y": "mean attention distance (share of the side)", "percent": True}
     return Findings(
@@ -62,12 +61,14 @@ def attention(lab: Lab) -> Steps:
                 above(near),
             ),
             Claim(
-                "positions are more similar within a row or column", f"cosine similarity {lines.text('')}", above(lines)
+                "at equal distance, positions are more similar within a row or column",
+                f"cosine similarity {lines.text('')}",
+                above(lines),
             ),
         ],
         charts=[
             series(by_size, name="attention", title="By model size", note=note, **options),  # type: ignore[arg-type]
-            series(by_time, name="attention", title="During training", note="of the largest model", **options),  # type: ignore[arg-type]
+            series(by_time, name="attention", title="By length of training", note=length, **options),  # type: ignore[arg-type]
         ],
     )
 

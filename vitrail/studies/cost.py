@@ -14,7 +14,7 @@ from vitrail.train.pace import images_per_second
 from vitrail.train.resolve import resolve, typed
 from vitrail.train.start import HELD_OUT
 
-_OVERHEAD = 5.0  # seconds of a run besides training: start, calibration, figures
+_OVERHEAD = 3.0  # seconds of a run besides training: start, calibration, figures
 _PROBE = 3.0  # seconds of a probe besides its features
 _SLACK = 1.1  # reading images, saving, others on the machine
 _STEPS = 20  # least optimiser steps of a full run
@@ -40,31 +40,34 @@ class Clock:
         return [self._time(job, by_name) for job in jobs]
 
     def _time(self, job: Job, jobs: dict[str, Job]) -> float:
-        data, kind = self._open(job), self.kind(job, jobs)
+        data, kind = self._open(job.data, job.method), self.kind(job, jobs)
         if kind not in self._rates:
             self._rates[kind] = images_per_second(self.config(job, jobs), data, seconds=_MEASURED)
         train, val = len(data.splits["train"]), len(data.splits["val"])
         seen = job.epochs * train + max(job.epochs, 1) * val / 3
-        seen += (0 if job.method else (val + len(data.splits["test"])) / 3) + len(job.probes) * train / 3
+        seen += 0 if job.method else (val + (0 if job.tuning else len(data.splits["test"]))) / 3
+        for source in dict.fromkeys(source for source, _ in job.probes):
+            splits = self._open(source).splits
+            seen += (len(splits["train"]) + len(splits["test"])) / 3
         return _SLACK * seen / self._rates[kind] + _OVERHEAD + _PROBE * len(job.probes)
 
     def kind(self, job: Job, jobs: dict[str, Job]) -> str:
         """What the speed of a run depends on."""
         settings = _settings(job, jobs, self._device)
         telling = {name: value for name, value in settings.items() if name not in _FREE}
-        data = self._open(job)
+        data = self._open(job.data, job.method)
         return repr((sorted(telling.items()), job.method, data.size, data.channels, len(data.classes)))
 
     def config(self, job: Job, jobs: dict[str, Job]) -> TrainConfig:
         """The configuration of a run; raises UserError for settings that cannot be."""
         asked = typed(_settings(job, jobs, self._device), "pretrain" if job.method else "train")
-        return resolve(job.data, self._open(job), asked)
+        return resolve(job.data, self._open(job.data, job.method), asked)
 
-    def _open(self, job: Job) -> Data:
-        key = f"{job.data} {job.method}"
+    def _open(self, source: str, method: str = "") -> Data:
+        key = f"{source} {method}"
         if key not in self._data:
-            how: dict[str, Any] = {"task": job.method, "val_fraction": HELD_OUT} if job.method else {}
-            self._data[key] = open_data(job.data, **split_settings(how))
+            how: dict[str, Any] = {"task": method, "val_fraction": HELD_OUT} if method else {}
+            self._data[key] = open_data(source, **split_settings(how))
         return self._data[key]
 
 

@@ -14,6 +14,7 @@ from vitrail.studies.study import Claim, Findings, Results, Steps, register
 
 PER_CLASS = 10  # least training images of a class in the smallest subset
 MOST = 5  # subsets
+EPOCH = 2000  # least images of an epoch: validating after every 230 would take longer than training
 
 
 @register(
@@ -27,20 +28,23 @@ def data_size(lab: Lab) -> Steps:
     """ViT, BiT and the hybrid on growing subsets, each with the same compute.
 
     The paper pre-trains on 9 to 300 million images and finds that the ResNet is better on small data and the ViT on
-    large. Here a subset is drawn anew for each seed. The kept epoch is the best one on held-out images, which is the
-    paper's early stopping; the accuracy of the last epoch is shown beside it. Features are also measured frozen, by
-    5-shot linear classification of the same classes.
+    large. Here a subset is drawn anew for each seed; a small one is repeated until an epoch
+    has 2,000 images. The kept epoch is the best one on held-out images, which is the paper's early stopping; the
+    accuracy of the last epoch is shown beside it. Features are also measured frozen, by 5-shot linear classification of
+    the same classes.
     """
     models = {family: ladder(lab)["M"] for family, ladder in FAMILIES.items()}
     rates = yield from lab.choose_lr(models)
     sizes = subsets(lab.cut.images, len(lab.cut.classes))
+    support = lab.cut.support()
     results = yield [
         lab.job(
             {"family": family, "images": size},
             seed=seed,
             train=size,
+            epoch=EPOCH,
             lr=rates[family],
-            probes=((str(lab.cut.file()), "fewshot"),),
+            probes=((str(support), "fewshot"),),
             **model,
         )
         for seed in range(lab.seeds)
@@ -53,7 +57,7 @@ def data_size(lab: Lab) -> Steps:
     mixed = difference(results(family="ViT", images=many), results(family="hybrid", images=many))
     gains = [_gap(results, many, seed) - _gap(results, few, seed) for seed in range(lab.seeds)]
     closing = estimate(gains)
-    shots = f"5-shot:{lab.cut.file().stem}"
+    shots = f"5-shot:{support.stem}"
     return Findings(
         claims=[
             Claim(f"on small data ({few:,} images) the ResNet is better than the ViT", small.text(), above(small)),

@@ -32,6 +32,13 @@ COMMON: dict[str, Any] = {
     "drop_path": 0.0,
     "smoothing": 0.1,
 }
+# Fine-tuning is like training, whatever the weights come from; its learning rate is that of all layers.
+TUNED: dict[str, Any] = {name: value for name, value in COMMON.items() if name != "drop_path"} | {
+    "recipe": "finetune",
+    "head_init": "zero",  # as in the paper
+    "body_lr": 1.0,
+    "layer_decay": 1.0,
+}
 
 
 _macs = cache(macs)  # a study asks for the same few models again and again
@@ -82,6 +89,7 @@ class Lab:
         seed: int,
         share: float = 1.0,
         train: int | None = None,
+        epoch: int = 1,
         cut: Cut | None = None,
         method: str = "",
         weights: Job | None = None,
@@ -93,17 +101,21 @@ class Lab:
     ) -> Job:
         """A run of a model. `share` is its length in full runs; `train` limits the training images.
 
+        Arrays of training images are repeated until an epoch has at least `epoch` images, since each is validated.
         For equal compute, the number of images is that of a full run times the compute of `unit` over the model's.
         """
         cut = cut or self.cut
         count = cut.images if train is None else min(train, cut.images)
         seen = self.images * share
-        if self.fair == "compute" and weights is None:
+        if self.fair == "compute":
             seen *= self.unit / self.macs(model, **settings)
-        epochs = max(seen / count, 1 / max(count // self.batch, 1))
-        data = str(cut.file(train, seed % TUNING_SEED))
+        times = math.ceil(epoch / count) if cut.arrays else 1
+        per_epoch = max(times * count // self.batch, 1)  # batches: an incomplete last one is dropped
+        epochs = max(seen / (per_epoch * min(self.batch, times * count)), 1 / per_epoch)
+        data = str(cut.file(train, seed % TUNING_SEED, times))
+        base: dict[str, Any]
         if weights is not None:
-            base: dict[str, Any] = {"recipe": "finetune"}  # model and image size are those of the weights
+            base = {**TUNED, "warmup_epochs": round(0.1 * epochs, 4)}  # model and image size are those of the weights
         else:
             base = {"model": model, "img_size": self.size}
             base |= {} if method else {**COMMON, "warmup_epochs": round(0.1 * epochs, 4)}
@@ -129,11 +141,17 @@ class Lab:
             tuning=tuning,
         )
 
+    def trial(self, name: str, model: Mapping[str, Any], lr: float) -> Job:
+        """A short run that tries a learning rate, with a seed of its own."""
+        settings = {"seed": TUNING_SEED, "share": TUNING, **model, "lr": lr}
+        return self.job({"tuning": name, "lr": lr}, tuning=True, **settings)
+
     def choose_lr(
         self, models: Mapping[str, Mapping[str, Any]], rates: tuple[float, ...] = RATES
     ) -> Generator[list[Job], Results, dict[str, float]]:
         """The best learning rate of each model on held-out images, by short runs with a seed of their own.
 
+        The rate of fine-tuning is chosen with the weights of such a run: `trial`, at the rate that it was chosen for.
         If the best is the lowest or highest that was tried, the next one is tried too, up to two beyond `rates`.
         """
         middle = sorted(rates)[len(rates) // 2]
@@ -144,9 +162,7 @@ class Lab:
         results = Results()
         for _ in range(1 + _BEYOND):
             results += yield [
-                self.job({"tuning": name, "lr": lr}, seed=TUNING_SEED, share=TUNING, tuning=True, **{**model, "lr": lr})
-                for name, model in models.items()
-                for lr in wanted.get(name, [])
+                self.trial(name, model, lr) for name, model in models.items() for lr in wanted.get(name, [])
             ]
             tried |= {name: [*tried[name], *more] for name, more in wanted.items()}
             best = {name: float(results.best("held_out", "lr", tuning=name)[0]) for name in models}

@@ -51,14 +51,16 @@ def _blob(side: int, y: float, x: float, radius: float) -> Image:
 
 
 def _count(rng: np.random.Generator, side: int, label: int) -> Image:
-    """One to four blobs that do not overlap."""
+    """One to four blobs that do not overlap, whose brightness together does not tell how many they are."""
     places: list[tuple[float, float]] = []
     while len(places) <= label:
         y, x = rng.uniform(0.12 * side, 0.88 * side, 2)
         if all((y - b) ** 2 + (x - a) ** 2 > (0.25 * side) ** 2 for b, a in places):
             places.append((y, x))
-    blobs = [_blob(side, y, x, max(0.06 * side, 0.5)) for y, x in places]
-    return np.max(blobs, axis=0) * rng.uniform(0.6, 1)
+    light, shares = rng.uniform(0.5, 1, (2, len(places)))  # a blob's brightness, and its share of that of all
+    areas = rng.uniform(0.5, 1) * (0.15 * side) ** 2 * shares / shares.sum() / light
+    blobs = [_blob(side, y, x, max(float(area) ** 0.5, 0.5)) for (y, x), area in zip(places, areas, strict=True)]
+    return np.max(light[:, None, None] * np.stack(blobs), axis=0)
 
 
 def _orientation(rng: np.random.Generator, side: int, label: int) -> Image:

@@ -87,13 +87,15 @@ def _attention(run: Path, data: Data, device: str) -> Scores:
     apart = np.abs(rows[:, :, None, None] - rows) + np.abs(columns[:, :, None, None] - columns)
     near, far = similar[apart == 1].mean(), similar[apart >= max(h, w) - 1].mean()
     line = (rows[:, :, None, None] == rows) | (columns[:, :, None, None] == columns)
-    aligned = similar[line & (apart >= 2)].mean() - similar[~line & (apart >= 2)].mean()
+    # At equal distances: places in the same line are nearer on average, and near places are similar anyway.
+    steps = range(2, max(h, w))
+    aligned = np.mean([similar[line & (apart == d)].mean() - similar[~line & (apart == d)].mean() for d in steps])
     return {
         "map_distance": distances.tolist(),
-        "first": float(np.nanmean(distances[0])),
-        "last": float(np.nanmean(distances[-1])),
-        "spread_first": float(np.nanmax(distances[0]) - np.nanmin(distances[0])),
-        "spread_last": float(np.nanmax(distances[-1]) - np.nanmin(distances[-1])),
+        "first_layer": float(np.nanmean(distances[0])),
+        "last_layer": float(np.nanmean(distances[-1])),
+        "first_layer_spread": float(np.nanmax(distances[0]) - np.nanmin(distances[0])),
+        "last_layer_spread": float(np.nanmax(distances[-1]) - np.nanmin(distances[-1])),
         "near_minus_far": float(near - far),
         "aligned": float(aligned),
     }

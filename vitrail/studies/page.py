@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ _FAIR = {
 RULE = (
     "A claim of a difference agrees if the 95 % interval over seeds (Student's, paired by seed) lies wholly on the "
     "claim's side, and disagrees if it lies on the other. A claim of equality agrees if the interval lies within the "
-    "stated margin, and disagrees if it lies outside. All else, and anything with a single seed, cannot be told."
+    "stated margin, and disagrees if it lies outside. In all other cases, and always with fewer than three seeds, the "
+    "verdict is: cannot tell."
 )
 
 
@@ -42,7 +45,7 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         **outcome.plan,
         "question": outcome.study.question,
         "paper": outcome.study.paper,
-        "seeds": len({result.job.labels["seed"] for result in outcome.results if not result.job.tuning}),
+        "seeds": _seeds(outcome),
         "runs": len(outcome.jobs),
         "finished": len(outcome.results),
         "claims": [] if findings is None else [vars(claim) for claim in findings.claims],
@@ -53,6 +56,13 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
         ],
         "charts": [] if findings is None else [{"title": chart.title, **chart.to_json()} for chart in findings.charts],
     }
+
+
+def command(result: Mapping[str, Any]) -> str:
+    """The command that repeats a study, from its result in JSON types."""
+    data = [result["data"], *result["targets"]]
+    length = ["--images", str(result["images"]), "--seeds", str(result["seeds"])]
+    return shlex.join(["vitrail", "study", result["study"], *data, *length])
 
 
 def text(outcome: Outcome) -> str:
@@ -123,8 +133,12 @@ def _content(outcome: Outcome) -> dict[str, Any]:
             )
             for result in outcome.results
         ],
-        "command": f"vitrail study {study.name} {outcome.plan['data']} --images {outcome.plan['images']}",
+        "command": command(outcome.plan | {"seeds": _seeds(outcome)}),
     }
+
+
+def _seeds(outcome: Outcome) -> int:
+    return len({result.job.labels["seed"] for result in outcome.results if not result.job.tuning})
 
 
 def _is_number(scores: Scores, name: str) -> bool:

@@ -1,7 +1,8 @@
 """The rule that decides whether a measurement agrees with a claim: a 95 % interval over seeds against a margin.
 
 Measurements of the same seed are compared with each other, so what a seed does to both cancels. The interval is
-Student's, for the mean over seeds; with one seed there is none, and nothing can be told.
+Student's, for the mean over seeds. With fewer than three seeds there is none, and nothing can be told: two seeds can be
+equal by chance, which would be an interval of no width.
 
 - A claim that A is above B agrees if the whole interval of A - B is above the margin, and disagrees if it is all below.
 - A claim that A equals B agrees if the whole interval of A - B lies within the margin on both sides, and disagrees if
@@ -17,13 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from vitrail.charts.measure import count
+
 Verdict = Literal["agrees", "disagrees", "cannot tell"]
 LEVEL = 0.95
+LEAST = 3  # seeds of an interval
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds with its interval, which is infinite for one seed."""
+    """A mean over seeds with its interval, which is infinite for fewer than three."""
 
     mean: float
     low: float
@@ -36,21 +40,21 @@ class Estimate:
         sign = "+" if unit == "points" else ""
         numbers = [f"{scale * value:{sign}.{digits}f}" for value in (self.mean, self.low, self.high)]
         shown = numbers[0].replace("-", "−") + {"%": "%"}.get(unit, f" {unit}".rstrip())
-        if self.seeds < 2:
-            return f"{shown} (1 seed)"
+        if self.seeds < LEAST:
+            return f"{shown} ({count(self.seeds, 'seed')})"
         low, high = (number.replace("-", "−") for number in numbers[1:])
         return f"{shown} ({low} to {high}, {self.seeds} seeds)"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean of one value per seed, and Student's 95 % interval for it."""
-    mean, count = statistics.fmean(values), len(values)
-    if count < 2:
-        return Estimate(mean, -math.inf, math.inf, count)
+    mean, seeds = statistics.fmean(values), len(values)
+    if seeds < LEAST:
+        return Estimate(mean, -math.inf, math.inf, seeds)
     from scipy.stats import t  # slow to import
 
-    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
-    return Estimate(mean, mean - half, mean + half, count)
+    half = float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * statistics.stdev(values) / math.sqrt(seeds)
+    return Estimate(mean, mean - half, mean + half, seeds)
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
@@ -70,8 +74,3 @@ def within(value: Estimate, margin: float) -> Verdict:
     if -margin < value.low and value.high < margin:
         return "agrees"
     return "disagrees" if value.low > margin or value.high < -margin else "cannot tell"
-
-
-def opposite(verdict: Verdict) -> Verdict:
-    """The verdict on the opposite claim."""
-    return {"agrees": "disagrees", "disagrees": "agrees", "cannot tell": "cannot tell"}[verdict]  # type: ignore[return-value]

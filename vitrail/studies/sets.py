@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from vitrail.files import atomic_write, write_text
 
 _HELD_OUT = 1000  # most images on which settings are chosen and epochs are kept
 _TEST = 10_000  # most test images
+_SUPPORT = 1000  # images to choose few-shot examples from
 
 
 @dataclass(frozen=True)
@@ -62,20 +64,32 @@ class Cut:
     def images(self) -> int:
         return len(self.rest)
 
-    def file(self, images: int | None = None, seed: int = 0) -> Path:
-        """The file of a data set with some of the training images, or all; writes it if it is missing."""
+    @property
+    def arrays(self) -> bool:
+        """Whether its files are of arrays; else they are tables, in which an image cannot be twice."""
+        return isinstance(self.train, ArraySplit | MappedSplit)
+
+    def file(self, images: int | None = None, seed: int = 0, times: int = 1) -> Path:
+        """The file of a data set with some of the training images, or all; writes it if it is missing.
+
+        Training images are in it `times` times, which only files of arrays can have.
+        """
         count = self.images if images is None else min(images, self.images)
         whole = count == self.images
-        stem = f"{self.name}-{count}" + ("" if whole else f"-seed{seed}")
-        arrays = isinstance(self.train, ArraySplit | MappedSplit)
-        path = self.folder / f"{stem}.{'npz' if arrays else 'csv'}"
+        stem = f"{self.name}-{count}" + ("" if whole else f"-seed{seed}") + ("" if times == 1 else f"-{times}times")
+        path = self.folder / f"{stem}.{'npz' if self.arrays else 'csv'}"
         if not path.exists():
-            numbers = self.rest if whole else self._subset(count, seed)
+            numbers = np.tile(self.rest if whole else self._subset(count, seed), times)
             parts = {"train": (self.train, numbers), "val": (self.train, self.held), "test": (self.test, self.tested)}
             self.folder.mkdir(parents=True, exist_ok=True)
             kept = self.kept or tuple(range(len(self.data.classes)))
-            (_write_arrays if arrays else _write_table)(path, parts, self.data.classes, kept)
+            (_write_arrays if self.arrays else _write_table)(path, parts, self.data.classes, kept)
         return path
+
+    def support(self) -> Path:
+        """The file whose training images few-shot classifiers choose from: enough for 20 of the rarest class."""
+        rarest = min(np.unique(self.train.targets[self.rest], return_counts=True)[1])
+        return self.file(max(_SUPPORT, math.ceil(20 * self.images / rarest)))
 
     def _subset(self, count: int, seed: int) -> Numbers:
         """A stratified subset; a larger one of the same seed contains it, up to rounding."""

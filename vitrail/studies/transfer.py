@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.ladders import FAMILIES
@@ -28,12 +30,19 @@ def transfer(lab: Lab) -> Steps:
 
     The tasks are the data sets given after the first; by default the other half of the classes, scikit-learn's digits,
     and made sets of counting, orientation and location. Each has at most 1,000 training images, as in VTAB. Models are
-    fine-tuned, read by a linear probe and by few shots, and compared with training from scratch.
+    fine-tuned, read by a linear probe and by few shots, and compared with training from scratch. The learning rates of
+    fine-tuning and of training from scratch are chosen on the first task.
     """
     source, other = lab.cut.halves()
     tasks = {each.data.name: each for each in lab.targets} or _usual(lab, other)
     models = {family: FAMILIES[family](lab)["M"] for family in ("ViT", "BiT")}
     rates = yield from lab.choose_lr({family: {**model, "cut": source} for family, model in models.items()})
+    trials = {family: lab.trial(family, {**model, "cut": source}, rates[family]) for family, model in models.items()}
+    task: dict[str, Any] = {"cut": next(iter(tasks.values())), "train": FEW, "share": SHARE}
+    rates |= yield from lab.choose_lr(
+        {f"{family}, fine-tuned": {**model, **task, "weights": trials[family]} for family, model in models.items()}
+        | {f"{family}, scratch": {**model, **task} for family, model in models.items()}
+    )
     files = {name: str(task.file(FEW)) for name, task in tasks.items()}
     probes = tuple((file, method) for file in files.values() for method in ("linear", "fewshot"))
     pretrained: dict[tuple[str, int], Job] = {
@@ -51,6 +60,7 @@ def transfer(lab: Lab) -> Steps:
             train=FEW,
             share=SHARE,
             weights=job,
+            lr=rates[f"{family}, fine-tuned"],
         )
         for (family, seed), job in pretrained.items()
         for name, task in tasks.items()
@@ -62,7 +72,7 @@ def transfer(lab: Lab) -> Steps:
             cut=task,
             train=FEW,
             share=SHARE,
-            lr=rates[family],
+            lr=rates[f"{family}, scratch"],
             **model,
         )
         for seed in range(lab.seeds)

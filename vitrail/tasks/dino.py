@@ -32,6 +32,7 @@ from vitrail.world import world
 
 _STUDENT = 0.1  # temperature
 _CENTRE = 0.9  # momentum
+_FROZEN = 0.1  # of a run, at most, in which the last layer does not learn
 _UNIFORM, _PEAKED = 0.99, 0.01  # entropies of a collapsed teacher: as a share of the largest, and in nats
 
 
@@ -82,8 +83,8 @@ class Dino(MultiCrop):
 class DinoObjective(MultiCropObjective):
     """Cross-entropy between the teacher's and the student's distributions, over all pairs of different views.
 
-    `kept` is the teacher. `per_epoch`, optimiser steps, sets how long the last layer is frozen and how fast the
-    teacher's momentum grows to 1.
+    `kept` is the teacher. The last layer does not learn in the first `per_epoch` steps, as published, but at most in a
+    tenth of the run. The momentum of the teacher grows to 1 over the run.
     """
 
     centre: Tensor
@@ -100,8 +101,8 @@ class DinoObjective(MultiCropObjective):
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
         self.register_buffer("centre", torch.zeros(how.prototypes))
         self.momentum, self.temperature = how.teacher_momentum, how.teacher_temp
-        self.frozen = per_epoch if config.optim.epochs > 1 else 0  # steps in which the last layer does not learn
         self.steps = per_epoch * config.optim.epochs
+        self.frozen = min(per_epoch, int(_FROZEN * self.steps))  # steps in which the last layer does not learn
         self._step = 0
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

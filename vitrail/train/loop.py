@@ -26,10 +26,11 @@ from vitrail.runs.run import Run
 from vitrail.tasks.objective import Objective
 from vitrail.tasks.scores import NotFinite
 from vitrail.train.batch import make_batch
-from vitrail.train.checkpoint import Checkpoints, resume
+from vitrail.train.checkpoint import Checkpoints, checkpoint_path, resume
 from vitrail.train.custom import NOTHING, Custom
 from vitrail.train.distill import introduce_teacher
 from vitrail.train.divergence import Diverged
+from vitrail.train.head import fit_head
 from vitrail.train.interruption import Interruption
 from vitrail.train.journal import Silence
 from vitrail.train.optim import set_lr
@@ -125,6 +126,8 @@ def train(
     # Objective and optimisers
     progress, targets = Progress(), data.splits["train"].targets
     card = make_card(config, data, model)
+    if not checkpoint_path(run).exists():
+        fit_head(model, card, config, loader.split, progress)
     objective, optimizers, scaler = set_up(model, card, config, targets, progress, world, custom)
 
     # Resume

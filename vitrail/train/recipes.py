@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitrail.config import AugmentConfig, OptimConfig, TrainConfig
+from vitrail.config import AugmentConfig, OptimConfig, TrainConfig, TransferConfig
 from vitrail.tasks import METHODS
 from vitrail.train.pretrain_recipes import dino, mae, pretrain_small
 from vitrail.train.recipe_rules import (
@@ -80,21 +80,25 @@ def small(inputs: RecipeInputs) -> TrainConfig:
 def finetune(inputs: RecipeInputs) -> TrainConfig:
     """Fine-tuning with AdamW and layer-wise learning rates; the default with --weights.
 
-    The fine-tuning of BEiT (https://arxiv.org/abs/2106.08254) and MAE (https://arxiv.org/abs/2111.06377): AdamW,
-    weight decay 0.05, cosine schedule, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 per layer, for
+    The fine-tuning of BEiT (https://arxiv.org/abs/2106.08254) and MAE (https://arxiv.org/abs/2111.06377): AdamW, weight
+    decay 0.05, cosine schedule, layer-wise decay, label smoothing 0.1. They decay by 0.65 to 0.75 per layer, for
     self-supervised weights, and use mixup; the milder 0.85 here, with a tenth of the head's learning rate for the
     backbone, suits supervised weights and data too small for mixup. Weights of `vitrail pretrain` get a decay of 0.75
-    and the full learning rate; a model narrower than a ViT-Ti is trained as by `small`: after minutes of pre-training
-    all layers still have much to learn (docs/pretrain.md). If only the head or LoRA adapters are
-    trained, the learning rate is three times as high, as no pre-trained weights can be damaged. At least 200 steps:
-    with 20 images, 50 were too few (docs/transfer.md).
+    and the full learning rate. After minutes of pre-training all layers still have much to learn: a model narrower than
+    a ViT-Ti has the full learning rate in all of them, or, with weights of `vitrail pretrain`, is trained as by `small`
+    (docs/transfer.md, docs/pretrain.md). If only the head or LoRA adapters are trained, the learning rate is three
+    times as high, as no pre-trained weights can be damaged. At least 200 steps: with 20 images, 50 were too few
+    (docs/transfer.md). Up to 100,000 images, a new classification head starts as a linear probe, so that it does not
+    distort the features while it learns (https://arxiv.org/abs/2202.10054).
     """
     batch = batch_size(inputs.images)
     few = math.ceil(_FEWEST_STEPS / max(inputs.images // batch, 1))  # epochs for the minimum number of steps
     epochs = inputs.epochs or max(min(max(round(200_000 / inputs.images), 5), 50), few)
-    if inputs.unlabelled and inputs.config.features < _TINY and not inputs.only_new:
+    transfer = TransferConfig(head_init="probe" if inputs.weights and inputs.images <= MOST_SMALL else "zero")
+    tiny = inputs.config.features < _TINY
+    if inputs.unlabelled and tiny and not inputs.only_new:
         config = small(replace(inputs, epochs=epochs))
-        return replace(config, recipe="finetune", optim=replace(config.optim, body_lr=1.0))
+        return replace(config, recipe="finetune", transfer=transfer, optim=replace(config.optim, body_lr=1.0))
     return TrainConfig(
         data=inputs.source,
         recipe="finetune",
@@ -102,6 +106,7 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
         weights=inputs.weights,
         input=input_config(inputs.config),
         arch=arch_config(inputs.config),
+        transfer=transfer,
         optim=OptimConfig(
             epochs=epochs,
             batch_size=batch,
@@ -110,8 +115,8 @@ def finetune(inputs: RecipeInputs) -> TrainConfig:
             weight_decay=0.05,
             sched="cosine",
             warmup_epochs=round(0.1 * epochs, 2),
-            layer_decay=0.75 if inputs.unlabelled else 0.85,
-            body_lr=1.0 if inputs.unlabelled else 0.1,
+            layer_decay=1.0 if tiny else 0.75 if inputs.unlabelled else 0.85,
+            body_lr=1.0 if tiny or inputs.unlabelled else 0.1,
         ),
         augment=light_augment(inputs.config, epochs),
         run=run_config(inputs),

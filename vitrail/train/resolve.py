@@ -121,6 +121,10 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         unlabelled=weights is not None and not open_card(weights, given.get("model")).task.labelled,
     )
     config = data.task.adapt(RECIPES[name].make(inputs))
+    if not data.task.single:
+        config = override(config, {"head_init": "zero"})
+        if given.get("head_init") == "probe":
+            raise UserError(f"--head-init probe needs one class per image, but {source} is {data.task.title}.")
     _check_method(config, given, method)
     config = override(config, {"bits": data.bits} | given | {"model": model, "task": data.task.name})
     if weights:

@@ -243,7 +243,7 @@ class Processes(World):
             wrapped: Any = DistributedDataParallel(
                 objective,
                 broadcast_buffers=False,  # statistics are shared where they are made
-                find_unused_parameters=True,  # such as the last layer of DINO's head in the first epoch
+                find_unused_parameters=True,  # such as the last layer of DINO's head in the first steps
                 gradient_as_bucket_view=True,
             )
         return wrapped

@@ -248,12 +248,15 @@
 
     series(spec) {
       const values = spec.percent ? (v) => percent(v, 1) : plain;
-      const whisker = (shade) => (params, api) => {
+      const whisker = (shade, aside) => (params, api) => {
         const [x, high] = api.coord([api.value(0), api.value(2)]);
         const [, low] = api.coord([api.value(0), api.value(1)]);
-        return { type: "line", shape: { x1: x, y1: low, x2: x, y2: high }, style: { stroke: shade, lineWidth: 1 } };
+        return { type: "line", shape: { x1: x + aside, y1: low, x2: x + aside, y2: high }, style: { stroke: shade, lineWidth: 1 } };
       };
       const named = spec.names.length > 0;
+      /* Points that are not joined are beside each other, in pixels, or they would hide each other. */
+      const apart = named && !spec.series.some((s) => s.joined);
+      const place = (i) => (apart ? 10 * (i - (spec.series.length - 1) / 2) : 0);
       const where = (x) => (named ? spec.names[x] : plain(x));
       return {
         height: 340,
@@ -265,7 +268,7 @@
           ? axis({ type: "category", data: spec.names, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), interval: 0, hideOverlap: true } })
           : axis({ type: spec.log ? "log" : "value", scale: true, splitLine: { show: false }, ...below(spec.x), axisLabel: { color: colour("soft"), hideOverlap: true, formatter: plain } }),
         yAxis: axis({ type: "value", scale: true, splitNumber: 4, ...beside(spec.y, 52), axisLabel: { color: colour("soft"), formatter: values } }),
-        series: spec.series.flatMap((s) => [
+        series: spec.series.flatMap((s, i) => [
           {
             name: s.name,
             type: "line",
@@ -274,10 +277,11 @@
             showSymbol: !s.dashed,
             symbol: "circle",
             symbolSize: 8,
+            symbolOffset: [place(i), 0],
             lineStyle: { width: s.joined ? (s.dashed ? 1.5 : 2) : 0, type: s.dashed ? "dashed" : "solid" },
             emphasis: { disabled: true },
           },
-          ...(s.dashed ? [] : [{ name: s.name, type: "custom", silent: true, tooltip: { show: false }, data: s.x.map((x, k) => [x, s.low[k], s.high[k]]).filter((v) => v[1] !== null), renderItem: whisker(tone(s.tone)) }]),
+          ...(s.dashed ? [] : [{ name: s.name, type: "custom", silent: true, tooltip: { show: false }, data: s.x.map((x, k) => [x, s.low[k], s.high[k]]).filter((v) => v[1] !== null), renderItem: whisker(tone(s.tone), place(i)) }]),
         ]),
       };
     },
