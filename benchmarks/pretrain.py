@@ -13,9 +13,12 @@ labels for 12 minutes, `small` for 2. Accuracies are of 9,800 test images: fine-
 frozen features, fitted to the same labels. The other 200 test images are each run's validation images. Minutes are
 CPU minutes of one core: a run has one thread, so that two runs can share two cores; `cpu_clock.py` says how much the
 load matters. The first seed of a contestant finds how many epochs fit; its other seeds train as many, on any machine.
-Fine-tuning takes as long after every method, so its epochs are those of the method that was measured first.
+On another machine, a method that is measured for the first time gets the time that MAE's epochs take there: measure
+`mae` with seed 0 first. Fine-tuning takes as long after every method, so its epochs are those of the method that was
+measured first.
 
-`--data PHOTOS --img-size 128 --labels 50` does the same on a folder of photographs, with 50 labels in all.
+`--longer 4` trains everything for four times the epochs. `--data PHOTOS --img-size 128 --labels 50` does the same on a
+folder of photographs, with 50 labels in all.
 Results are added to `benchmarks/results/pretrain.json`; finished parts are not repeated. `draw` makes the figures and
 the table of docs/pretrain.md.
 """
@@ -138,11 +141,21 @@ def ratio(rounds: int = 7) -> Record:
     }
 
 
-def length(key: str, minutes: float, before: list[Record]) -> Record:
+def length(key: str, minutes: float, before: list[Record], longer: float) -> Record:
     """The setting that ends a run: as many epochs as in the records of other seeds, or a time budget."""
     from cpu_clock import budget
 
-    return {"epochs": before[0][key]} if before else {"time_budget": budget(minutes, cores=1)}
+    if before:
+        return {"epochs": longer * before[0][key]}
+    return {"time_budget": budget(longer * minutes, cores=1)}
+
+
+def pretraining_minutes(out: Path) -> float:
+    """The minutes of pre-training: those that MAE took on this machine, whose epochs are known, or the usual ones."""
+    from vitrail.runs.run import Run
+
+    run = Run(out / "mae-0")
+    return float(run.history[-1]["seconds"]) / 60 if run.exists and run.finished else PRETRAINING
 
 
 def trained_epochs(run: Run) -> float:
@@ -159,19 +172,20 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
     import vitrail
     from vitrail.runs.run import Run
 
-    out = Path(how["out"])
-    runs = [run for run in runs if run["data"] == Path(data).name]
+    out, longer = Path(how["out"]), how["longer"]
+    runs = [run for run in runs if run["data"] == Path(data).name and "longer" not in run]
     same = [run for run in runs if run["who"] == who]
     alike = [run for run in runs if run["share"] == share and run["who"] in (METHODS if who in METHODS else (who,))]
-    settings = {name: value for name, value in how.items() if name != "out"} | {"seed": seed}
+    settings = {name: value for name, value in how.items() if name not in ("out", "longer")} | {"seed": seed}
     with tempfile.TemporaryDirectory() as folder:
         labels = labelled(data, share, seed, Path(folder))
-        given: Record = settings | length("epochs", BASELINES.get(who, TUNING), alike) | {"out": folder}
+        given: Record = settings | length("epochs", BASELINES.get(who, TUNING), alike, longer) | {"out": folder}
         record: Record = {"who": who, "data": Path(data).name, "share": share, "seed": seed}
+        record |= {"longer": longer} if longer != 1 else {}
         if who in METHODS:
-            run = out / f"{who}-{seed}"
-            if not (run / "model.safetensors").exists():
-                first = settings | length("pretraining_epochs", PRETRAINING, same)
+            run = out / (f"{who}-{seed}" if longer == 1 else f"{who}-{seed}-{longer:g}x")
+            if not (Run(run).exists and Run(run).finished):
+                first = settings | length("pretraining_epochs", pretraining_minutes(out), same, longer)
                 vitrail.pretrain(data, method=who, **first, out=out, name=run.name)
             record["pretraining_epochs"] = trained_epochs(Run(run))
             given |= {"weights": run}
@@ -183,11 +197,11 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
         return record | {"tuned": tuned, "epochs": trained_epochs(Run(trained.path))}
 
 
-def gain(runs: list[Record], data: str, who: str, share: float | int) -> Estimate | None:
+def gain(runs: list[Record], who: str, share: float | int) -> Estimate | None:
     """What a method gains over training from scratch, paired by seed: both have the same labelled images."""
     from vitrail.studies.rule import difference
 
-    tuned = {(run["who"], run["seed"]): run["tuned"] for run in runs if (run["data"], run["share"]) == (data, share)}
+    tuned = {(run["who"], run["seed"]): run["tuned"] for run in runs if run["share"] == share}
     seeds = [seed for name, seed in tuned if name == who and ("scratch", seed) in tuned]
     return difference([tuned[who, n] for n in seeds], [tuned["scratch", n] for n in seeds]) if seeds else None
 
@@ -204,26 +218,11 @@ def draw(out: Path) -> None:
         if (drawn := out / f"{who}-0" / "reconstruction.png").exists():
             shutil.copy(drawn, FIGURE.with_name(f"pretrain-{who}.png"))
     runs = json.loads(RESULTS.read_text())["runs"]
-    data = list(dict.fromkeys(run["data"] for run in runs))
-    for name in data:
-        shares = sorted({run["share"] for run in runs if run["data"] == name})
-        titles = [f"{share:.0%}" if isinstance(share, float) else f"{share} labels" for share in shares]
-        print(f"\n{name}\n\n| | {' | '.join(f'{title}: fine-tuned (seeds) | linear | k-NN' for title in titles)} |")
-        print(f"|---|{'---|' * (3 * len(shares))}")
-        for who in (who for who in (*BASELINES, *METHODS) if any((r["data"], r["who"]) == (name, who) for r in runs)):
-            cells = []
-            for share in shares:
-                found = [run for run in runs if (run["data"], run["who"], run["share"]) == (name, who, share)]
-                for kind in ("tuned", "linear", "knn"):
-                    values = [100 * run[kind] for run in found if kind in run]
-                    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-                    seeds = f" ({len(values)})" if kind == "tuned" else ""
-                    cells.append(f"{statistics.mean(values):.1f}{spread}{seeds}" if values else "")
-            print(f"| {who} | {' | '.join(cells)} |")
-        print(f"\n| fine-tuned, minus scratch | {' | '.join(titles)} |\n|---|{'---|' * len(shares)}")
-        for who in (who for who in METHODS if any((r["data"], r["who"]) == (name, who) for r in runs)):
-            found = [gain(runs, name, who, share) for share in shares]
-            print(f"| {who} | {' | '.join('' if each is None else each.text() for each in found)} |")
+    for name, longer in dict.fromkeys((run["data"], run.get("longer", 1)) for run in runs):
+        those = [run for run in runs if (run["data"], run.get("longer", 1)) == (name, longer)]
+        print(f"\n{name}" + (f", {longer:g} times the epochs" if longer != 1 else ""))
+        tables(those)
+    runs = [run for run in runs if "longer" not in run]
     with mpl.rc_context(STYLE):
         shares = sorted({run["share"] for run in runs if run["data"] == FASHION})
         names = [who for who in (*BASELINES, *METHODS) if any((r["data"], r["who"]) == (FASHION, who) for r in runs)]
@@ -252,6 +251,29 @@ def draw(out: Path) -> None:
         save(figure, FIGURE)
 
 
+def tables(runs: list[Record]) -> None:
+    """Prints the accuracies and what they gain over training from scratch."""
+    shares = sorted({run["share"] for run in runs})
+    titles = [f"{share:.0%}" if isinstance(share, float) else f"{share} labels" for share in shares]
+    print(f"\n| | {' | '.join(f'{title}: fine-tuned (seeds) | linear | k-NN' for title in titles)} |")
+    print(f"|---|{'---|' * (3 * len(shares))}")
+    names = [who for who in (*BASELINES, *METHODS) if any(run["who"] == who for run in runs)]
+    for who in names:
+        cells = []
+        for share in shares:
+            found = [run for run in runs if (run["who"], run["share"]) == (who, share)]
+            for kind in ("tuned", "linear", "knn"):
+                values = [100 * run[kind] for run in found if kind in run]
+                spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+                seeds = f" ({len(values)})" if kind == "tuned" else ""
+                cells.append(f"{statistics.mean(values):.1f}{spread}{seeds}" if values else "")
+        print(f"| {who} | {' | '.join(cells)} |")
+    print(f"\n| fine-tuned, minus scratch | {' | '.join(titles)} |\n|---|{'---|' * len(shares)}")
+    for who in (who for who in names if who in METHODS):
+        gains = [gain(runs, who, share) for share in shares]
+        print(f"| {who} | {' | '.join('' if each is None else each.text() for each in gains)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=["ratio", *METHODS, *BASELINES, "draw"])
@@ -260,6 +282,7 @@ def main() -> None:
     parser.add_argument("--img-size", type=int)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.01, 0.1, 1.0], help="of the labels")
     parser.add_argument("--labels", type=int, help="labelled images in all, instead of --shares")
+    parser.add_argument("--longer", type=float, default=1.0, help="times the epochs")
     parser.add_argument("--batch-size", type=int, help="another batch size; the results are printed, not kept")
     parser.add_argument("--runs", default="runs/pretrain", help="where pre-trained models are kept")
     args = parser.parse_args()
@@ -280,9 +303,10 @@ def main() -> None:
     for seed in args.seeds:
         for who in args.what:
             for share in shares:
-                done = [(run["who"], run["data"], run["share"], run["seed"]) for run in known["runs"]]
-                if args.batch_size or (who, name, share, seed) not in done:
-                    how = settings | {"out": args.runs}
+                keys = ("who", "data", "share", "seed")
+                done = [(*(run[key] for key in keys), run.get("longer", 1)) for run in known["runs"]]
+                if args.batch_size or (who, name, share, seed, args.longer) not in done:
+                    how = settings | {"out": args.runs, "longer": args.longer}
                     record = measure(who, args.data, share, seed, how, [] if args.batch_size else known["runs"])
                     print(record, flush=True)
                     if args.batch_size:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitrail.studies import NAMES, find
 from vitrail.studies.page import command
 
 PAGE = Path(__file__).with_name("studies.md")
@@ -27,17 +28,28 @@ REMARKS = {
         "alone, among 0.0003 to 0.01. The runs had one thread each."
     ),
 }
+VERDICTS = ("agrees", "disagrees", "cannot tell")
 BEGIN = "<!-- begin: python docs/studies.py studies/* -->\n"
 
 
 def main(folders: list[str]) -> None:
     head, _, body = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    sections = {part.partition("\n")[0]: f"\n## {part}" for part in body.split("\n## ")[1:]}
+    sections = {part.partition("\n")[0]: f"\n## {part.rstrip()}\n" for part in body.split("\n## ")[1:]}
     for folder in map(Path, folders):
         result = json.loads((folder / "study.json").read_text(encoding="utf-8"))
         if result["claims"]:
             sections[result["study"]] = section(result, folder)
-    PAGE.write_text(head + BEGIN + "".join(sections[name] for name in sorted(sections)), encoding="utf-8")
+    ordered = {name: sections[name] for name in NAMES if name in sections}
+    PAGE.write_text(head + BEGIN + summary(ordered) + "".join(ordered.values()), encoding="utf-8")
+
+
+def summary(sections: dict[str, str]) -> str:
+    """A table of the studies with their question and the number of claims of each verdict."""
+    lines = ["", f"| study | question | {' | '.join(VERDICTS)} |", "|---|---|---|---|---|"]
+    for name, text in sections.items():
+        counts = [str(text.count(f"**{verdict}**") or "") for verdict in VERDICTS]
+        lines.append(f"| [{name}](#{name}) | {find(name).question} | {' | '.join(counts)} |")
+    return "\n".join(lines) + "\n"
 
 
 def section(result: dict[str, Any], folder: Path) -> str:

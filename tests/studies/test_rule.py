@@ -1,12 +1,14 @@
-"""Verdicts on made numbers."""
+"""Verdicts and notes on made numbers."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from vitrail.studies.rule import Estimate, above, difference, estimate, within
+from vitrail.studies.scaling import lead_ends
 
 
 def test_the_interval_is_students():
@@ -44,3 +46,16 @@ def test_fewer_than_three_seeds_tell_nothing(seeds, text):
 def test_verdicts(low, high, higher, equal):
     value = Estimate((low + high) / 2, low, high, 3)
     assert (above(value), within(value, 0.01)) == (higher, equal)
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "text"),
+    [
+        ([0.7, 0.8, 0.85], "The hybrid's lead over the ViT ends at about 316 GMACs."),
+        ([0.7, 0.8, 0.95], "The hybrid still leads the ViT at the largest compute that both have, 1,000 GMACs."),
+        ([0.5, 0.7, 0.85], "The hybrid has no lead over the ViT between 10 GMACs and 1,000 GMACs."),
+    ],
+)
+def test_where_the_lead_of_the_hybrid_ends(hybrid, text):
+    compute = np.log([10.0, 100.0, 1000.0])
+    assert lead_ends((compute, np.array(hybrid)), (compute, np.array([0.6, 0.75, 0.9]))) == text

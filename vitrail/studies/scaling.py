@@ -80,6 +80,7 @@ def scaling(lab: Lab) -> Steps:
             "Power laws of the error, error = exp(a) · compute^-b: "
             + "; ".join(f"{family} b = {b:.3f}" for family, (_, b) in fits.items())
             + ".",
+            lead_ends(*(_mean(curves[family]) for family in ("hybrid", "ViT"))),
             f"On the Pareto front: {', '.join(pareto(results, cost))}.",
         ],
     )
@@ -102,6 +103,25 @@ def _gap_at(ours, theirs, low: bool) -> float:  # type: ignore[no-untyped-def]
     """The difference of two curves at the lowest or the highest compute that both cover."""
     at = max(ours[0][0], theirs[0][0]) if low else min(ours[0][-1], theirs[0][-1])
     return float(np.interp(at, *ours) - np.interp(at, *theirs))
+
+
+def _mean(curves):  # type: ignore[no-untyped-def]
+    """The mean over seeds of curves with the same compute."""
+    return curves[0][0], np.mean([accuracy for _, accuracy in curves], axis=0)
+
+
+def lead_ends(hybrid, vit) -> str:  # type: ignore[no-untyped-def]
+    """At which compute the mean of the hybrid falls below that of the ViT for good."""
+    at = np.linspace(max(hybrid[0][0], vit[0][0]), min(hybrid[0][-1], vit[0][-1]), 200)
+    lead = np.interp(at, *hybrid) - np.interp(at, *vit)
+    low, high = (f"{np.exp(end):,.0f} GMACs" for end in (at[0], at[-1]))
+    if not (lead > 0).any():
+        return f"The hybrid has no lead over the ViT between {low} and {high}."
+    if lead[-1] > 0:
+        return f"The hybrid still leads the ViT at the largest compute that both have, {high}."
+    last = int(np.flatnonzero(lead > 0)[-1])
+    crossing = np.interp(0.0, [-lead[last], -lead[last + 1]], at[last : last + 2])
+    return f"The hybrid's lead over the ViT ends at about {np.exp(crossing):,.0f} GMACs."
 
 
 def power_law(results: Results, cost: dict[str, float], family: str) -> tuple[float, float]:
