@@ -345,6 +345,8 @@ def _(chart: Series, panel: FigureBase) -> None:
         axes.xaxis.set_major_locator(FixedLocator(at) if len(at) <= _TICKS else LogLocator(subs=_LOG))
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.6g}")
         axes.set_xticks([], minor=True)
+    elif all(float(x).is_integer() for points in chart.series for x in points.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.names:
         many = max(map(len, chart.names)) * len(chart.names) > 60
         axes.set_xticks(range(len(chart.names)), [short(name) for name in chart.names])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from vitrail.charts.build import distance
+from vitrail.charts.kinds import Chart
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.ladders import vits
+from vitrail.studies.measure import WATCHED
 from vitrail.studies.rule import above, difference, estimate
 from vitrail.studies.study import Claim, Findings, Steps, register
 
@@ -69,6 +73,7 @@ def attention(lab: Lab) -> Steps:
         charts=[
             series(by_size, name="attention", title="By model size", note=note, **options),  # type: ignore[arg-type]
             series(by_time, name="attention", title="By length of training", note=length, **options),  # type: ignore[arg-type]
+            _heads(lab, results("map_distance", **largest)),
         ],
     )
 
@@ -77,3 +82,14 @@ def _layers(maps: list[list[list[float]]]) -> dict[int, list[float]]:
     """The mean distance of every layer, for each seed."""
     means = [np.nanmean(np.array(each), axis=1) for each in maps]
     return {layer + 1: [float(mean[layer]) for mean in means] for layer in range(len(means[0]))}
+
+
+def _heads(lab: Lab, maps: list[list[list[float]]]) -> Chart:
+    """Figure 11: every head, those of all seeds together, with the distance of uniform attention."""
+    (h, w), patch = lab.size, lab.patch
+    places = np.argwhere(np.ones((h // patch, w // patch)))
+    even = patch * np.linalg.norm(places[:, None] - places, axis=-1).mean()
+    values = max(h, w) * np.concatenate(maps, axis=1)
+    chart = distance(values, np.full(len(values), even), max(h, w), WATCHED)
+    note = f"heads of {lab.seeds} seeds; {chart.note}"
+    return replace(chart, name="attention-heads", title="Every head of the largest model", note=note)

@@ -22,7 +22,7 @@ from vitrail.weights import open_run
 
 SHOTS = (1, 5, 10)
 _DRAWS = 5  # of few-shot images
-_WATCHED = 128  # images in whose attention a look is taken
+WATCHED = 128  # images in whose attention a look is taken
 
 
 def measured(job: Job, run: Path, device: str) -> Scores:
@@ -76,7 +76,7 @@ def _attention(run: Path, data: Data, device: str) -> Scores:
         for pixels, _ in batches(split, card.preprocess, 64, 1):
             yield card.preprocess.normalise(pixels.to(device))
             seen += len(pixels)
-            if seen >= _WATCHED:
+            if seen >= WATCHED:
                 return
 
     with torch.inference_mode():

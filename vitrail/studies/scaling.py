@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import numpy as np
+from numpy.typing import NDArray
 
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.ladders import FAMILIES
 from vitrail.studies.rule import above, difference, estimate, within
 from vitrail.studies.study import Claim, Findings, Results, Steps, register
+
+Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]  # logarithm of compute, and accuracy
 
 MARGIN = 0.01  # a point of accuracy
 _BACKWARD = 3  # a training step costs three forward passes
@@ -86,31 +92,31 @@ def scaling(lab: Lab) -> Steps:
     )
 
 
-def _curve(results: Results, cost: dict[str, float], family: str, seed: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _curve(results: Results, cost: dict[str, float], family: str, seed: int) -> Curve:
     """The logarithm of compute and the accuracy of a family, by rising compute."""
     points = sorted((np.log(cost[size]), results(family=family, size=size, seed=seed)[0]) for size in cost)
     x, y = zip(*points, strict=True)
     return np.array(x), np.array(y)
 
 
-def _mean_gap(ours, theirs) -> float:  # type: ignore[no-untyped-def]
+def _mean_gap(ours: Curve, theirs: Curve) -> float:
     """The mean difference of two curves over the compute that both cover."""
     at = np.linspace(max(ours[0][0], theirs[0][0]), min(ours[0][-1], theirs[0][-1]), 50)
     return float((np.interp(at, *ours) - np.interp(at, *theirs)).mean())
 
 
-def _gap_at(ours, theirs, low: bool) -> float:  # type: ignore[no-untyped-def]
+def _gap_at(ours: Curve, theirs: Curve, low: bool) -> float:
     """The difference of two curves at the lowest or the highest compute that both cover."""
     at = max(ours[0][0], theirs[0][0]) if low else min(ours[0][-1], theirs[0][-1])
     return float(np.interp(at, *ours) - np.interp(at, *theirs))
 
 
-def _mean(curves):  # type: ignore[no-untyped-def]
+def _mean(curves: Sequence[Curve]) -> Curve:
     """The mean over seeds of curves with the same compute."""
     return curves[0][0], np.mean([accuracy for _, accuracy in curves], axis=0)
 
 
-def lead_ends(hybrid, vit) -> str:  # type: ignore[no-untyped-def]
+def lead_ends(hybrid: Curve, vit: Curve) -> str:
     """At which compute the mean of the hybrid falls below that of the ViT for good."""
     at = np.linspace(max(hybrid[0][0], vit[0][0]), min(hybrid[0][-1], vit[0][-1]), 200)
     lead = np.interp(at, *hybrid) - np.interp(at, *vit)
