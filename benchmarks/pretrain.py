@@ -176,7 +176,8 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
     runs = [run for run in runs if run["data"] == Path(data).name and "longer" not in run]
     same = [run for run in runs if run["who"] == who]
     alike = [run for run in runs if run["share"] == share and run["who"] in (METHODS if who in METHODS else (who,))]
-    settings = {name: value for name, value in how.items() if name not in ("out", "longer")} | {"seed": seed}
+    settings = {name: value for name, value in how.items() if name not in ("out", "longer")}
+    settings |= {"seed": seed, "amp": "off"}  # the same arithmetic on every machine
     with tempfile.TemporaryDirectory() as folder:
         labels = labelled(data, share, seed, Path(folder))
         given: Record = settings | length("epochs", BASELINES.get(who, TUNING), alike, longer) | {"out": folder}

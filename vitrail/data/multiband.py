@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from vitrail.data.npy import check_stored, declared
+from vitrail.data.npy import declared, read_array
 from vitrail.data.pixels import TIFF, Pixels, UnreadableImage, to_float32
 
 _NPY = b"\x93NUMPY"
@@ -98,11 +98,8 @@ def _check_pixels(count: int) -> None:
 
 
 def _read_npy(file: BinaryIO) -> Pixels:
-    content, start = declared(file), file.tell()
-    check_stored("it", content, file.seek(0, 2) - start)
-    file.seek(0)
     try:
-        values = np.load(file, allow_pickle=False)
+        values = read_array(file)
     except ValueError as error:
         if "allow_pickle" in str(error):
             raise UnreadableImage("an array of Python objects, which could run code") from error

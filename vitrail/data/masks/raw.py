@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 
 from vitrail.data.dataset import Store
 from vitrail.data.images import FORMATS, ImageFacts, failures
-from vitrail.data.npy import check_stored, declared
+from vitrail.data.npy import read_array
 from vitrail.data.orientation import UPRIGHT, upright_values
 from vitrail.data.pixels import UnreadableImage, check_length
 from vitrail.errors import shown
@@ -54,10 +54,7 @@ class MaskFile:
         if self.path.suffix.lower() != ".npy":
             return upright_values(read_values(self.path, self.colours), self.turn)
         with failures(), open_regular(self.path) as file:
-            content, start = declared(file), file.tell()
-            check_stored("it", content, file.seek(0, 2) - start)
-            file.seek(0)
-            return upright_values(_plane(np.load(file, allow_pickle=False)), self.turn)
+            return upright_values(_plane(read_array(file)), self.turn)
 
     def __repr__(self) -> str:
         return f"{self.path.parent.name}/{self.path.name} {self.path.stat().st_size} {self.turn}"

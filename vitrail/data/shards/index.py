@@ -23,6 +23,7 @@ import numpy as np
 from vitrail.data.dataset import Array, Numbers
 from vitrail.data.download import cache_folder
 from vitrail.data.images import EXTENSIONS, ImageFacts, inspect_image
+from vitrail.data.npy import read_member
 from vitrail.data.shards.cache import RemoteFile
 from vitrail.data.shards.files import ShardFile
 from vitrail.data.shards.split import Shard, read_at
@@ -187,8 +188,9 @@ def _load_index(shard: ShardFile, field: str) -> Index | None:
     file, stamp = _cache_entry(shard, field)
     try:
         with open_regular(file) as stream, np.load(stream, allow_pickle=False) as cached:
-            if str(cached["stamp"]) == stamp:
-                return Index(shard, *(cached[name] for name in ("names", "places", "labels", "faults", "facts")))
+            if str(read_member(cached, "stamp")) == stamp:
+                names = ("names", "places", "labels", "faults", "facts")
+                return Index(shard, *(read_member(cached, name) for name in names))
     except Exception:  # missing or damaged: it is rebuilt
         pass
     return None

@@ -25,6 +25,7 @@ from PIL import Image
 from vitrail.data.dataset import Array, Data, Numbers, Split
 from vitrail.data.identity import identity
 from vitrail.data.images import EXTENSIONS, image_format
+from vitrail.data.npy import read_array
 from vitrail.data.pixels import Pixels
 from vitrail.data.shards.fetch import file_sha256
 from vitrail.data.shards.manifest import MANIFEST, MOST_SHARDS, Manifest, Part, SplitParts, read_manifest, row_type
@@ -236,7 +237,8 @@ def _finished(folder: Path, job: _Job) -> Part | None:
 
 
 def _rows(place: Path) -> Array:
-    return np.load(place.with_suffix(".npy"), allow_pickle=False)
+    with place.with_suffix(".npy").open("rb") as file:
+        return read_array(file)
 
 
 def _write_index(folder: Path, name: str, jobs: Sequence[_Job]) -> Part:
