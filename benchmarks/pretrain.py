@@ -13,9 +13,9 @@ labels for 12 minutes, `small` for 2. Accuracies are of 9,800 test images: fine-
 frozen features, fitted to the same labels. The other 200 test images are each run's validation images. Minutes are
 CPU minutes of one core: a run has one thread, so that two runs can share two cores; `cpu_clock.py` says how much the
 load matters. The first seed of a contestant finds how many epochs fit; its other seeds train as many, on any machine.
-On another machine, a method that is measured for the first time gets the time that MAE's epochs take there: measure
-`mae` with seed 0 first. Fine-tuning takes as long after every method, so its epochs are those of the method that was
-measured first.
+On another machine, a minute is as long as the epochs take there that MAE trained in a minute on the first: pre-train
+`mae` with seed 0 before a new contestant. Fine-tuning takes as long after every method, so its epochs are those of the
+method that was measured first.
 
 `--longer 4` trains everything for four times the epochs. `--data PHOTOS --img-size 128 --labels 50` does the same on a
 folder of photographs, with 50 labels in all.
@@ -150,12 +150,18 @@ def length(key: str, minutes: float, before: list[Record], longer: float) -> Rec
     return {"time_budget": budget(longer * minutes, cores=1)}
 
 
-def pretraining_minutes(out: Path) -> float:
-    """The minutes of pre-training: those that MAE took on this machine, whose epochs are known, or the usual ones."""
+def pace(out: Path) -> float:
+    """How long a minute of the first machine is here, by the time that MAE takes for the same epochs."""
     from vitrail.runs.run import Run
 
     run = Run(out / "mae-0")
-    return float(run.history[-1]["seconds"]) / 60 if run.exists and run.finished else PRETRAINING
+    return float(run.history[-1]["seconds"]) / 60 / PRETRAINING if run.exists and run.finished else 1.0
+
+
+def pretrained(out: Path, data: str, who: str, seed: int, longer: float) -> Path:
+    """Where a pre-trained model is kept."""
+    name = f"{who}-{seed}" if data == FASHION else f"{Path(data).name}-{who}-{seed}"
+    return out / (name if longer == 1 else f"{name}-{longer:g}x")
 
 
 def trained_epochs(run: Run) -> float:
@@ -180,13 +186,14 @@ def measure(who: str, data: str, share: float | int, seed: int, how: Record, run
     settings |= {"seed": seed, "amp": "off"}  # the same arithmetic on every machine
     with tempfile.TemporaryDirectory() as folder:
         labels = labelled(data, share, seed, Path(folder))
-        given: Record = settings | length("epochs", BASELINES.get(who, TUNING), alike, longer) | {"out": folder}
+        minutes = BASELINES.get(who, TUNING) * pace(out)
+        given: Record = settings | length("epochs", minutes, alike, longer) | {"out": folder}
         record: Record = {"who": who, "data": Path(data).name, "share": share, "seed": seed}
         record |= {"longer": longer} if longer != 1 else {}
         if who in METHODS:
-            run = out / (f"{who}-{seed}" if longer == 1 else f"{who}-{seed}-{longer:g}x")
+            run = pretrained(out, data, who, seed, longer)
             if not (Run(run).exists and Run(run).finished):
-                first = settings | length("pretraining_epochs", pretraining_minutes(out), same, longer)
+                first = settings | length("pretraining_epochs", PRETRAINING * pace(out), same, longer)
                 vitrail.pretrain(data, method=who, **first, out=out, name=run.name)
             record["pretraining_epochs"] = trained_epochs(Run(run))
             given |= {"weights": run}

@@ -275,13 +275,18 @@ def test_parts_cover_all_runs_and_keep_chains_together(tmp_path):
                 assert all((job.name in part) == (job.weights in part) for part in parts)
 
 
-def test_the_plan_and_its_time(vitrail_says):
-    code, out, _ = vitrail_says("study", "pooling", "digits", "--images", 640, "--seeds", 1, "--dry", "--device", "cpu")
+def test_the_plan_and_its_time(vitrail_says, caplog):
+    given = ("study", "pooling", "digits", "--seeds", 1, "--dry", "--device", "cpu", "--images")
+    code, out, _ = vitrail_says(*given, 640)
     assert code == 0
+    assert "Runs of fewer than 500 steps are short" in caplog.text
     assert "pool cls, lr 0.001" in out
     assert "8 runs, about" in out
     assert "every run sees the same number of images; a full run sees 640 images" in out
     assert not Path("studies").exists()
+    caplog.clear()
+    vitrail_says(*given, 16000)
+    assert "Runs of fewer" not in caplog.text
 
 
 def test_the_example_is_a_study_in_thirty_lines(tmp_path):

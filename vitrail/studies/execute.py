@@ -42,6 +42,7 @@ _ADVICE = "Delete it: the run is measured again, not trained again."
 _MOST = 2**40  # images of a full run
 BATCHES = (32, 64, 128)  # the largest with which a full run has enough steps
 _STEPS = 1500
+_FEW_STEPS = 500  # fewer than these are too few to learn much
 # What a plan has, by type. Those of earlier versions have no identity of the data.
 _PLAN = {"study": str, "data": str, "targets": list, "images": int, "batch": int, "unit": float, "fair": str}
 
@@ -195,7 +196,13 @@ def prepare(
     length = images or _fitting(study, lab, budget, clock)
     batch = max(batch for batch in BATCHES if batch == BATCHES[0] or length >= _STEPS * batch)
     lab = replace(lab, images=length, batch=batch)
-    log.info(f"A full run sees {lab.images:,} images, in batches of {lab.batch}.")
+    steps = lab.images // lab.batch
+    log.info(f"A full run sees {lab.images:,} images, in batches of {lab.batch}: {steps:,} steps.")
+    if steps < _FEW_STEPS:
+        log.warning(
+            f"Runs of fewer than {_FEW_STEPS} steps are short: learning rates and verdicts may change with a larger "
+            "--budget, or more --images."
+        )
     return lab, {**about, **own, "images": lab.images, "batch": lab.batch, "unit": unit, "fair": study.fair}, clock
 
 
