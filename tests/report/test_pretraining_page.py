@@ -214,7 +214,9 @@ def test_settings_are_those_of_the_verb_and_the_method(pretrained, trained):
 def test_the_log_and_the_curves_name_the_measures_of_the_method(pretrained, dino):
     log = (pretrained / "train.log").read_text()
     assert re.search(r"epoch 2/2  train loss \d.*  effective rank [\d.]+  spread [\d.]+  k-NN accuracy [\d.]+%", log)
-    assert re.search(r"train loss [\d.]+  teacher entropy [\d.]+  val loss", (dino / "train.log").read_text())
+    assert re.search(
+        r"train loss [\d.]+  teacher entropy [\d.]+ \(uniform 4.16\)  val loss", (dino / "train.log").read_text()
+    )
     assert "top-1" not in log
     with Image.open(pretrained / "curves.png") as image:
         assert image.width < 2000 < 2.2 * image.height  # five charts in two rows

@@ -194,6 +194,14 @@ def test_colours_have_three_bits_per_channel(target):
     assert torch.equal(learner.quantised(painted), colours)
 
 
+def test_the_colours_of_deep_images_differ_where_the_images_do():
+    learner = objective("masked", bits=16, mean=(0.02,), std=(0.01,))
+    images = torch.tensor([-9.0, -1.9, -0.1, 0.1, 1.9, 9.0]).view(6, 1, 1, 1).expand(6, 3, 16, 16)
+    colours = learner.quantised(images)
+    assert (colours // 64)[:, 0, 0].tolist() == [0, 0, 3, 4, 7, 7]
+    assert torch.equal(learner.quantised(learner.painted(colours)), colours)
+
+
 @pytest.mark.parametrize(("target", "channels"), [("colour", 3), ("colour", 1), ("mini", 3)])
 def test_an_indifferent_head_has_the_loss_of_chance(target, channels):
     config = replace(VIT, channels=channels)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import peers
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 
 import vitrail
@@ -316,6 +317,20 @@ def test_a_new_head_starts_as_a_linear_probe(trained, tmp_path, caplog):
     assert vitrail.evaluate(start).top1 > 0.9
     zero = vitrail.train(tmp_path / "parity.npz", **settings, head_init="zero")
     assert load_file(zero / "model.safetensors")["head.weight"].abs().max() < 1e-6
+
+
+def test_a_head_on_features_that_hardly_differ_starts_at_zero(trained, tmp_path, caplog):
+    alike = tmp_path / "alike"
+    shutil.copytree(trained, alike)
+    state = load_file(alike / "model.safetensors")
+    state["norm.weight"].mul_(0.01)
+    state["norm.bias"].fill_(1.0)
+    save_file(state, alike / "model.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 255, (60, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "two.npz", images=pixels, labels=np.array(["a", "b"])[np.arange(60) % 2])
+    start = vitrail.train(tmp_path / "two.npz", weights=alike, epochs=1, lr=1e-9, out=tmp_path, name="start")
+    assert "The new head starts at zero: the features of the images hardly differ (spread 0.0" in caplog.text
+    assert load_file(start / "model.safetensors")["head.weight"].abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("model", ["bit_nano", "coatnet_nano", "mixer_nano", "swin_nano"])

@@ -62,6 +62,7 @@ def test_every_method_leaves_a_headless_model(runs, method):
     assert rows[-1]["val_knn"] > 0.3  # chance is 0.1
     assert rows[-1]["train_loss"] < rows[0]["train_loss"] or method in ("dino", "lejepa")
     assert run.reconstruction_file.exists() == (method not in ("dino", "lejepa"))
+    assert run.attention_file.exists() == (method in ("dino", "lejepa"))
     assert run.decoder_file.exists()
 
 
@@ -180,9 +181,21 @@ def test_a_size_in_the_settings_of_a_run_has_the_same_limit(tmp_path):
 
 def test_a_probe_needs_labels(tmp_path):
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
-    with pytest.raises(UserError, match="--probe needs labelled data"):
+    with pytest.raises(UserError, match="^--probe .*: .* holds images but no class folders"):
         vitrail.pretrain("digits", probe=tmp_path, out=tmp_path / "runs", device="cpu")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_misspelt_method_is_named(tmp_path):
+    with pytest.raises(UserError, match="'method' must be one of masked, mae, .* 'simmin'. Did you mean 'simmim'"):
+        vitrail.pretrain("digits", method="simmin", out=tmp_path)
+
+
+def test_a_collapsed_teacher_is_named_though_the_validation_images_are_few(tmp_path, caplog):
+    np.savez(tmp_path / "few.npz", images=np.random.default_rng(0).integers(0, 255, (40, 8, 8), np.uint8))
+    vitrail.pretrain(tmp_path / "few.npz", method="dino", teacher_temp=0.01, out=tmp_path, **QUICK | {"batch_size": 8})
+    assert "need 10 validation images or more to show" in caplog.text
+    assert caplog.text.count("The teacher has collapsed to few prototypes") == 1
 
 
 def test_runs_resume_with_their_own_verb(runs):

@@ -332,8 +332,8 @@ class TrainConfig:
 
     data: str = option("folder, .npz or .npy file, CSV/TSV/Parquet table, tar shards, hf:NAME or built-in data set")
     recipe: str = option(
-        "recipe of unset options, see `vitrail recipes` (default: small, beyer above 100,000 images; finetune with "
-        "--weights; pretrain-small)"
+        "recipe of unset options, see `vitrail recipes` (default: small, beyer above 100,000 images, finetune with "
+        "--weights, pretrain-small for pre-training)"
     )
     model: str = option("model or family, see `vitrail models`")
     weights: str | None = option("pre-trained weights: run, weights file, timm:NAME or hf:REPO", None)

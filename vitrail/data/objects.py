@@ -215,6 +215,8 @@ def _from_dataset(source: Any, name: str, where: str, task: type[Task] | None, l
         if isinstance(found, tuple | list) and len(found) == 2:
             labels.setdefault(i, found[1])
             found = found[0]
+        elif not labelled and isinstance(found, tuple | list) and len(found) == 1:  # as in a TensorDataset of images
+            found = found[0]
         elif labelled or isinstance(found, tuple | list | Mapping):
             raise UserError(f"{where}: every item must be an (image, target) pair, but item {i} is {shown(found)}.")
         return given_image(found, i)

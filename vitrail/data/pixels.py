@@ -113,11 +113,15 @@ def thumbnail(image: Pixels, side: int = 256) -> Image.Image:
     return small
 
 
-def to_pil(image: Pixels) -> Image.Image:
-    """An image (H, W, C) for display: its first three channels or its first, contrast-stretched unless 8-bit."""
+def to_pil(image: Pixels, like: Pixels | None = None) -> Image.Image:
+    """An image (H, W, C) for display: its first three channels or its first, contrast-stretched unless 8-bit.
+
+    It is stretched as the image `like` would be, if that is given.
+    """
     view = image[:, :, : 3 if image.shape[2] >= 3 else 1]
     if view.dtype != np.uint8:
-        values = view.astype(np.float32)
-        low, high = values.min(), values.max()
-        view = np.rint((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+        limits = (image if like is None else like)[:, :, : view.shape[2]]
+        low, high = float(limits.min()), float(limits.max())
+        scaled = (view.astype(np.float32) - low) * (255 / max(high - low, 1e-12))
+        view = np.rint(scaled.clip(0, 255)).astype(np.uint8)
     return Image.fromarray(np.ascontiguousarray(view[:, :, 0] if view.shape[2] == 1 else view))

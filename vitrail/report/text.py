@@ -15,7 +15,7 @@ from vitrail.models import family, parameters
 from vitrail.report.facts import RunFacts
 from vitrail.tasks import Multiclass
 from vitrail.tasks.bootstrap import Interval
-from vitrail.tasks.task import Headline
+from vitrail.tasks.task import Headline, Health
 from vitrail.train.summary import kept_epoch, pretrained_flags
 from vitrail.weights.recognise import formats_of
 
@@ -126,10 +126,10 @@ def large(number: int) -> str:
     return str(number)
 
 
-def health(facts: RunFacts) -> tuple[bool | None, str]:
-    """Whether the features of the kept model differ between images, and a sentence on it; empty with labels."""
+def health(facts: RunFacts) -> Health:
+    """Whether the features of the kept model differ between images; nothing with labels."""
     if facts.scores is None or not facts.kept:
-        return True, ""
+        return Health(True, "")
     row = facts.rows[facts.kept - 1]
     means = {name.removeprefix("train_"): value for name, value in row.items() if name.startswith("train_")}
     return facts.task.health(facts.scores, means, facts.config)

@@ -13,7 +13,8 @@
 | `evaluation/<data>-<split>/`         | metrics, tables, figures and outputs of `evaluate`             |
 | `features/<data>-<split>.npz`        | feature vectors                                                |
 | `explain/`, `report.html`            | figures of `explain`, the page of `report`                     |
-| `reconstruction.png`, `decoder.safetensors` | of a self-supervised run: its predictions, its decoder  |
+| `reconstruction.png`, `attention.png` | of a self-supervised run: its predictions, or its attention   |
+| `decoder.safetensors`                | of a self-supervised run: its decoder or projection head       |
 | `folds.json`, `folds.csv`, `fold1/`, …  | of a cross-validation: its scores, and one run per fold     |
 
 Only this module knows these file names.
@@ -154,6 +155,11 @@ class Run:
     def reconstruction_file(self) -> Path:
         """Pictures of masked images and what the model predicts for them, of a self-supervised run."""
         return self.path / "reconstruction.png"
+
+    @property
+    def attention_file(self) -> Path:
+        """Attention of validation images, of a self-supervised run that masks none."""
+        return self.path / "attention.png"
 
     @property
     def decoder_file(self) -> Path:

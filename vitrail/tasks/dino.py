@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.charts.measure import Measure
+from vitrail.charts.measure import Measure, number
 from vitrail.config import TrainConfig
 from vitrail.models import Model, ModelConfig
 from vitrail.models.ema import Ema
@@ -28,6 +28,7 @@ from vitrail.tasks.multicrop import MultiCrop, MultiCropObjective
 from vitrail.tasks.objective import Batch, Objective
 from vitrail.tasks.pretraining import FeatureScores
 from vitrail.tasks.scores import Targets
+from vitrail.tasks.task import Health
 from vitrail.world import world
 
 _STUDENT = 0.1  # temperature
@@ -55,19 +56,21 @@ class Dino(MultiCrop):
         count = config.pretraining.prototypes
         return super().levels(config) | {"entropy": (f"uniform: ln {count}", math.log(count))}
 
-    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> tuple[bool | None, str]:
+    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> Health:
         name, uniform = self.levels(config)["entropy"]
         reached = means.get("entropy", 1.0)
         if reached > _UNIFORM * uniform:
-            return False, (
+            sentence = (
                 f"The teacher has collapsed to the uniform distribution: its entropy is {reached:.2f} ({name} = "
                 f"{uniform:.2f}). Lower --teacher-temp or --lr."
             )
+            return Health(False, sentence, "uniform teacher")
         if reached < _PEAKED:
-            return False, (
-                f"The teacher has collapsed to few prototypes: its entropy is {reached:.3f}. Raise --teacher-temp, or "
-                "lower --lr."
+            sentence = (
+                f"The teacher has collapsed to few prototypes: its entropy is {number(reached, 2)}. Raise "
+                "--teacher-temp, or lower --lr."
             )
+            return Health(False, sentence, "peaked teacher")
         return super().health(scores, means, config)
 
     @classmethod

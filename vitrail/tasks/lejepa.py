@@ -38,6 +38,7 @@ class LeJepa(MultiCrop):
     measures: ClassVar[tuple[Measure, ...]] = (
         replace(
             MultiCrop.measures[0],
+            title="distance",
             meaning="distance between each validation image and its centre; in training, SIGReg is added",
         ),
         *MultiCrop.measures[1:],

@@ -56,9 +56,8 @@ class Masked(MaskedModelling):
         target, seen = config.pretraining.target, config.input
         if target == "pixels":
             return
-        if LEVELS**seen.channels > _MOST_COLOURS or seen.bits == 32:
-            what = "float images" if seen.bits == 32 else f"{seen.channels} channels"
-            raise UserError(f"Colours of 3 bits are not defined for {what}. Use --target pixels.")
+        if LEVELS**seen.channels > _MOST_COLOURS:
+            raise UserError(f"Colours of 3 bits are not defined for {seen.channels} channels. Use --target pixels.")
         if target == "mini" and model.stride % MINI:
             raise UserError(f"--target mini needs a patch size that is a multiple of {MINI}, but it is {model.stride}.")
 
@@ -67,10 +66,14 @@ class Masked(MaskedModelling):
 
 
 class MaskedPatches(MaskedObjective):
-    """Cross-entropy of the colours of corrupted patches, or the mean squared error of their pixels."""
+    """Cross-entropy of the colours of corrupted patches, or the mean squared error of their pixels.
 
-    mean: Tensor
-    std: Tensor
+    The colours of 8-bit images are from black to white. Deeper images often use a small part of their range: their
+    colours are up to two standard deviations from the mean.
+    """
+
+    scale: Tensor
+    offset: Tensor
 
     def __init__(self, model: Model, config: TrainConfig):
         super().__init__(model, config)
@@ -81,8 +84,10 @@ class MaskedPatches(MaskedObjective):
         self.mask = MaskToken(1, 1, c.width)
         outputs = {"colour": self.colours, "mini": MINI**2 * self.colours, "pixels": c.stride**2 * c.channels}
         self.head = nn.Linear(c.width, outputs[self.target])
-        for name in ("mean", "std"):
-            self.register_buffer(name, torch.tensor(getattr(config.input, name)).view(-1, 1, 1), persistent=False)
+        seen = config.input  # a colour is a share of the range: normalised pixels times `scale` plus `offset`
+        share = {"scale": seen.std, "offset": seen.mean} if seen.bits == 8 else {"scale": (0.25,), "offset": (0.5,)}
+        for name, values in share.items():
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def noise(self, images: int, generator: torch.Generator | None = None) -> Tensor:
         """Three random numbers for each patch: which are corrupted, how, and by which other patch."""
@@ -114,7 +119,7 @@ class MaskedPatches(MaskedObjective):
     def quantised(self, images: Tensor) -> Tensor:
         """The colours of each patch as class indices, (B, N, S): 3 bits per channel, the first channel highest."""
         side = self.model.stride if self.target == "colour" else self.model.stride // MINI
-        small = F.avg_pool2d((images.float() * self.std + self.mean).clamp(0, 1), side)  # values from 0 to 1
+        small = F.avg_pool2d((images.float() * self.scale + self.offset).clamp(0, 1), side)
         levels = (small * LEVELS).long().clamp(max=LEVELS - 1)
         weights = LEVELS ** torch.arange(levels.shape[1] - 1, -1, -1, device=images.device)
         colours = (levels * weights.view(-1, 1, 1)).sum(dim=1, keepdim=True)
@@ -127,7 +132,7 @@ class MaskedPatches(MaskedObjective):
         flat = unpatchify(colours, c.grid, side)
         powers = LEVELS ** torch.arange(c.channels - 1, -1, -1, device=colours.device).view(-1, 1, 1)
         values = ((flat // powers) % LEVELS + 0.5) / LEVELS
-        return F.interpolate((values - self.mean) / self.std, c.img_size, mode="nearest")
+        return F.interpolate((values - self.offset) / self.scale, c.img_size, mode="nearest")
 
     def draw(self, model: Model, images: Tensor, noise: Tensor) -> Reconstruction:
         c: Any = model.config

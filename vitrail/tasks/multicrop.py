@@ -54,7 +54,10 @@ class MultiCrop(Pretraining):
         assert how.local_crops is not None
         assert how.global_crops is not None
         if config.optim.pass_size < 2:
-            raise UserError(f"'{self.name}' compares the images of a forward pass, which must be at least 2.")
+            raise UserError(
+                f"'{self.name}' compares the images of a batch, but a forward pass would have only one. Use a larger "
+                "--batch-size or a smaller --grad-accum."
+            )
         if how.global_crops + how.local_crops < 2:
             raise UserError(f"'{self.name}' compares crops of an image, so it needs two or more. Raise --global-crops.")
         if how.local_crops and (how.local_size % c.step or not c.step <= how.local_size <= min(c.img_size)):

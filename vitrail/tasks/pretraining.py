@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from vitrail.charts import build
 from vitrail.charts.kinds import Chart
-from vitrail.charts.measure import Measure
+from vitrail.charts.measure import Measure, number
 from vitrail.config import TrainConfig
 from vitrail.errors import UserError
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.scores import Array, Floats, Meter, NotFinite, Numbers, Scores, Targets, files_line, rounded
-from vitrail.tasks.task import Answer, Line, Task
+from vitrail.tasks.task import Answer, Health, Line, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -255,22 +255,22 @@ class Pretraining(Task):
         return [build.losses(rows), *watched, build.rates(rows)]
 
     def levels(self, config: TrainConfig) -> dict[str, tuple[str, float]]:
-        """A value to compare each measure with, and what it means."""
         return {"rank": ("collapsed below", _LEAST_RANK), "spread": ("collapsed below", _LEAST_SPREAD)}
 
-    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> tuple[bool | None, str]:
-        """Whether the features of different images differ; the only definition of collapse. None: cannot be told."""
+    def health(self, scores: FeatureScores, means: Mapping[str, float], config: TrainConfig) -> Health:
+        """Whether the features of different images differ; the only definition of collapse."""
         if scores.images < _FEWEST:  # their rank is below their number
-            return None, (
-                f"{scores.images} validation images are too few to see whether the features collapse: effective rank "
-                f"and spread need {_FEWEST} or more. Use more images or a larger --val-fraction."
+            sentence = (
+                f"Effective rank and spread need {_FEWEST} validation images or more to show whether the features "
+                f"collapse, but there are {scores.images}. Use more images or a larger --val-fraction."
             )
-        found = f"effective rank {scores.rank:.1f} of {scores.features}, spread {scores.spread:.3f}"
+            return Health(None, sentence, "too few images")
+        found = f"effective rank {scores.rank:.1f} of {scores.features}, spread {number(scores.spread)}"
         if scores.rank >= _LEAST_RANK and scores.spread >= _LEAST_SPREAD:
             least = f"collapsed is below {_LEAST_RANK} or {_LEAST_SPREAD}"
-            return True, f"The features look healthy: they differ between images ({found}; {least})."
+            return Health(True, f"The features look healthy: they differ between images ({found}; {least}).")
         where = "The features have collapsed: images are mapped to almost the same point"
-        return False, f"{where} ({found}). {self.rescue}"
+        return Health(False, f"{where} ({found}). {self.rescue}", "features")
 
     # Answers: there is no head ----------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Sequence[str]]  # the cells of each label column of a table, as text
 Tone = Literal["plain", "wrong", "muted"]
 Line = tuple[str, Tone, int]  # of a caption: text, tone, maximum number of rows
+
+
+class Health(NamedTuple):
+    """Whether features differ between images."""
+
+    healthy: bool | None  # None: there are too few images to tell
+    sentence: str
+    problem: str = ""  # its name, if there is one
 
 
 @dataclass(frozen=True)
@@ -390,9 +398,13 @@ class Task(Words, ABC):
         """The charts of training, from the rows of metrics.csv; `kept` is the epoch of the model."""
         return build.curves(rows, self.measures[0], kept)
 
-    def health(self, scores: Any, means: Mapping[str, float], config: TrainConfig) -> tuple[bool | None, str]:
-        """Whether features differ between images, and a sentence on it, from an epoch's scores and training values."""
-        return True, ""
+    def levels(self, config: TrainConfig) -> Mapping[str, tuple[str, float]]:
+        """A value to compare each measure with, and what it means."""
+        return {}
+
+    def health(self, scores: Any, means: Mapping[str, float], config: TrainConfig) -> Health:
+        """Whether features differ between images, from an epoch's scores and training values."""
+        return Health(True, "")
 
     worst_title: ClassVar[str] = "Wrong predictions, highest loss first."
     best_title: ClassVar[str] = "Right predictions, lowest loss first."

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail.charts.measure import number
 from vitrail.config import TrainConfig
 from vitrail.data.dataset import Split, Subset, choose
 from vitrail.evaluate.probes import logistic
 from vitrail.evaluate.stream import run_split
 from vitrail.models import Model
 from vitrail.progress import log
+from vitrail.tasks.pretraining import spread
 from vitrail.train.progress import Progress
 from vitrail.weights import Card
 from vitrail.world import world
 
 _IMAGES = 5000  # to which the head is fitted, at most
 _CLASSES = 1000  # with more, these images are too few
+_APART = 0.1  # least spread of features: their mean cosine similarity is 0.99
 
 
 def fit_head(model: Model, card: Card, config: TrainConfig, train: Split, progress: Progress) -> None:
@@ -42,6 +47,10 @@ def fit_head(model: Model, card: Card, config: TrainConfig, train: Split, progre
     model.to(config.run.device)
     with _Inputs(head) as features:
         x, y = run_split(model, some, card.preprocess, compute=features.of(model), **how)
+    if (apart := _spread(x)) < _APART:  # the weights of a probe would be large, and training diverge
+        log.info(f"The new head starts at zero: the features of the images hardly differ (spread {number(apart, 2)}).")
+        progress.prepared += progress.tick()
+        return
     weights, bias = world().once(lambda: logistic(x, y, classes))
     with torch.no_grad():
         head.weight.copy_(torch.from_numpy(weights).view_as(head.weight))
@@ -49,6 +58,12 @@ def fit_head(model: Model, card: Card, config: TrainConfig, train: Split, progre
             head.bias.copy_(torch.from_numpy(bias))
     log.info(f"The new head starts as a linear probe of {len(some):,} training images.")
     progress.prepared += progress.tick()
+
+
+def _spread(features: NDArray[np.floating]) -> float:
+    """The spread of features, (N, F), as in self-supervised runs."""
+    units = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    return spread(np.cov(units, rowvar=False, bias=True))
 
 
 class _Inputs:

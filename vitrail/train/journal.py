@@ -19,6 +19,7 @@ from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
 from vitrail.charts.draw import save_charts
+from vitrail.charts.measure import number
 from vitrail.config import Duration
 from vitrail.errors import UserError
 from vitrail.files import open_to_append, write_text
@@ -30,6 +31,11 @@ from vitrail.train.progress import Progress
 from vitrail.train.schedule import Schedule
 
 _DRAW_EVERY = 10.0  # seconds between drawings of the curves; one takes a quarter of a second
+
+
+def _loss(value: float) -> str:
+    """A loss with three decimals, or two significant digits if it is small."""
+    return f"{value:.3f}" if abs(value) >= 0.01 else number(value, 2)
 
 
 class _LogFile(logging.FileHandler):
@@ -127,7 +133,7 @@ class Journal(Silence):
 
     def epoch(self, progress: Progress, schedule: Schedule, task: Task, over: bool) -> None:
         """Writes metrics.csv, curves and events after an epoch; `over` marks the end of the run."""
-        rows, epochs = progress.rows, schedule.title(len(progress.rows))
+        rows, epochs, config = progress.rows, schedule.title(len(progress.rows)), self._run.config
         text = io.StringIO()
         names = dict.fromkeys(name for row in rows for name in row)  # an earlier version may have begun the run
         writer = csv.DictWriter(text, fieldnames=list(names), restval="nan")
@@ -136,7 +142,7 @@ class Journal(Silence):
         write_text(self._run.metrics_file, text.getvalue())
         row = rows[-1]
         if over or time.monotonic() - self._drew > _DRAW_EVERY:
-            save_charts(task.curves(rows, self._run.config, progress.kept or None), self._run.path)
+            save_charts(task.curves(rows, config, progress.kept or None), self._run.path)
             self._drew = time.monotonic()
         values = {name: value for name, value in row.items() if name not in ("epoch", "step")}
         folder, suffix = str(self._run.events_folder), f".{row['epoch']:06}"
@@ -152,8 +158,8 @@ class Journal(Silence):
             log.warning(f"TensorBoard's events cannot be written to {folder}: {error.strerror or error}.")
         self._trackers.epoch(int(row["epoch"]), values)
         scores = {name.removeprefix("val_"): value for name, value in row.items() if name.startswith("val_")}
-        loss = f"val loss {scores.pop('loss'):.3f}  " if "loss" in scores else ""
         titles = {measure.name: measure.title for measure in task.measures}
+        loss = f"val {titles.get('loss', 'loss')} {_loss(scores.pop('loss'))}  " if "loss" in scores else ""
         chosen = task.chosen(schedule.stop.best).name
         details = {measure.name for measure in task.measures if measure.detail and measure.name != chosen}
         shown = "  ".join(
@@ -161,14 +167,17 @@ class Journal(Silence):
             for name, value in scores.items()
             if task.telling(name) and name not in details
         )
+        levels = {name: f" ({what.partition(':')[0]} {at:.3g})" for name, (what, at) in task.levels(config).items()}
         learnt = [(measure, row.get(f"train_{measure.name}")) for measure in task.logged]
         logged = "".join(
-            f"  {measure.title} {measure.text(value, 2)}" for measure, value in learnt if value is not None
+            f"  {measure.title} {measure.text(value, 2)}{levels.get(measure.name, '')}"
+            for measure, value in learnt
+            if value is not None
         )
         agree = f"  agree {row['train_agree']:.1%}" if "train_agree" in row else ""
         teacher = f"  teacher {row['teach']:.0%}" if "teach" in row else ""
         log.info(
-            f"epoch {row['epoch']:>{len(epochs)}}/{epochs}  train loss {row['train_loss']:.3f}{logged}{agree}  "
+            f"epoch {row['epoch']:>{len(epochs)}}/{epochs}  train loss {_loss(row['train_loss'])}{logged}{agree}  "
             f"{loss}{shown}  "
             f"{Duration(row['seconds'])}  waited for data {row['wait']:.0%}{teacher}"
         )

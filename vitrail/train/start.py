@@ -15,12 +15,13 @@ from vitrail.config import ArchConfig, TrainConfig, Verb, flat, options
 from vitrail.config.splits import split_settings
 from vitrail.data import Data, Source, full_name, is_object, open_data
 from vitrail.device import keep_freed_memory
-from vitrail.errors import UserError, shortlist
+from vitrail.errors import UserError, nearest, shortlist, shown
 from vitrail.evaluate.measure import evaluate_on
 from vitrail.files import locked
 from vitrail.models import Model, register_module
 from vitrail.progress import log, log_to_console
 from vitrail.runs.run import Run
+from vitrail.tasks import METHODS, TASKS
 from vitrail.tasks.scores import Scores
 from vitrail.train.calibrate import calibrate
 from vitrail.train.checkpoint import Checkpoints, checkpoint_path
@@ -73,6 +74,10 @@ def start_pretraining(
 ) -> Run:
     """Starts or resumes a self-supervised run and returns it; `vitrail.pretrain` is this with keywords."""
     val, asked = asked.get("val"), prepared(source, asked, custom, "pretrain")
+    if method is not None and method not in {*METHODS, *TASKS}:  # TASKS may have the user's own
+        raise UserError(
+            f"'method' must be one of {', '.join(METHODS)}, but it is {shown(method)}.{nearest(method, METHODS)}"
+        )
     if asked.get("probe") is not None:
         asked["probe"] = full_name(asked["probe"])
     if resume is None:

@@ -23,7 +23,7 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     counts = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     c, o = config.input, config.optim
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (c.mean, c.std))
-    length = f"{o.epochs:g} epochs" if o.time_budget is None else f"{o.time_budget}, about {o.epochs:g} epochs"
+    length = _epochs(o.epochs) if o.time_budget is None else f"{o.time_budget}, about {_epochs(o.epochs)}"
     arch, precision = config.arch, "fp32" if config.run.amp == "off" else config.run.amp
     has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
     chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
@@ -31,7 +31,8 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     tokens = f"{model.config.length} tokens, " if model.config.length > 1 else ""
     own = config.python or ()
     opt = "your optimizer" if "optimizer" in own else o.opt
-    sched = "by your schedule" if "schedule" in own else f"{o.sched} with {o.warmup_epochs:g} epochs of warm-up"
+    sched = "by your schedule" if "schedule" in own else f"{o.sched} with {_epochs(o.warmup_epochs)} of warm-up"
+    learning = describe_learning(model, config, data.task.labelled) if config.weights else ""
     lines = [
         f"data      {config.data}: {counts}; {data.task}",
         f"pixels    {c.channels} {'channel' if c.channels == 1 else 'channels'} of {c.bits} bits; "
@@ -40,10 +41,14 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
         f"{tokens}{parameters(model.config):,} parameters",
         f"recipe    {config.recipe}: {length}, batch {o.batch_size}, {opt}, "
         f"lr {o.lr:g} {sched}, weight decay {o.weight_decay:g}",
-        *([f"weights   {config.weights}: {describe_learning(model, config)}"] if config.weights else []),
+        *([f"weights   {config.weights}: {learning}"] if config.weights else []),
         f"device    {config.run.device}{_processes(config)}, precision {precision}, seed {config.run.seed}",
     ]
     return "\n".join(lines)
+
+
+def _epochs(number: float) -> str:
+    return f"{number:g} {'epoch' if number == 1 else 'epochs'}"
 
 
 def _processes(config: TrainConfig) -> str:

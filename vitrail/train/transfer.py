@@ -34,8 +34,8 @@ def set_mode(model: Model) -> None:
         stage.train(training)
 
 
-def describe_learning(model: Model, config: TrainConfig) -> str:
-    """The learning rates of head, backbone and adapters, and the number of trainable parameters."""
+def describe_learning(model: Model, config: TrainConfig, headed: bool = True) -> str:
+    """The learning rates of head, if there is one, backbone and adapters, and the number of trainable parameters."""
     optim, transfer = config.optim, config.transfer
     slower = f" times {optim.layer_decay:g} per stage below the head" if optim.layer_decay != 1 else ""
     body = f"body at {optim.lr * optim.body_lr:g}{slower}"
@@ -48,7 +48,7 @@ def describe_learning(model: Model, config: TrainConfig) -> str:
     elif transfer.freeze == "image":
         text = f"text tower and projections at {optim.lr:g}, image tower frozen"
     elif transfer.freeze is None:
-        text = f"head at {optim.lr:g}, {body}"
+        text = f"head at {optim.lr:g}, {body}" if headed else body
     else:
         text = f"head at {optim.lr:g}, {body}, frozen up to block {transfer.freeze}"
     counts = [(p.numel(), p.requires_grad) for p in model.parameters()]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from vitrail.charts.style import save
@@ -16,7 +17,7 @@ from vitrail.config import TrainConfig
 from vitrail.data import Data, open_data
 from vitrail.data.dataset import Split, Subset, choose
 from vitrail.data.loader import batches
-from vitrail.data.pixels import WHITE, Pixels, to_pil
+from vitrail.data.pixels import Pixels, to_pil
 from vitrail.errors import UserError
 from vitrail.evaluate.probes import knn
 from vitrail.evaluate.stream import run_split
@@ -42,11 +43,11 @@ def open_probe(config: TrainConfig) -> Data | None:
         return None
     try:
         data = open_data(source, data_dir=config.source.data_dir)
+        if not data.task.single:
+            raise UserError(f"it needs one class per image, but {source} is {data.task.title}.")
+        return data.read_as(config.input.channels, config.input.bits)
     except UserError as error:
-        raise UserError(f"--probe needs labelled data: {error}") from error
-    if not data.task.single:
-        raise UserError(f"--probe needs one class per image, but {source} is {data.task.title}.")
-    return data.read_as(config.input.channels, config.input.bits)
+        raise UserError(f"--probe {source}: {error}") from error
 
 
 class Watch:
@@ -56,7 +57,7 @@ class Watch:
         self._run, self._config, self._card, self._val = run, config, card, val
         data = open_probe(config)
         self._probe = {} if data is None else {part: _some(data.splits[part], most) for part, most in _PROBED.items()}
-        self._warned = False
+        self._told: set[str] = set()  # problems of the features
         self._drew = -math.inf
 
     def __call__(self, objective: Objective, kept: Model, scores: Scores, progress: Progress, last: bool) -> Row:
@@ -64,10 +65,10 @@ class Watch:
         if self._card.task.labelled:
             return {}
         means = {name: progress.mean(name) for name in progress.sums}
-        healthy, sentence = self._card.task.health(scores, means, self._config)
-        if not healthy and not self._warned:
-            (log.info if healthy is None else log.warning)(sentence)
-        self._warned = not healthy
+        found = self._card.task.health(scores, means, self._config)
+        if found.problem and found.problem not in self._told:
+            (log.info if found.healthy is None else log.warning)(found.sentence)
+            self._told.add(found.problem)
         if world().first() and (last or time.monotonic() - self._drew > _DRAW_EVERY):
             self._draw(objective, kept)
             self._drew = time.monotonic()
@@ -97,12 +98,14 @@ class Watch:
         model.train(training)
         if drawn is None:
             return
-        hidden = drawn.masked.isnan()
-        shown = [preprocess.restore(part.nan_to_num()) for part in drawn[:3]]
-        shown[1] = shown[1].masked_fill(hidden, WHITE[preprocess.bits] // 2)
+        hidden = drawn.masked.isnan().any(dim=1).cpu().numpy()
+        parts = [_views(preprocess.restore(part.nan_to_num())) for part in drawn[:3]]
+        pictures = [[to_pil(image, like) for image, like in zip(part, parts[0], strict=True)] for part in parts]
+        for picture, patches in zip(pictures[1], hidden, strict=True):
+            picture.paste("grey", mask=Image.fromarray(patches))
         rows = [
-            [Tile(to_pil(image), [Caption(title)] if i == 0 else []) for i, image in enumerate(_views(part))]
-            for title, part in zip(("original", "masked", "predicted"), shown, strict=True)
+            [Tile(picture, [Caption(title)] if i == 0 else []) for i, picture in enumerate(row)]
+            for title, row in zip(("original", "masked", "predicted"), pictures, strict=True)
         ]
         section = Section(
             "Reconstruction", f"Validation images: original, masked, predicted. {drawn.note}".strip(), rows

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from vitrail.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +58,24 @@ def pretrain(
     module = settings.pop("model") if isinstance(settings.get("model"), nn.Module) else None
     custom = Custom(module, augment, None, optimizer, schedule, on_epoch)  # type: ignore[arg-type]
     folder = None if resume is None else str(resume)
-    return reported(start_pretraining(data, folder, overwrite, method, settings, custom, data_changed))
+    run = reported(start_pretraining(data, folder, overwrite, method, settings, custom, data_changed))
+    _draw_attention(run)
+    return run
+
+
+def _draw_attention(run: Run) -> None:
+    """Saves attention maps of validation images of a run that has no pictures of reconstructions."""
+    from vitrail.charts.style import save
+    from vitrail.explain.figures.attention import rollouts
+    from vitrail.explain.subject import open_subject
+    from vitrail.world import alone, world
+
+    if not world().first() or run.reconstruction_file.exists():
+        return
+    with alone(), suppress(UserError):  # a model without attention, or data that was given as Python objects
+        settings = run.config
+        subject = open_subject(run.path, workers=settings.source.workers, device=settings.run.device)
+        save(next(rollouts(subject)).figure, run.attention_file)
 
 
 def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything
