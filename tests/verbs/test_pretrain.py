@@ -181,13 +181,13 @@ def test_a_size_in_the_settings_of_a_run_has_the_same_limit(tmp_path):
 
 def test_a_probe_needs_labels(tmp_path):
     Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "a.png")
-    with pytest.raises(UserError, match="^--probe .*: .* holds images but no class folders"):
+    with pytest.raises(UserError, match=r"^--probe .*: .* holds images but no class folders"):
         vitrail.pretrain("digits", probe=tmp_path, out=tmp_path / "runs", device="cpu")
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_misspelt_method_is_named(tmp_path):
-    with pytest.raises(UserError, match="'method' must be one of masked, mae, .* 'simmin'. Did you mean 'simmim'"):
+    with pytest.raises(UserError, match=r"'method' must be one of masked, mae, .* 'simmin'. Did you mean 'simmim'"):
         vitrail.pretrain("digits", method="simmin", out=tmp_path)
 
 
