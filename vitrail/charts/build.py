@@ -94,7 +94,8 @@ def rates(rows: Rows) -> Lines:
 def watched(rows: Rows, part: str, measure: Measure, level: tuple[str, float] | None) -> Lines:
     """One measure of a part, train or val, over the epochs of a run; `level` is a reference, by name."""
     line = _line(rows, f"{part}_{measure.name}", *_PARTS[part])
-    dashed = [] if level is None else [Line(level[0], line.x, np.full_like(line.x, level[1]), "plain", dashed=True)]
+    across = np.array([0.0, line.x[-1]])  # the whole chart, even of a single epoch
+    dashed = [] if level is None else [Line(level[0], across, np.full(2, level[1]), "plain", dashed=True)]
     return Lines(
         name="curves",
         title=measure.heading or measure.title,
