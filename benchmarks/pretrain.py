@@ -82,9 +82,12 @@ def labelled(data: str, share: float | int, seed: int, folder: Path) -> Path:
     assert isinstance(train, FileSplit)
     assert isinstance(val, FileSplit)
     file = folder / f"{opened.name}.csv"
-    rows = [f"{train.paths[i]},{opened.classes[train.targets[i]]},train" for i in chosen]
-    for name, numbers in (("val", few), ("test", test)):
-        rows += [f"{val.paths[i]},{opened.classes[val.targets[i]]},{name}" for i in numbers]
+    parts = (("train", train, chosen), ("val", val, few), ("test", val, test))
+    rows = [
+        f"{Path(split.paths[i]).resolve()},{opened.classes[split.targets[i]]},{name}"
+        for name, split, numbers in parts
+        for i in numbers
+    ]
     file.write_text("\n".join(["image,label,split", *rows]) + "\n")
     return file
 
