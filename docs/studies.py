@@ -60,7 +60,7 @@ def section(result: dict[str, Any], folder: Path) -> str:
     for figure in sorted(folder.glob("*.png")):
         shutil.copy(figure, IMAGES / f"study-{figure.name}")
         lines += [f"![{name} on {data}](images/study-{figure.name})", ""]
-    lines += ["| the paper | measured | verdict |", "|---|---|---|"]
+    lines += ["| claim | measured | verdict |", "|---|---|---|"]
     lines += [f"| {claim['paper']} | {claim['ours']} | **{claim['verdict']}** |" for claim in result["claims"]]
     lines += ["", *result["notes"], ""]
     lines += [REMARKS[name], ""] if name in REMARKS else []

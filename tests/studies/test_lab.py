@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from laboratory import blank, lab_of
@@ -12,7 +14,7 @@ from vitrail.studies.cost import check_jobs
 from vitrail.studies.execute import of_part
 from vitrail.studies.ladders import FAMILIES
 from vitrail.studies.sets import cut
-from vitrail.studies.study import Result, Results, listed
+from vitrail.studies.study import Result, Results, Unknown, listed
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,6 +131,25 @@ def test_cheaper_attention_patterns_see_more_images(tmp_path):
     assert max(costs) == costs[0] > min(costs)
     spent = [job.epochs * cost for job, cost in zip(jobs, costs, strict=True)]
     assert spent == pytest.approx([spent[0]] * 7, rel=0.01)
+
+
+def test_few_shot_accuracy_is_drawn_over_the_images_that_runs_see(tmp_path):
+    def findings(steps):
+        results = None
+        while True:
+            results = Results(Result(job, Unknown()) for job in steps.send(results))
+
+    with pytest.raises(StopIteration) as stop:
+        findings(find("few-shot").run(lab_of("few-shot", tmp_path, images=800)))
+    (chart,) = stop.value.value.charts
+    assert [list(each.x) for each in chart.series] == [[100, 200, 400, 800]] * 4
+
+
+def test_full_runs_of_equal_compute_see_their_own_number_of_images(tmp_path, caplog):
+    caplog.set_level("INFO", "vitrail")
+    lab_of("data-size", tmp_path)
+    least, most = map(int, re.search(r"A full run sees (\d+) to (\d+) images", caplog.text.replace(",", "")).groups())
+    assert least < 640 < most
 
 
 def test_parts_cover_all_runs_and_keep_chains_together(tmp_path):

@@ -125,12 +125,19 @@ def test_seeds_are_added_and_parts_are_merged(whole, tmp_path):
     assert (parts[0] / "study.json").read_bytes() == (whole.folder / "study.json").read_bytes()
     other = tmp_path / "other"
     Folder(other).save_plan(merged.plan | {"images": 128})
-    with pytest.raises(UserError, match="part of another study: its images is 128"):
+    with pytest.raises(UserError, match="part of another study, with images 128 instead of 64"):
         vitrail.study("tiny", "digits", out=parts[0], merge=[other], **SHORT)
     before = {path.name for path in (parts[0] / "records").iterdir()}
     more = vitrail.study("tiny", "digits", out=parts[0], **SHORT | {"seeds": 3})
     assert len(more.results) == 6
     assert before < {path.name for path in (parts[0] / "records").iterdir()}
+
+
+def test_a_dry_run_counts_what_is_left(whole):
+    plan = vitrail.study("tiny", "digits", out=whole.folder, dry=True, **SHORT | {"seeds": 3})
+    assert len(plan.results) == len(whole.results)
+    assert len(plan.jobs) == len(plan.seconds) == 2
+    assert {job.labels["seed"] for job in plan.jobs} == {2}
 
 
 def test_the_plan_and_its_time(vitrail_says, caplog):
@@ -187,6 +194,11 @@ def test_data_that_is_too_small(tmp_path):
         vitrail.study("pooling", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
     with pytest.raises(UserError, match="needs 4 classes, but few has 3"):
         vitrail.study("transfer", str(tmp_path / "few.npz"), out=tmp_path / "study", **SHORT)
+    few["labels"] = np.repeat([0, 1], [50, 10])
+    np.savez(tmp_path / "rare.npz", **few)
+    for name in ("transfer", "few-shot"):
+        with pytest.raises(UserError, match="needs 10 training images of each class, but '1' of rare has 6"):
+            vitrail.study(name, ["digits", str(tmp_path / "rare.npz")], out=tmp_path / "study", dry=True, **SHORT)
 
 
 def planned(folder, images):
@@ -206,7 +218,7 @@ def test_a_study_goes_on_with_the_data_it_began_with(tmp_path):
     place, again = planned(tmp_path / "a", first)
     other, _ = planned(tmp_path / "b", second)
     assert again() == again([place.path]) == place.plan
-    with pytest.raises(UserError, match="part of another study: its data differs in the content of the images"):
+    with pytest.raises(UserError, match="part of another study, with data that differs in the content of the images"):
         again([other.path])
     np.savez(tmp_path / "a" / "some.npz", images=second, labels=np.arange(400) % 2)
     with pytest.raises(UserError, match=r"data has changed since .*: the content of the images\. Restore it"):

@@ -9,6 +9,7 @@ import numpy as np
 
 from vitrail.charts.build import distance
 from vitrail.charts.kinds import Chart
+from vitrail.charts.measure import count
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.ladders import vits
@@ -18,6 +19,7 @@ from vitrail.studies.study import Claim, Findings, Steps, register
 
 SHARES = (0.1, 0.3, 1.0)  # of a full run
 SIZES = ("S", "M", "L")
+SIDE = "% of the side"  # unit of distances
 
 
 @register(
@@ -53,12 +55,12 @@ def attention(lab: Lab) -> Steps:
         for share in SHARES
     }
     length = "of the largest model; each run has its whole schedule"
-    note = f"largest model, last minus first layer: {deeper.text()}"
+    note = f"largest model, last minus first layer: {deeper.text(SIDE)}"
     options = {"x": "layer", "y": "mean attention distance (share of the side)", "percent": True}
     return Findings(
         claims=[
-            Claim("attention reaches farther in the last layer than in the first", deeper.text(), above(deeper)),
-            Claim("heads differ more in the first layer than in the last", varied.text(), above(varied)),
+            Claim("attention reaches farther in the last layer than in the first", deeper.text(SIDE), above(deeper)),
+            Claim("heads differ more in the first layer than in the last", varied.text(SIDE), above(varied)),
             Claim(
                 "positions are more similar to near patches than to far ones",
                 f"cosine similarity {near.text('')}",
@@ -91,5 +93,5 @@ def _heads(lab: Lab, maps: list[list[list[float]]]) -> Chart:
     even = patch * np.linalg.norm(places[:, None] - places, axis=-1).mean()
     values = max(h, w) * np.concatenate(maps, axis=1)
     chart = distance(values, np.full(len(values), even), max(h, w), WATCHED)
-    note = f"heads of {lab.seeds} seeds; {chart.note}"
+    note = f"heads of {count(lab.seeds, 'seed')}; {chart.note}"
     return replace(chart, name="attention-heads", title="Every head of the largest model", note=note)

@@ -14,8 +14,8 @@ from vitrail.train.pace import images_per_second
 from vitrail.train.resolve import resolve, typed
 from vitrail.train.start import HELD_OUT
 
-_OVERHEAD = 3.0  # seconds of a run besides training: start, calibration, figures
-_PROBE = 3.0  # seconds of a probe besides its features
+_OVERHEAD = 1.5  # seconds of a run besides training: start, calibration, figures
+_PROBE = 1.5  # seconds of a probe besides its features
 _SLACK = 1.1  # reading images, saving, others on the machine
 _STEPS = 20  # least optimiser steps of a full run
 _MEASURED = 0.4  # seconds that a speed is measured

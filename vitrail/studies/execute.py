@@ -54,7 +54,7 @@ class Outcome:
     study: Study
     folder: Path
     jobs: list[Job]
-    seconds: list[float]  # estimated; empty if they were not needed
+    seconds: list[float] | None  # estimated, of the runs of a plan
     plan: dict[str, Any]
     results: Results
     findings: Findings | None = None  # None while runs are missing
@@ -121,12 +121,12 @@ class Folder:
                 raise UserError(f"{other} is not the folder of a study: it has no plan.json.")
             ours = theirs if ours is None else ours
             different = [
-                f"its {name} is {theirs[name]}, here it is {ours[name]}" for name in _PLAN if theirs[name] != ours[name]
-            ] or [f"its data differs in {what}" for what in Folder(other).changes(theirs, ours)]
+                f"{name} {theirs[name]} instead of {ours[name]}" for name in _PLAN if theirs[name] != ours[name]
+            ] or [f"data that differs in {what}" for what in Folder(other).changes(theirs, ours)]
             if different:
                 raise UserError(
-                    f"{other} is part of another study: {different[0]}. Merge parts that were started with the same "
-                    "study, data and --images."
+                    f"{other} is part of another study, with {different[0]}. Merge parts that have the same study, "
+                    "data and --images."
                 )
         return ours
 
@@ -177,33 +177,42 @@ def prepare(
     unit = float(lab.macs(lab.vit()))
     lab = replace(lab, unit=unit)
     if plan is not None:
+        owner = folder.path if folder.plan is not None else merge[0]
         for name, value in about.items():
             if plan[name] != value:
-                raise UserError(f"{folder.path} has the {name} {plan[name]}, not {value}. Choose another --out.")
+                advice = "Choose another --out." if folder.plan is not None else "Merge parts of the same study."
+                raise UserError(f"{owner} has the {name} {plan[name]}, not {value}. {advice}")
         if changed := folder.changes(plan, own):
             raise UserError(
-                f"The data has changed since {folder.path} was started: {', '.join(changed)}. Restore it, or choose "
+                f"The data has changed since {owner} was started: {', '.join(changed)}. Restore it, or choose "
                 "another --out."
             )
         if images is not None and images != plan["images"]:
             raise UserError(
-                f"The runs in {folder.path} see {plan['images']:,} images, not {images:,}. Remove --images, or choose "
-                "another --out."
+                f"The length of the runs in {owner} is {plan['images']:,} images, not {images:,}. Remove --images, or "
+                "choose another --out."
             )
         return replace(lab, images=plan["images"], batch=plan["batch"]), plan, clock
     if images is not None and not BATCHES[0] <= images <= _MOST:
         raise UserError(f"'images' must be at least a batch of {BATCHES[0]} and at most {_MOST:,}, but it is {images}.")
     length = images or _fitting(study, lab, budget, clock)
-    batch = max(batch for batch in BATCHES if batch == BATCHES[0] or length >= _STEPS * batch)
-    lab = replace(lab, images=length, batch=batch)
-    steps = lab.images // lab.batch
-    log.info(f"A full run sees {lab.images:,} images, in batches of {lab.batch}: {steps:,} steps.")
-    if steps < _FEW_STEPS:
+    lab = replace(lab, images=length)
+    seen = sorted(job.full for job in listed(study, lab) if job.full is not None) or [float(length)]
+    batch = max(batch for batch in BATCHES if batch == BATCHES[0] or seen[0] >= _STEPS * batch)
+    lab = replace(lab, batch=batch)
+    number, steps = (_span(seen[0] // each, seen[-1] // each) for each in (1, batch))
+    log.info(f"A full run sees {number} images, in batches of {batch}: {steps} steps.")
+    if seen[0] // batch < _FEW_STEPS:
         log.warning(
             f"Runs of fewer than {_FEW_STEPS} steps are short: learning rates and verdicts may change with a larger "
             "--budget, or more --images."
         )
     return lab, {**about, **own, "images": lab.images, "batch": lab.batch, "unit": unit, "fair": study.fair}, clock
+
+
+def _span(least: float, most: float) -> str:
+    """A range of counts as text: "324 to 3,903"."""
+    return f"{least:,.0f}" if least == most else f"{least:,.0f} to {most:,.0f}"
 
 
 def _fitting(study: Study, lab: Lab, budget: float, clock: Clock) -> int:
@@ -260,18 +269,15 @@ def carry_out(
     except StopIteration as stop:
         findings = None if missing else stop.value
         complete = Results(result for result in results if not isinstance(result.scores, Unknown))
-        return Outcome(study, folder.path, [result.job for result in results], [], plan, complete, findings)
+        return Outcome(study, folder.path, [result.job for result in results], None, plan, complete, findings)
 
 
 def of_part(jobs: Sequence[Job], part: tuple[int, int]) -> list[str]:
     """The names of the runs of a part, `number` of `count`. Runs that choose settings are in every part.
 
-    Runs of a seed stay together, with the runs whose weights they start from.
+    A run is in the part of the run whose weights it starts from.
     """
     number, count = part
-    seeds = sorted({job.labels["seed"] for job in jobs if not job.tuning})
-    if count <= len(seeds):
-        return [job.name for job in jobs if job.tuning or seeds.index(job.labels["seed"]) % count == number - 1]
     roots = list(dict.fromkeys(_root(job) for job in jobs if not job.tuning))
     return [job.name for job in jobs if job.tuning or roots.index(_root(job)) % count == number - 1]
 

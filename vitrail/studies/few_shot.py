@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.charts.measure import count
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.rule import above, difference, estimate
+from vitrail.studies.sets import SHOTS
 from vitrail.studies.study import Claim, Findings, Steps, register
 
 SHARES = (0.125, 0.25, 0.5, 1.0)
-SHOTS = (1, 5, 10)
 FEW = 1000  # most images to fine-tune on
 SHARE = 0.25  # length of fine-tuning
 
@@ -75,7 +76,7 @@ def few_shot(lab: Lab) -> Steps:
     alike = estimate(
         [_rank([scores[5][s][seed] for s in SHARES], [reached[s][seed] for s in SHARES]) for seed in range(lab.seeds)]
     )
-    found = {f"{n} shots": values for n, values in scores.items()} | {"fine-tuned": reached}
+    found = {count(n, "shot"): values for n, values in scores.items()} | {"fine-tuned": reached}
     table = {name: {share * lab.images: each[share] for share in SHARES} for name, each in found.items()}
     return Findings(
         claims=[
@@ -89,10 +90,7 @@ def few_shot(lab: Lab) -> Steps:
         ],
         charts=[
             series(
-                {
-                    name: {share * lab.images: found for share, found in values.items()}
-                    for name, values in table.items()
-                },
+                table,
                 name="few-shot",
                 title="Few-shot accuracy over one pre-training",
                 note=f"5 shots, last minus first checkpoint: {rising.text()}",

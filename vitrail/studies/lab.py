@@ -139,6 +139,7 @@ class Lab:
             probes=probes,
             look=look,
             tuning=tuning,
+            full=seen if share == 1 and not tuning else None,
         )
 
     def trial(self, name: str, model: Mapping[str, Any], lr: float) -> Job:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.charts.draw import save_charts
+from vitrail.charts.measure import count
 from vitrail.config import Duration
 from vitrail.files import atomic_write, write_text
 from vitrail.report.page import render
@@ -19,6 +20,10 @@ from vitrail.studies.study import Scores
 _FAIR = {
     "images": "every run sees the same number of images",
     "compute": "every run has the same compute, in multiply-accumulates",
+}
+_LENGTH = {
+    "images": "; a full run sees {:,} images",
+    "compute": ": that of {:,} images for a ViT of width 64 and depth 4",
 }
 RULE = (
     "A claim of a difference agrees if the 95 % interval over seeds (Student's, paired by seed) lies wholly on the "
@@ -76,31 +81,33 @@ def text(outcome: Outcome) -> str:
         )
     lines = [f"{study.name} ({study.paper} of the paper): {study.question}", ""]
     for claim in findings.claims:
-        lines += [f"the paper   {claim.paper}", f"measured    {claim.ours}", f"verdict     {claim.verdict}", ""]
+        lines += [f"claim       {claim.paper}", f"measured    {claim.ours}", f"verdict     {claim.verdict}", ""]
     lines += [*findings.notes, *([""] if findings.notes else [])]
     return "\n".join([*lines, f"The figures, the page study.html and study.json are in {outcome.folder}."])
 
 
 def listing(outcome: Outcome) -> str:
-    """The plan of a study as text: its runs, grouped, with their times."""
+    """The plan of a study as text: the runs that are not finished, grouped, with their times."""
     groups: dict[str, list[float]] = {}
+    assert outcome.seconds is not None
     for job, seconds in zip(outcome.jobs, outcome.seconds, strict=True):
         labels = ", ".join(f"{name} {value}" for name, value in job.labels.items() if name != "seed")
         groups.setdefault(f"{'choosing: ' if job.tuning else ''}{labels}", []).append(seconds)
-    width = max(map(len, groups)) + 2
+    width = max(map(len, groups), default=0) + 2
     lines = [
         f"{name:<{width}}{len(times):>3} x {Duration(max(sum(times) / len(times), 1))}"
         for name, times in groups.items()
     ]
     total, plan = sum(outcome.seconds), outcome.plan
+    finished = f"; {len(outcome.results)} are finished" if outcome.results else ""
     return "\n".join(
         [
             f"{outcome.study.name} ({outcome.study.paper} of the paper) on {plan['data']}: {outcome.study.question}",
-            f"Budget: {_FAIR[outcome.study.fair]}; a full run sees {plan['images']:,} images.",
+            f"Budget: {_FAIR[outcome.study.fair]}{_LENGTH[outcome.study.fair].format(plan['images'])}.",
             "",
             *lines,
             "",
-            f"{len(outcome.jobs)} runs, about {Duration(max(total, 1))} on this machine.",
+            f"{count(len(outcome.jobs), 'run')}, about {Duration(max(total, 1))} on this machine{finished}.",
             f"On another machine, with a part of them: --images {plan['images']} --part 1/2",
         ]
     )

@@ -36,10 +36,10 @@ class Estimate:
 
     def text(self, unit: str = "points") -> str:
         """The estimate as text; shares are in percentage points."""
-        scale, digits = (100.0, 1) if unit in ("points", "%") else (1.0, 2)
-        sign = "+" if unit == "points" else ""
+        scale, digits = (100.0, 1) if unit == "points" or unit.startswith("%") else (1.0, 2)
+        sign = "+" if unit in ("points", "% of the side") else ""
         numbers = [f"{scale * value:{sign}.{digits}f}" for value in (self.mean, self.low, self.high)]
-        shown = numbers[0].replace("-", "−") + {"%": "%"}.get(unit, f" {unit}".rstrip())
+        shown = numbers[0].replace("-", "−") + (unit if unit.startswith("%") else f" {unit}".rstrip())
         if self.seeds < LEAST:
             return f"{shown} ({count(self.seeds, 'seed')})"
         low, high = (number.replace("-", "−") for number in numbers[1:])

@@ -23,6 +23,7 @@ from vitrail.files import atomic_write, write_text
 _HELD_OUT = 1000  # most images on which settings are chosen and epochs are kept
 _TEST = 10_000  # most test images
 _SUPPORT = 1000  # images to choose few-shot examples from
+SHOTS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
@@ -79,20 +80,34 @@ class Cut:
         stem = f"{self.name}-{count}" + ("" if whole else f"-seed{seed}") + ("" if times == 1 else f"-{times}times")
         path = self.folder / f"{stem}.{'npz' if self.arrays else 'csv'}"
         if not path.exists():
-            numbers = np.tile(self.rest if whole else self._subset(count, seed), times)
+            numbers = np.tile(self.drawn(count, seed), times)
             parts = {"train": (self.train, numbers), "val": (self.train, self.held), "test": (self.test, self.tested)}
             self.folder.mkdir(parents=True, exist_ok=True)
             kept = self.kept or tuple(range(len(self.data.classes)))
             (_write_arrays if self.arrays else _write_table)(path, parts, self.data.classes, kept)
         return path
 
-    def support(self) -> Path:
-        """The file whose training images few-shot classifiers choose from: enough for 20 of the rarest class."""
-        rarest = min(np.unique(self.train.targets[self.rest], return_counts=True)[1])
-        return self.file(max(_SUPPORT, math.ceil(20 * self.images / rarest)))
+    def support(self, images: int | None = None) -> Path:
+        """The file whose training images few-shot classifiers choose from; by default enough for 20 of each class.
 
-    def _subset(self, count: int, seed: int) -> Numbers:
-        """A stratified subset; a larger one of the same seed contains it, up to rounding."""
+        Raises UserError if a class has too few.
+        """
+        if images is None:
+            rarest = min(np.unique(self.train.targets[self.rest], return_counts=True)[1])
+            images = max(_SUPPORT, math.ceil(20 * self.images / rarest))
+        numbers = self.drawn(min(images, self.images), 0)
+        for i, name in zip(self.kept or range(len(self.data.classes)), self.classes, strict=True):
+            if (count := int((self.train.targets[numbers] == i).sum())) < SHOTS[-1]:
+                raise UserError(
+                    f"Few-shot classification needs {SHOTS[-1]} training images of each class, but '{name}' of "
+                    f"{self.data.name} has {count} besides those held out. Use other data."
+                )
+        return self.file(images)
+
+    def drawn(self, count: int, seed: int) -> Numbers:
+        """A stratified subset of the training images; a larger one of the same seed contains it, up to rounding."""
+        if count >= self.images:
+            return self.rest
         targets = self.train.targets[self.rest]
         _, chosen = stratify(targets, count / self.images, seed)
         return self.rest[chosen]

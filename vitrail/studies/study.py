@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from vitrail.charts.kinds import Chart
-from vitrail.errors import UserError
+from vitrail.errors import UserError, shown
 from vitrail.studies.rule import Verdict
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Job:
     probes: tuple[tuple[str, str], ...] = ()  # data sets and methods of `vitrail evaluate`
     look: str = ""  # name of a function in `looks` that measures the model in another way
     tuning: bool = False  # a run that only chooses a setting: every part of a study repeats it
+    full: float | None = None  # images that a run of full length sees; None for shorter ones
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Results(list[Result]):
     def __call__(self, score: str = "top1", **labels: Label) -> list[Any]:
         """The scores of the runs with these labels, in order of the list: one per seed."""
         found = [r for r in self if all(r.job.labels.get(name) == value for name, value in labels.items())]
-        assert found, f"no run has {labels}"
+        if not found:
+            raise UserError(f"The study asks for the results of runs with {labels}, but it yielded none.")
         return [result.scores[score] for result in found]
 
     def best(self, score: str, over: str, **labels: Label) -> tuple[Label, list[Any]]:
@@ -121,23 +124,33 @@ def register(
     def add(run: Callable[[Lab], Steps]) -> Callable[[Lab], Steps]:
         if name in STUDIES and STUDIES[name].run.__module__ != run.__module__:
             raise UserError(f"There already is a study '{name}'. Choose another name.")
+        if fair not in get_args(Fair):
+            raise UserError(f"'fair' must be {' or '.join(get_args(Fair))}, but it is {shown(fair)}.")
         STUDIES[name] = Study(name, question, paper, fair, run, images, classes, targets)
         return run
 
     return add
 
 
-def listed(study: Study, lab: Lab) -> list[Job]:
-    """The runs of a study, in order, found by sending it made-up results."""
+def listed(study: Study, lab: Lab, known: Callable[[Job], Scores | None] = lambda _: None) -> list[Job]:
+    """The runs of a study, in order, found by sending it the scores that are known, and made-up ones."""
     jobs: list[Job] = []
     steps = study.run(lab)
+    if not isinstance(steps, Generator):
+        raise UserError(f"The study '{study.name}' must be a generator function: it yields lists of lab.job(…).")
     try:
         wanted = next(steps)
         while True:
             jobs += wanted
-            wanted = steps.send(Results(Result(job, Unknown()) for job in wanted))
+            wanted = steps.send(Results(Result(job, known(job) or Unknown()) for job in wanted))
     except StopIteration:
-        return jobs
+        pass
+    if all(job.tuning for job in jobs):
+        raise UserError(f"The study '{study.name}' yields no runs.")
+    for name, count in Counter(job.name for job in jobs).items():
+        if count > 1:
+            raise UserError(f"The study '{study.name}' yields the run {name} {count} times. Make their labels differ.")
+    return jobs
 
 
 class Unknown(dict[str, Any]):

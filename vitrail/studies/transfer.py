@@ -43,7 +43,7 @@ def transfer(lab: Lab) -> Steps:
         {f"{family}, fine-tuned": {**model, **task, "weights": trials[family]} for family, model in models.items()}
         | {f"{family}, scratch": {**model, **task} for family, model in models.items()}
     )
-    files = {name: str(task.file(FEW)) for name, task in tasks.items()}
+    files = {name: str(task.support(FEW)) for name, task in tasks.items()}
     probes = tuple((file, method) for file in files.values() for method in ("linear", "fewshot"))
     pretrained: dict[tuple[str, int], Job] = {
         (family, seed): lab.job({"family": family}, seed=seed, cut=source, lr=rates[family], probes=probes, **model)

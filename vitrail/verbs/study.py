@@ -54,13 +54,16 @@ def study(
     from vitrail.studies import find
     from vitrail.studies.execute import Folder, Outcome, carry_out, of_part, prepare
     from vitrail.studies.page import write_result
-    from vitrail.studies.study import Results, listed
+    from vitrail.studies.study import Result, Results, listed
 
     log_to_console()
     found = find(name)
     if budget is not None and images is not None:
         raise UserError("--budget and --images both set the length of the runs. Remove one of them.")
-    seconds = Duration(3600) if budget is None else coerce(TrainConfig, "time_budget", budget)
+    try:
+        seconds = Duration(3600) if budget is None else coerce(TrainConfig, "time_budget", budget)
+    except UserError as error:
+        raise UserError(str(error).replace("time_budget", "budget")) from None
     if seeds < 1:
         raise UserError(f"'seeds' must be at least 1, but it is {seeds}.")
     share = _part(part)
@@ -73,14 +76,20 @@ def study(
             lab, plan, clock = prepare(
                 found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device, merge=merge
             )
-            jobs = listed(found, lab)
+            jobs = listed(found, lab, folder.scores)
             mine = set(of_part(jobs, share))
             if not any(job.name in mine and not job.tuning for job in jobs):
                 raise UserError(f"Part {part} is empty: the study '{name}' has fewer runs. Use fewer parts.")
         if dry:
-            timed = [(job, time) for job, time in zip(jobs, clock.seconds(jobs), strict=True) if job.name in mine]
+            scores = {job.name: folder.scores(job) for job in jobs}
+            finished = Results(Result(job, known) for job in jobs if (known := scores[job.name]) is not None)
+            timed = [
+                (job, time)
+                for job, time in zip(jobs, clock.seconds(jobs), strict=True)
+                if job.name in mine and scores[job.name] is None
+            ]
             chosen, times = [job for job, _ in timed], [time for _, time in timed]
-            return Outcome(found, folder.path, chosen, times, plan, Results())
+            return Outcome(found, folder.path, chosen, times, plan, finished)
         outcome = carry_out(found, lab, plan, folder, share, device, merge)
         write_result(outcome)
         return outcome
@@ -114,7 +123,7 @@ def show(outcome: Outcome) -> int:
     """Print the plan, or the claims and verdicts."""
     from vitrail.studies.page import listing, text
 
-    print(listing(outcome) if outcome.seconds else text(outcome))
+    print(text(outcome) if outcome.seconds is None else listing(outcome))
     return 0
 
 
