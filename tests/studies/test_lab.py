@@ -149,7 +149,7 @@ def test_full_runs_of_equal_compute_see_their_own_number_of_images(tmp_path, cap
     caplog.set_level("INFO", "vitrail")
     lab_of("data-size", tmp_path)
     least, most = map(int, re.search(r"A full run sees (\d+) to (\d+) images", caplog.text.replace(",", "")).groups())
-    assert least < 640 < most
+    assert 640 == least < most / 5  # the ViT; the cheapest of the others
 
 
 def test_parts_cover_all_runs_and_keep_chains_together(tmp_path):
