@@ -9,7 +9,7 @@ from vitrail import models
 from vitrail.config import TrainConfig
 from vitrail.data import Data
 from vitrail.data.blank import blank
-from vitrail.models import build
+from vitrail.models import build, macs
 from vitrail.models.bit import BiTConfig
 from vitrail.models.mixer import MixerConfig
 from vitrail.models.swin import SwinConfig
@@ -119,6 +119,14 @@ def test_checkpointing_keeps_the_inputs_of_the_stages_and_the_activations_of_one
     assert traced.kept(BATCH) == pytest.approx(inputs, rel=0.05)
     assert traced.activations(BATCH) == traced.kept(BATCH) + max(stage(BATCH) for stage in plain.stages)
     assert traced.operations > 1.3 * plain.operations  # a second forward pass
+
+
+@pytest.mark.parametrize("name", ["vit_test", "swin_test", "bit_test", "mixer_test", "coatnet_nano", "pvt_v2_b0"])
+def test_a_step_takes_six_operations_for_each_multiply_accumulate(name):
+    pool = {"pool": "gap"} if name == "vit_test" else {}  # with a class token, the last block computes less
+    config, data = resolved(name, 64, drop_path=0.0, **pool)
+    # The images need no gradient, so the first layer takes less.
+    assert trace(config, data).operations == pytest.approx(6 * macs(model_config(config, data.task)), rel=0.1)
 
 
 def test_self_supervision_and_moving_averages_have_their_own_memory():

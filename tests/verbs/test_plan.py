@@ -64,10 +64,10 @@ def test_what_to_change_when_it_does_not_fit():
 def test_sharding_divides_all_but_the_activations():
     from vitrail.plan.trace import Linear, Trace
 
-    traced = Trace(10, 10, 800, 400, 800, 1600, Linear(0, 10), (Linear(0, 1),), 80, 1.0, False)
+    traced = Trace(10, 10, 800, 400, 800, 1600, Linear(0, 10), (Linear(0, 1),), 80, 60, 1.0, False)
     whole, sharded = memory_of(traced, 16, 4), memory_of(traced, 16, 4, shard=True)
     assert whole.total == 800 + 400 + 800 + 1600 + 4 * 10
-    assert sharded.total == (800 + 400 + 800 + 1600) / 4 + 3 * 80 + 4 * 10
+    assert sharded.total == (800 + 400 + 800 + 1600) / 4 + 2 * 80 + 60 + 4 * 10
 
 
 def test_machines_are_found_however_they_are_spelled():

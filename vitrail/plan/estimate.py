@@ -154,8 +154,8 @@ def _check(
     if config.run.shard != "off" and machine.count == 1:
         raise UserError("--shard needs several devices. Give them, as in --devices 8xA100.")
     for name, value in (("price", price), ("watts", watts)):
-        if value is not None and value < 0:
-            raise UserError(f"'{name}' must be at least 0, but it is {value:g}.")
+        if value is not None and not 0 <= value < math.inf:
+            raise UserError(f"'{name}' must be a number of at least 0, but it is {value:g}.")
     if config.optim.pass_size % machine.count:
         raise UserError(
             f"The {machine.count} devices share each forward pass equally, but it has {config.optim.pass_size} images. "
@@ -179,7 +179,7 @@ def memory_of(traced: Trace, batch: float, devices: int = 1, shard: bool = False
     gathered = _GATHERED * traced.largest if shard else 0
     return Memory(
         weights=traced.weights / parts + gathered,
-        gradients=traced.gradients / parts + (traced.largest if shard else 0),
+        gradients=traced.gradients / parts + (traced.learning if shard else 0),
         optimizer=traced.optimizer / parts,
         averages=traced.averages / parts,
         activations=traced.activations(math.ceil(batch / devices)),

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, sdpa_flop_count
 
 from vitrail.config import TrainConfig, override
 from vitrail.data import Data
@@ -58,6 +58,7 @@ class Trace:
     kept: Linear  # saved for the backward pass; with checkpointing, the inputs of the stages
     stages: tuple[Linear, ...]  # each stage's own, if it learns: what checkpointing recomputes, one at a time
     largest: int  # bytes of the weights of the largest stage, which FSDP gathers
+    learning: int  # bytes of the gradients of the stage that has most
     operations: float  # of a training step, forward and backward, per image; a multiply-accumulate is two
     checkpointed: bool
 
@@ -138,14 +139,14 @@ class _Step:
             for stage in model.stages():
                 stage.register_forward_pre_hook(lambda *_: self.saved.enter())
                 stage.register_forward_hook(lambda *_: self.saved.leave())
-            with FlopCounterMode(display=False) as counter, self.saved.hooks(), _precision(config, gpu):
+            with _counter() as counter, self.saved.hooks(), _precision(config, gpu):
                 self._loss = objective(_batch(config, data, images))["loss"]
         self.forward = counter.get_total_flops()
 
     @cached_property
     def operations(self) -> float:
         """Of the whole step."""
-        with self._mode, FlopCounterMode(display=False) as counter:
+        with self._mode, _counter() as counter:
             torch.autograd.backward(self._loss)
         return self.forward + counter.get_total_flops()
 
@@ -154,6 +155,33 @@ class _Step:
         """The bytes of the optimisers' state after a step."""
         with self._mode:
             return _state_bytes(self._optimizers)
+
+
+def _counter() -> FlopCounterMode:
+    """Counts operations. PyTorch's own formulas lack attention on a CPU, and groups in the backward of convolutions."""
+    return FlopCounterMode(
+        display=False,
+        custom_mapping={
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+            torch.ops.aten.convolution_backward: _convolution_backward,
+        },
+    )
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """Twice those of the forward pass: what a kernel computes again is not counted."""
+    return 2 * int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+def _convolution_backward(gradient: Any, inputs: Any, weights: Any, *rest: Any, **_: Any) -> int:
+    """Those of the forward pass for the gradient of the inputs, and as many for that of the weights."""
+    transposed, wanted = rest[4], rest[7]
+    return sum(wanted[:2]) * conv_flop_count(inputs, weights, gradient, transposed)
 
 
 def _sizes(model: Model, added: list[nn.Module], modules: list[nn.Module]) -> dict[str, int]:
@@ -167,6 +195,7 @@ def _sizes(model: Model, added: list[nn.Module], modules: list[nn.Module]) -> di
         "averages": sum(map(_bytes, _tensors(modules))) - weights,
         "gradients": sum(map(_bytes, trainable)),
         "largest": max(sum(map(_bytes, stage.parameters())) for stage in model.stages()),
+        "learning": max(sum(_bytes(p) for p in stage.parameters() if p.requires_grad) for stage in model.stages()),
     }
 
 
