@@ -99,10 +99,11 @@ def evaluate_real(
 def _right(path: Path) -> list[set[int]]:
     """The right classes of each image."""
     with reading(path, "a real.json, a list of lists of classes"):
-        right = [{int(label) for label in labels} for labels in json.loads(read_text(path))]
-    if any(not 0 <= label < 1000 for labels in right for label in labels):
-        raise UserError(f"{path} must have classes from 0 to 999, but it has others.")
-    return right
+        document = json.loads(read_text(path))
+    lists = document if isinstance(document, list) else [None]
+    if not all(isinstance(labels, list) and all(type(n) is int and 0 <= n < 1000 for n in labels) for labels in lists):
+        raise UserError(f"{path} is not a real.json: it must have a list of classes from 0 to 999 for each image.")
+    return list(map(set, lists))
 
 
 def _numbered(folder: Path, images: int) -> dict[int, str]:
@@ -111,7 +112,7 @@ def _numbered(folder: Path, images: int) -> dict[int, str]:
     files = map(str, listed([inner]))
     found = {int(match[1]) - 1: file for file in files if (match := _NUMBER.search(Path(file).name))}
     if not found:
-        raise UserError(f"{inner} has no image with a name like ILSVRC2012_val_00000001.JPEG, which ReaL needs.")
+        raise UserError(f"ImageNet-ReaL needs names like ILSVRC2012_val_00000001.JPEG, but {inner} has none.")
     if max(found) >= images:
         raise UserError(f"The labels are for {images:,} images, but {found[max(found)]} has a higher number.")
     return dict(sorted(found.items()))

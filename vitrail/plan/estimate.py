@@ -72,6 +72,11 @@ class Plan:
     price: float | None = None  # per device and hour
     watts: float | None = None  # per device
 
+    def __str__(self) -> str:
+        from vitrail.plan.describe import text
+
+        return text(self)
+
     @property
     def memory(self) -> Memory:
         return self.variants[0].memory

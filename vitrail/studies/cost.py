@@ -9,6 +9,7 @@ from vitrail.config import Duration, TrainConfig, TransferConfig, options
 from vitrail.config.splits import split_settings
 from vitrail.data import Data, open_data
 from vitrail.errors import UserError
+from vitrail.progress import without_info
 from vitrail.studies.study import Job
 from vitrail.train.pace import images_per_second
 from vitrail.train.resolve import resolve, typed
@@ -67,7 +68,8 @@ class Clock:
         key = f"{source} {method}"
         if key not in self._data:
             how: dict[str, Any] = {"task": method, "val_fraction": HELD_OUT} if method else {}
-            self._data[key] = open_data(source, **split_settings(how))
+            with without_info():  # files that the study has made
+                self._data[key] = open_data(source, **split_settings(how))
         return self._data[key]
 
 

@@ -59,6 +59,11 @@ class Outcome:
     results: Results
     findings: Findings | None = None  # None while runs are missing
 
+    def __str__(self) -> str:
+        from vitrail.studies.page import listing, text
+
+        return text(self) if self.seconds is None else listing(self)
+
 
 class Folder:
     """The folder of a study."""
@@ -167,6 +172,8 @@ def prepare(
     if len(data) > 1 + study.targets:
         most = "one data set" if not study.targets else f"at most {1 + study.targets} data sets"
         raise UserError(f"The study '{study.name}' takes {most}, but {len(data)} were given.")
+    if len(set(data)) < len(data):
+        raise UserError("A data set was given twice. Remove one of them.")
     first, *others = [cut(source, scratch / "data") for source in data]
     check_size(first, study.name, study.images, study.classes)
     plan = folder.agreed(merge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitrail.progress import without_info
 from vitrail.studies.charts import series
 from vitrail.studies.lab import Lab
 from vitrail.studies.ladders import FAMILIES
@@ -112,7 +113,8 @@ def _usual(lab: Lab, other: Cut) -> dict[str, Cut]:
     found = {other.name: other}
     if lab.cut.data.name != "digits":
         found["digits"] = cut("digits", folder)
-    return found | {name: cut(str(path), folder) for name, path in made(folder, min(lab.size)).items()}
+    with without_info():
+        return found | {name: cut(str(path), folder) for name, path in made(folder, min(lab.size)).items()}
 
 
 def _stem(file: str) -> str:

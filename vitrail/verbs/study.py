@@ -50,7 +50,7 @@ def study(
         device: cpu, cuda, cuda:1 or mps (default: the fastest available)
     """
     from vitrail.config import Duration, TrainConfig, coerce
-    from vitrail.progress import log_to_console
+    from vitrail.progress import log, log_to_console
     from vitrail.studies import find
     from vitrail.studies.execute import Folder, Outcome, carry_out, of_part, prepare
     from vitrail.studies.page import write_result
@@ -73,6 +73,7 @@ def study(
     with tempfile.TemporaryDirectory() as scratch, claim as new:
         place = Path(scratch) if dry else folder.path.resolve()
         with _removed_if_refused(new):
+            begun = folder.plan is not None
             lab, plan, clock = prepare(
                 found, sources, folder, place, budget=seconds, images=images, seeds=seeds, device=device, merge=merge
             )
@@ -90,7 +91,13 @@ def study(
             ]
             chosen, times = [job for job, _ in timed], [time for _, time in timed]
             return Outcome(found, folder.path, chosen, times, plan, finished)
-        outcome = carry_out(found, lab, plan, folder, share, device, merge)
+        if budget is not None and begun:
+            log.info(f"The length of the runs in {folder.path} is fixed: --budget is not used.")
+        try:
+            outcome = carry_out(found, lab, plan, folder, share, device, merge)
+        except KeyboardInterrupt:
+            log.info("Interrupted. The same command continues the study.")
+            raise
         write_result(outcome)
         return outcome
 
@@ -121,9 +128,7 @@ def _removed_if_refused(new: Sequence[Path]) -> Iterator[None]:
 
 def show(outcome: Outcome) -> int:
     """Print the plan, or the claims and verdicts."""
-    from vitrail.studies.page import listing, text
-
-    print(text(outcome) if outcome.seconds is None else listing(outcome))
+    print(outcome)
     return 0
 
 
