@@ -255,13 +255,13 @@ def carry_out(
         wanted = next(steps)
         while True:
             mine = set(of_part(wanted, part))
+            runs = len(listed(study, lab, folder.scores))  # the choice of learning rates may have added some
             found = Results()
             for job in wanted:
                 scores = folder.scores(job)
                 if scores is None and job.name in mine:
                     done += 1
-                    number = len(results) + len(found) + 1
-                    _announce(job, number, max(number, len(jobs)), begun, done)
+                    _announce(job, len(results) + len(found) + 1, runs, begun, done)
                     try:
                         scores = perform(job, folder, device)
                     except Diverged:
