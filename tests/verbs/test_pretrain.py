@@ -196,6 +196,7 @@ def test_a_collapsed_teacher_is_named_though_the_validation_images_are_few(tmp_p
     vitrail.pretrain(tmp_path / "few.npz", method="dino", teacher_temp=0.01, out=tmp_path, **QUICK | {"batch_size": 8})
     assert "need 10 validation images or more to show" in caplog.text
     assert caplog.text.count("The teacher has collapsed to few prototypes") == 1
+    assert "effective rank 1 " not in caplog.text
 
 
 def test_runs_resume_with_their_own_verb(runs):

@@ -40,7 +40,7 @@ _ROUNDING = 1e-13  # variance of unit features in fp32 that differ by rounding o
 class FeatureScores(Scores):
     """The loss on validation images, and how much the features of these images differ."""
 
-    rank: float
+    rank: float  # neither is reported for few images
     spread: float
     features: int  # F
     knn: float | None = None  # accuracy on the data of --probe, if there is one
@@ -59,8 +59,10 @@ class FeatureScores(Scores):
         return ()
 
     def row(self) -> dict[str, float]:
+        telling = self.images >= _FEWEST
+        features = {"rank": self.rank, "spread": self.spread} if telling else {}
         probed = {} if self.knn is None else {"knn": self.knn}
-        return {"loss": self.loss, "rank": self.rank, "spread": self.spread, **probed}
+        return {"loss": self.loss, **features, **probed}
 
     def to_json(self) -> dict[str, Any]:
         return rounded({"images": self.images, **self.row(), "features": self.features})
@@ -69,12 +71,15 @@ class FeatureScores(Scores):
         return {}
 
     def table(self, most: int = 20) -> str:  # there are no classes to list
+        features = [
+            f"effective rank  {self.rank:.1f} of {self.features} features",
+            f"spread          {self.spread:.3f} (1: features point in all directions, 0: collapsed)",
+        ]
         lines = [
             f"{self.images:,} images without labels",
             "",
             f"loss            {self.loss:.4f}",
-            f"effective rank  {self.rank:.1f} of {self.features} features",
-            f"spread          {self.spread:.3f} (1: features point in all directions, 0: collapsed)",
+            *([] if self.images < _FEWEST else features),
             *([] if self.knn is None else [f"k-NN accuracy   {self.knn:.2%}"]),
         ]
         return "\n".join(lines + files_line(self.folder))
@@ -227,7 +232,8 @@ class Pretraining(Task):
         return FeatureMeter()
 
     def restore(self, document: Mapping[str, Any]) -> Scores:
-        known = {name: document[name] for name in ("images", "loss", "rank", "spread", "features")}
+        known = {name: document[name] for name in ("images", "loss", "features")}
+        known |= {name: document.get(name, math.nan) for name in ("rank", "spread")}  # missing for few images
         return FeatureScores(**known, knn=document.get("knn"))
 
     def charts(self, scores: Any) -> list[Chart]:
