@@ -163,6 +163,20 @@ def test_parts_cover_all_runs_and_keep_chains_together(tmp_path):
                 assert all((job.name in part) == (job.weights in part) for part in parts)
 
 
+def test_further_seeds_leave_runs_in_their_parts(tmp_path):
+    few, more = (listed(find("shape"), lab_of("shape", tmp_path, seeds=seeds)) for seeds in (2, 3))
+    before, after = (set(of_part(jobs, (1, 2))) for jobs in (few, more))
+    assert before == after & {job.name for job in few}
+
+
+def test_runs_of_which_some_are_finished_are_listed(tmp_path):
+    lab = lab_of("attention", tmp_path)
+    jobs = listed(find("attention"), lab)
+    last = next(job for job in jobs if not job.tuning)
+    scores = {"top1": 0.8, "map_distance": [[0.5] * 3] * 7}  # of another shape than made-up ones
+    assert listed(find("attention"), lab, lambda job: scores if job == last else None) == jobs
+
+
 @pytest.mark.parametrize(("images", "batch"), [(32, 32), (95_999, 32), (96_000, 64), (10**6, 128)])
 def test_the_batch_is_the_largest_with_enough_steps(images, batch, tmp_path):
     assert lab_of("pooling", tmp_path, images=images).batch == batch

@@ -94,8 +94,8 @@ def rates(rows: Rows) -> Lines:
 def watched(rows: Rows, part: str, measure: Measure, level: tuple[str, float] | None) -> Lines:
     """One measure of a part, train or val, over the epochs of a run; `level` is a reference, by name."""
     line = _line(rows, f"{part}_{measure.name}", *_PARTS[part])
-    across = np.array([0.0, line.x[-1]])  # the whole chart, even of a single epoch
-    dashed = [] if level is None else [Line(level[0], across, np.full(2, level[1]), "plain", dashed=True)]
+    across = line.x if len(line.x) > 1 else np.array([0.0, line.x[-1]])  # a single epoch would be a point
+    dashed = [] if level is None else [Line(level[0], across, np.full_like(across, level[1]), "plain", dashed=True)]
     return Lines(
         name="curves",
         title=measure.heading or measure.title,

@@ -22,7 +22,7 @@ def text(plan: Plan) -> str:
         ("data", f"{plan.images:,} images, {optim.epochs:g} epochs"),
         ("batch", _batch(plan)),
         ("machine", f"{machine.title}, {size(machine.memory)} each" if machine.count > 1 else _one(plan)),
-        ("speed", f"{plan.rate:,.{0 if plan.rate >= 1000 else 1}f} images/s ({plan.basis})"),
+        ("speed", f"{plan.rate:,{'.0f' if plan.rate >= 1000 else '.4g'}} images/s ({plan.basis})"),
         ("epoch", duration(plan.epoch)),
         ("whole run", duration(plan.seconds) + (f", {plan.device_days:,.3g} device-days" if machine.peak else "")),
     ]

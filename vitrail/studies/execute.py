@@ -34,7 +34,7 @@ from vitrail.studies.cost import Clock, check_jobs, fitting, least_images
 from vitrail.studies.lab import Lab
 from vitrail.studies.measure import measured
 from vitrail.studies.sets import check_size, cut
-from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, is_map, listed
+from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, is_map, listed, sendable
 from vitrail.train.divergence import Diverged
 from vitrail.train.start import start, start_pretraining
 
@@ -126,11 +126,11 @@ class Folder:
                 raise UserError(f"{other} is not the folder of a study: it has no plan.json.")
             ours = theirs if ours is None else ours
             different = [
-                f"{name} {theirs[name]} instead of {ours[name]}" for name in _PLAN if theirs[name] != ours[name]
-            ] or [f"data that differs in {what}" for what in Folder(other).changes(theirs, ours)]
+                f"its {name}: {theirs[name]}, not {ours[name]}" for name in _PLAN if theirs[name] != ours[name]
+            ] or [f"its data differs in {what}" for what in Folder(other).changes(theirs, ours)]
             if different:
                 raise UserError(
-                    f"{other} is part of another study, with {different[0]}. Merge parts that have the same study, "
+                    f"{other} is part of another study ({different[0]}). Merge parts that have the same study, "
                     "data and --images."
                 )
         return ours
@@ -184,20 +184,20 @@ def prepare(
     unit = float(lab.macs(lab.vit()))
     lab = replace(lab, unit=unit)
     if plan is not None:
-        owner = folder.path if folder.plan is not None else merge[0]
+        owner, advice = folder.path, "choose another --out"
+        if folder.plan is None:
+            owner, advice = Path(merge[0]), "merge parts of the same study"
         for name, value in about.items():
             if plan[name] != value:
-                advice = "Choose another --out." if folder.plan is not None else "Merge parts of the same study."
-                raise UserError(f"{owner} has the {name} {plan[name]}, not {value}. {advice}")
+                raise UserError(f"{owner} has the {name} {plan[name]}, not {value}. {advice.capitalize()}.")
         if changed := folder.changes(plan, own):
             raise UserError(
-                f"The data has changed since {owner} was started: {', '.join(changed)}. Restore it, or choose "
-                "another --out."
+                f"The data has changed since {owner} was started: {', '.join(changed)}. Restore it, or {advice}."
             )
         if images is not None and images != plan["images"]:
             raise UserError(
                 f"The length of the runs in {owner} is {plan['images']:,} images, not {images:,}. Remove --images, or "
-                "choose another --out."
+                f"{advice}."
             )
         return replace(lab, images=plan["images"], batch=plan["batch"]), plan, clock
     if images is not None and not BATCHES[0] <= images <= _MOST:
@@ -245,8 +245,7 @@ def carry_out(
 
     The findings are returned if nothing is missing.
     """
-    jobs = listed(study, lab)
-    check_jobs(jobs, device)
+    check_jobs(listed(study, lab), device)
     folder.save_plan(plan)
     folder.merge(merge)
     begun, done, results, missing = time.monotonic(), 0, Results(), 0
@@ -254,14 +253,14 @@ def carry_out(
     try:
         wanted = next(steps)
         while True:
-            mine = set(of_part(wanted, part))
-            runs = len(listed(study, lab, folder.scores))  # the choice of learning rates may have added some
+            jobs = listed(study, lab, folder.scores)  # the choice of learning rates may have added some
+            mine = set(of_part(jobs, part))
             found = Results()
             for job in wanted:
                 scores = folder.scores(job)
                 if scores is None and job.name in mine:
                     done += 1
-                    _announce(job, len(results) + len(found) + 1, runs, begun, done)
+                    _announce(job, len(results) + len(found) + 1, len(jobs), begun, done)
                     try:
                         scores = perform(job, folder, device)
                     except Diverged:
@@ -272,7 +271,7 @@ def carry_out(
                 missing += scores is None
                 found.append(Result(job, Unknown() if scores is None else scores))
             results += found
-            wanted = steps.send(found)
+            wanted = steps.send(sendable(found))
     except StopIteration as stop:
         findings = None if missing else stop.value
         complete = Results(result for result in results if not isinstance(result.scores, Unknown))
@@ -282,16 +281,21 @@ def carry_out(
 def of_part(jobs: Sequence[Job], part: tuple[int, int]) -> list[str]:
     """The names of the runs of a part, `number` of `count`. Runs that choose settings are in every part.
 
-    A run is in the part of the run whose weights it starts from.
+    A run is in the part of the run whose weights it starts from. Further seeds change nothing for the others. A run
+    that is long in every seed is in another part for each.
     """
     number, count = part
-    roots = list(dict.fromkeys(_root(job) for job in jobs if not job.tuning))
-    return [job.name for job in jobs if job.tuning or roots.index(_root(job)) % count == number - 1]
+    origins = {job.name: job.weights for job in jobs if not job.tuning}
 
+    def root(name: str) -> str:
+        origin = origins.get(name)
+        return root(origin) if origin in origins else name
 
-def _root(job: Job) -> str:
-    """The first run of a chain of weights."""
-    return job.weights or job.name
+    seeds = {job.name: int(job.labels["seed"]) for job in jobs if not job.tuning}
+    roots = sorted(dict.fromkeys(map(root, origins)), key=lambda name: seeds[name])
+    each = sum(seeds[name] == seeds[roots[0]] for name in roots)  # roots of a seed
+    parts = {name: (place + (seeds[name] if each % count == 0 else 0)) % count + 1 for place, name in enumerate(roots)}
+    return [job.name for job in jobs if job.tuning or parts[root(job.name)] == number]
 
 
 def perform(job: Job, folder: Folder, device: str | None) -> Scores:

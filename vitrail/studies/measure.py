@@ -17,10 +17,10 @@ from vitrail.evaluate.probes import fewshot, knn, linear
 from vitrail.explain import attention_distance, position_similarity
 from vitrail.runs.predictor import Predictor
 from vitrail.runs.run import Run
+from vitrail.studies.sets import SHOTS
 from vitrail.studies.study import Job, Scores
 from vitrail.weights import open_run
 
-SHOTS = (1, 5, 10)
 _DRAWS = 5  # of few-shot images
 WATCHED = 128  # images in whose attention a look is taken
 

@@ -133,7 +133,7 @@ def register(
 
 
 def listed(study: Study, lab: Lab, known: Callable[[Job], Scores | None] = lambda _: None) -> list[Job]:
-    """The runs of a study, in order, found by sending it the scores that are known, and made-up ones."""
+    """The runs of a study, in order, found by sending it the scores of lists that are known, or made-up ones."""
     jobs: list[Job] = []
     steps = study.run(lab)
     if not isinstance(steps, Generator):
@@ -142,7 +142,7 @@ def listed(study: Study, lab: Lab, known: Callable[[Job], Scores | None] = lambd
         wanted = next(steps)
         while True:
             jobs += wanted
-            wanted = steps.send(Results(Result(job, known(job) or Unknown()) for job in wanted))
+            wanted = steps.send(sendable(Results(Result(job, known(job) or Unknown()) for job in wanted)))
     except StopIteration:
         pass
     if all(job.tuning for job in jobs):
@@ -151,6 +151,13 @@ def listed(study: Study, lab: Lab, known: Callable[[Job], Scores | None] = lambd
         if count > 1:
             raise UserError(f"The study '{study.name}' yields the run {name} {count} times. Make their labels differ.")
     return jobs
+
+
+def sendable(results: Results) -> Results:
+    """The results, or only made-up ones if some are missing: both together may have different shapes."""
+    if any(isinstance(result.scores, Unknown) for result in results):
+        return Results(Result(result.job, Unknown()) for result in results)
+    return results
 
 
 class Unknown(dict[str, Any]):

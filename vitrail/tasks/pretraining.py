@@ -256,7 +256,7 @@ class Pretraining(Task):
     def curves(self, rows: build.Rows, config: TrainConfig, kept: int | None) -> list[Chart]:
         levels = self.levels(config)
         wanted = [("val", measure) for measure in self.measures[1:]] + [("train", measure) for measure in self.logged]
-        shown = [(part, measure) for part, measure in wanted if f"{part}_{measure.name}" in rows[0]]
+        shown = [(part, measure) for part, measure in wanted if all(f"{part}_{measure.name}" in row for row in rows)]
         watched = [build.watched(rows, part, measure, levels.get(measure.name)) for part, measure in shown]
         return [build.losses(rows), *watched, build.rates(rows)]
 

@@ -47,23 +47,23 @@ def fit_head(model: Model, card: Card, config: TrainConfig, train: Split, progre
     model.to(config.run.device)
     with _Inputs(head) as features:
         x, y = run_split(model, some, card.preprocess, compute=features.of(model), **how)
-    if (apart := _spread(x)) < _APART:  # the weights of a probe would be large, and training diverge
+    apart = world().once(lambda: _spread(x))
+    if apart < _APART:  # the weights of a probe would be large, and training would diverge
         log.info(f"The new head starts at zero: the features of the images hardly differ (spread {number(apart, 2)}).")
-        progress.prepared += progress.tick()
-        return
-    weights, bias = world().once(lambda: logistic(x, y, classes))
-    with torch.no_grad():
-        head.weight.copy_(torch.from_numpy(weights).view_as(head.weight))
-        if head.bias is not None:
-            head.bias.copy_(torch.from_numpy(bias))
-    log.info(f"The new head starts as a linear probe of {len(some):,} training images.")
+    else:
+        weights, bias = world().once(lambda: logistic(x, y, classes))
+        with torch.no_grad():
+            head.weight.copy_(torch.from_numpy(weights).view_as(head.weight))
+            if head.bias is not None:
+                head.bias.copy_(torch.from_numpy(bias))
+        log.info(f"The new head starts as a linear probe of {len(some):,} training images.")
     progress.prepared += progress.tick()
 
 
 def _spread(features: NDArray[np.floating]) -> float:
     """The spread of features, (N, F), as in self-supervised runs."""
     units = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    return spread(np.cov(units, rowvar=False, bias=True))
+    return spread(np.atleast_2d(np.cov(units, rowvar=False, bias=True)))
 
 
 class _Inputs:

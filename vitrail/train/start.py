@@ -74,7 +74,8 @@ def start_pretraining(
 ) -> Run:
     """Starts or resumes a self-supervised run and returns it; `vitrail.pretrain` is this with keywords."""
     val, asked = asked.get("val"), prepared(source, asked, custom, "pretrain")
-    if method is not None and method not in {*METHODS, *TASKS}:  # TASKS may have the user's own
+    own = {name for name, task in TASKS.items() if not task.labelled}
+    if method is not None and method not in {*METHODS, *own}:
         raise UserError(
             f"'method' must be one of {', '.join(METHODS)}, but it is {shown(method)}.{nearest(method, METHODS)}"
         )

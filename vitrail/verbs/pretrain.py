@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -67,15 +66,23 @@ def _draw_attention(run: Run) -> None:
     """Saves attention maps of validation images of a run that has no pictures of reconstructions."""
     from vitrail.charts.style import save
     from vitrail.explain.figures.attention import rollouts
+    from vitrail.explain.geometry import attends
     from vitrail.explain.subject import open_subject
+    from vitrail.files import atomic_write
+    from vitrail.progress import log
     from vitrail.world import alone, world
 
     if not world().first() or run.reconstruction_file.exists():
         return
-    with alone(), suppress(UserError):  # a model without attention, or data that was given as Python objects
-        settings = run.config
-        subject = open_subject(run.path, workers=settings.source.workers, device=settings.run.device)
-        save(next(rollouts(subject)).figure, run.attention_file)
+    try:
+        with alone():
+            subject = open_subject(run.path, workers=run.config.source.workers, device=run.config.run.device)
+            if attends(subject.model):
+                with atomic_write(run.attention_file) as path:
+                    save(next(rollouts(subject)).figure, path)
+    except Exception as error:
+        why = error if isinstance(error, UserError) else f"{type(error).__name__}: {error}."
+        log.warning(f"The run is complete, but its attention could not be drawn: {why}")
 
 
 def show(run: Run) -> int:  # noqa: ARG001  # training has logged everything
