@@ -153,17 +153,14 @@ class Run:
 
     @property
     def reconstruction_file(self) -> Path:
-        """Pictures of masked images and what the model predicts for them, of a self-supervised run."""
         return self.path / "reconstruction.png"
 
     @property
     def attention_file(self) -> Path:
-        """Attention of validation images, of a self-supervised run that masks none."""
         return self.path / "attention.png"
 
     @property
     def decoder_file(self) -> Path:
-        """The modules that learnt with the model of a self-supervised run: its decoder or projection head."""
         return self.path / DECODER_FILE
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vitrail.errors import UserError
 
@@ -102,3 +102,11 @@ class LabelsAnswer(Answer):
 
     def cells(self) -> list[str]:  # in the format of a table to train on
         return ["|".join(self.labels), "|".join(f"{share:.6f}" for share in self.probabilities)]
+
+
+class Health(NamedTuple):
+    """Whether features differ between images."""
+
+    healthy: bool | None  # None: there are too few images to tell
+    sentence: str
+    problem: str = ""  # its name, if there is one

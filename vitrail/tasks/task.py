@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from vitrail.errors import UserError, nearest, shortlist
 from vitrail.tasks.answer import Answer as Answer
 from vitrail.tasks.answer import Confused as Confused
 from vitrail.tasks.answer import Headline as Headline
+from vitrail.tasks.answer import Health as Health
 from vitrail.tasks.bootstrap import Samples
 from vitrail.tasks.scores import Array, Floats, Meter, Numbers, Scores, Targets
 from vitrail.tasks.words import Words
@@ -40,14 +41,6 @@ if TYPE_CHECKING:
 Columns = Mapping[str, Sequence[str]]  # the cells of each label column of a table, as text
 Tone = Literal["plain", "wrong", "muted"]
 Line = tuple[str, Tone, int]  # of a caption: text, tone, maximum number of rows
-
-
-class Health(NamedTuple):
-    """Whether features differ between images."""
-
-    healthy: bool | None  # None: there are too few images to tell
-    sentence: str
-    problem: str = ""  # its name, if there is one
 
 
 @dataclass(frozen=True)
@@ -208,10 +201,7 @@ class Task(Words, ABC):
         return self
 
     def calibrated(self, outputs: NDArray[np.floating], targets: Targets) -> tuple[Task, dict[str, float], str]:
-        """The task with calibrated probabilities, from a finished model's validation outputs.
-
-        Also what was measured, for the model card, and a line on it.
-        """
+        """The task with calibrated probabilities, what was measured for the model card, and a line on it."""
         return self, {}, ""
 
     # Training ---------------------------------------------------------------------------------------------
@@ -222,11 +212,9 @@ class Task(Words, ABC):
 
     def check_settings(self, config: TrainConfig, given: Mapping[str, Any], source: str) -> TrainConfig:
         """Raises UserError for settings that do not apply to the task; completes those of distillation."""
-        if config.optim.loss not in self.objectives:
-            raise UserError(
-                f"--loss must be one of {', '.join(self.objectives)} for {self.title} data, but it is "
-                f"{config.optim.loss}."
-            )
+        loss, known = config.optim.loss, ", ".join(self.objectives)
+        if loss not in self.objectives:
+            raise UserError(f"--loss must be one of {known} for {self.title} data, but it is {loss}.")
         if config.source.balanced_sampling and not self.single:
             raise UserError("Balanced sampling needs one class per image. Remove --balanced-sampling.")
         for name, asked in (("smoothing", config.augment.smoothing), ("class_weights", config.source.class_weights)):
