@@ -19,6 +19,12 @@ PAGE = Path(__file__).with_name("studies.md")
 IMAGES = PAGE.parent / "images"
 # What to keep in mind when reading a result, by study.
 REMARKS = {
+    "resolution": (
+        "At 28 pixels a garment covers twice as many patches a side as in pre-training at 14. Probably the difference "
+        "to the paper is one of scale: it pre-trains on crops of 5 to 100 % of the area, so that its models have seen "
+        "objects of all sizes, while ours have seen garments of one size and are fine-tuned for a few hundred steps. "
+        "That resampled positions are worth more than new ones holds at every size."
+    ),
     "positions": (
         "As in the paper, it hardly matters which absolute embeddings there are and where they are added, if there are "
         "any. Relative embeddings are behind here, perhaps because they start at zero and learn slowly: a run has "
