@@ -323,7 +323,9 @@ def test_what_does_not_fit_is_not_loaded(source, method, given, note):
 def test_other_decoders_of_mae_are_not_loaded(tmp_path):
     state = authors_mae(CONFIG).state_dict()
     learner = objective("mae", build(replace(CONFIG, channels=1)), **DECODER)
-    assert load_added(state, learner, "MAE").endswith("decoder.pred.bias is (48,), not (16,)")
+    assert load_added(state, learner, "MAE").endswith(
+        "it predicts 48 values for each patch, not 16: give the --channels and the patch size that it was trained with"
+    )
     learner = objective("mae", build(CONFIG), **DECODER)
     zeros = {"decoder_pos_embed": torch.zeros(1, 37, 64)}
     assert load_added(state | zeros, learner, "MAE").endswith("its positions are not MAE's")
@@ -346,7 +348,7 @@ def test_a_head_with_batchnorm_is_not_loaded():
 def test_weights_without_a_decoder_leave_it_new(method, what):
     state = timm_vit(CONFIG).state_dict()
     note = load_added(state, objective(method, build(CONFIG)), task_type(method).title)
-    assert note == f"it has no {what}, so the {what} is new"
+    assert note == f"it has no {what} of {task_type(method).title}, so the {what} is new"
 
 
 # Runs

@@ -84,7 +84,7 @@ def rates(rows: Rows) -> Lines:
     return Lines(
         name="curves",
         title="Learning rate",
-        note=f"peak {number(max(row['lr'] for row in rows))}",
+        note=f"highest at the end of an epoch: {number(max(row['lr'] for row in rows))}",
         x="epoch",
         lines=(_line(rows, "lr", "learning rate", "plain"),),
         low=0,

@@ -188,7 +188,7 @@ class TransferConfig:
     )
     partial: bool = option("load the weights that fit, initialise the rest, and list both", False)
     head_init: Literal["zero", "probe"] = option(
-        "a new classification head starts at zero, or as a linear probe if the features differ", "zero", only="train"
+        "a new classification head starts at zero, or as a linear probe of the features", "zero", only="train"
     )
 
 

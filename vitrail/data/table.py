@@ -145,7 +145,8 @@ def _from_rows(
         if where != part:
             raise UserError(f"{path}: {file} is in two splits, {where} and, in row {number}, {part}.")
     if len(known) < len(rows) and not kind.several:
-        log.warning("%s: skipping %d duplicate rows.", path, len(rows) - len(known))
+        repeated = len(rows) - len(known)
+        log.warning("%s: skipping %d duplicate %s.", path, repeated, "row" if repeated == 1 else "rows")
     if kind.single or not labels:
         found = _by_class(title, path, known, verify)
     else:

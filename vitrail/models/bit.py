@@ -107,7 +107,11 @@ class StdConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.pad(x, self.pads) if self.pads else x
-        return F.conv2d(x, self.filters(), None, self.stride, self.padding)
+        filters, padding, centre = self.filters(), self.padding, self.kernel_size[0] // 2
+        if x.shape[-2:] == (1, 1) and centre:
+            # A single pixel meets only the centre. PyTorch 2.13 leaves the gradient of the rest unset, on CPUs in bf16.
+            filters, padding = filters[:, :, centre : centre + 1, centre : centre + 1], (0, 0)
+        return F.conv2d(x, filters, None, self.stride, padding)
 
     def filters(self) -> Tensor:
         """The standardised filters, as applied."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from vitrail.files import read_json, read_text, reading, write_text
 from vitrail.progress import log
 from vitrail.runs.run import Run
 from vitrail.studies.cost import Clock, check_jobs, fitting, least_images
-from vitrail.studies.lab import Lab
+from vitrail.studies.lab import TUNING_SEED, Lab
 from vitrail.studies.measure import measured
 from vitrail.studies.sets import check_size, cut
 from vitrail.studies.study import Findings, Job, Result, Results, Scores, Study, Unknown, is_map, listed, sendable
@@ -92,6 +93,16 @@ class Folder:
         with reading(self.path / "plan.json", "the plan of a study", "Choose another --out."):
             return [what for each in zip(old, new, strict=True) for what in differences(*each)]
 
+    @property
+    def seeds(self) -> int:
+        """The number of seeds of the finished runs."""
+        records = sorted((self.path / "records").glob("*.json"))
+        found = set()
+        for file in records:
+            with reading(file, "a record of scores", _ADVICE):
+                found.add(int(json.loads(read_text(file))["labels"]["seed"]))
+        return len(found - {TUNING_SEED})
+
     def save_plan(self, plan: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write_text(self.path / "plan.json", json.dumps(plan, indent=2) + "\n")
@@ -126,13 +137,10 @@ class Folder:
                 raise UserError(f"{other} is not the folder of a study: it has no plan.json.")
             ours = theirs if ours is None else ours
             different = [
-                f"its {name}: {theirs[name]}, not {ours[name]}" for name in _PLAN if theirs[name] != ours[name]
-            ] or [f"its data differs in {what}" for what in Folder(other).changes(theirs, ours)]
+                f"has the {name} {theirs[name]}, not {ours[name]}" for name in _PLAN if theirs[name] != ours[name]
+            ] or [f"has data that differs in {what}" for what in Folder(other).changes(theirs, ours)]
             if different:
-                raise UserError(
-                    f"{other} is part of another study ({different[0]}). Merge parts that have the same study, "
-                    "data and --images."
-                )
+                raise UserError(f"{other} {different[0]}. Merge parts that have the same study, data and --images.")
         return ours
 
     def merge(self, others: Sequence[str | Path]) -> None:
@@ -172,8 +180,8 @@ def prepare(
     if len(data) > 1 + study.targets:
         most = "one data set" if not study.targets else f"at most {1 + study.targets} data sets"
         raise UserError(f"The study '{study.name}' takes {most}, but {len(data)} were given.")
-    if len(set(data)) < len(data):
-        raise UserError("A data set was given twice. Remove one of them.")
+    if twice := [source for source, times in Counter(data).items() if times > 1]:
+        raise UserError(f"{twice[0]} was given more than once. Remove the others.")
     first, *others = [cut(source, scratch / "data") for source in data]
     check_size(first, study.name, study.images, study.classes)
     plan = folder.agreed(merge)
@@ -254,13 +262,15 @@ def carry_out(
         wanted = next(steps)
         while True:
             jobs = listed(study, lab, folder.scores)  # the choice of learning rates may have added some
-            mine = set(of_part(jobs, part))
+            mine = of_part(jobs, part)
+            left = sum(folder.scores(job) is None for job in jobs if job.name in mine)
             found = Results()
             for job in wanted:
                 scores = folder.scores(job)
                 if scores is None and job.name in mine:
                     done += 1
-                    _announce(job, len(results) + len(found) + 1, len(jobs), begun, done)
+                    _announce(job, mine.index(job.name) + 1, len(mine), left, begun, done)
+                    left -= 1
                     try:
                         scores = perform(job, folder, device)
                     except Diverged:
@@ -335,10 +345,10 @@ def forgetful(run: Path) -> Path:
     return path
 
 
-def _announce(job: Job, number: int, runs: int, begun: float, done: int) -> None:
+def _announce(job: Job, number: int, runs: int, unfinished: int, begun: float, done: int) -> None:
     labels = ", ".join(f"{name} {value}" for name, value in job.labels.items())
     spent = time.monotonic() - begun
-    left = f" (about {Duration(spent / (done - 1) * (runs - number + 1))} left)" if done > 1 else ""
+    left = f" (about {Duration(spent / (done - 1) * unfinished)} left)" if done > 1 else ""
     log.info(f"Run {number} of {runs}{left}: {labels}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,9 +76,10 @@ def text(outcome: Outcome) -> str:
     findings, study = outcome.findings, outcome.study
     if findings is None:
         missing = len(outcome.jobs) - len(outcome.results)
+        whole = command(outcome.plan | {"seeds": len({job.labels["seed"] for job in outcome.jobs if not job.tuning})})
         return (
             f"{len(outcome.results)} of {len(outcome.jobs)} runs are finished; {missing} are in other parts. When they "
-            f"are, merge their folders: vitrail study {study.name} … --merge FOLDER"
+            f"are, merge their folders: {whole} --out {outcome.folder} --merge FOLDER"
         )
     lines = [f"{study.name} ({study.paper} of the paper): {study.question}", ""]
     for claim in findings.claims:
@@ -106,9 +108,9 @@ def listing(outcome: Outcome) -> str:
             f"Budget: {_FAIR[outcome.study.fair]}{_LENGTH[outcome.study.fair].format(plan['images'])}.",
             "",
             *lines,
-            "",
+            *([""] if lines else []),
             f"{count(len(outcome.jobs), 'run')}, about {Duration(max(total, 1))} on this machine{finished}.",
-            f"On another machine, with a part of them: --images {plan['images']} --part 1/2",
+            *([f"On another machine, with a part of them: --images {plan['images']} --part 1/2"] if lines else []),
         ]
     )
 
@@ -129,7 +131,7 @@ def _content(outcome: Outcome) -> dict[str, Any]:
         "paragraphs": [" ".join(part.split()) for part in study.about.split("\n\n")],
         "claims": findings.claims,
         "notes": findings.notes,
-        "agreed": f"{verdicts.count('agrees')} of {len(verdicts)}",
+        "verdicts": ", ".join(f"{verdict} {times}" for verdict, times in Counter(sorted(verdicts)).items()),
         "charts": findings.charts,
         "labels": known,
         "scores": shown,

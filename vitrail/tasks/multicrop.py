@@ -30,7 +30,7 @@ class MultiCrop(Pretraining):
     """Base class of the methods that compare views of an image."""
 
     measures: ClassVar[tuple[Measure, ...]] = (
-        replace(Pretraining.measures[0], meaning="the loss between each validation image and its centre"),
+        replace(Pretraining.measures[0], meaning="the loss between each validation image and its centre crop"),
         *Pretraining.measures[1:],
     )
     crops: ClassVar[bool] = True

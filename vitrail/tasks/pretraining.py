@@ -268,7 +268,7 @@ class Pretraining(Task):
         if scores.images < _FEWEST:  # their rank is below their number
             sentence = (
                 f"Effective rank and spread need {_FEWEST} validation images or more to show whether the features "
-                f"collapse, but there are {scores.images}. Use more images or a larger --val-fraction."
+                f"collapse, not {scores.images}. Use more images or a larger --val-fraction."
             )
             return Health(None, sentence, "too few images")
         found = f"effective rank {scores.rank:.1f} of {scores.features}, spread {number(scores.spread)}"

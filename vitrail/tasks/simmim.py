@@ -52,7 +52,12 @@ class SimMim(MaskedModelling):
     def check_model(self, model: Model, config: TrainConfig) -> None:
         side, stride = config.pretraining.mask_size, model.stride
         if not side or side % stride:
-            raise UserError(f"'mask_size' must be a multiple of {stride}, the size of a patch, but it is {side}.")
+            raise UserError(f"'mask_size' must be a multiple of {stride}, the stride of the model, but it is {side}.")
+        if self.cells(model, config) == 1 and side == stride:
+            raise UserError(
+                f"The image is a single square of {side} pixels, so it cannot be masked in part. Use a larger "
+                f"--img-size, such as {2 * stride}."
+            )
         super().check_model(model, config)
 
     def cells(self, model: Model, config: TrainConfig) -> int:

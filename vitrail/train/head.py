@@ -10,24 +10,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vitrail.charts.measure import number
 from vitrail.config import TrainConfig
 from vitrail.data.dataset import Split, Subset, choose
 from vitrail.evaluate.probes import logistic
 from vitrail.evaluate.stream import run_split
 from vitrail.models import Model
 from vitrail.progress import log
-from vitrail.tasks.pretraining import spread
 from vitrail.train.progress import Progress
 from vitrail.weights import Card
 from vitrail.world import world
 
 _IMAGES = 5000  # to which the head is fitted, at most
 _CLASSES = 1000  # with more, these images are too few
-_APART = 0.1  # least spread of features: their mean cosine similarity is 0.99
+_LONGEST = 2.0  # most length of a class's weights; longer ones let the first steps destroy the features
 
 
 def fit_head(model: Model, card: Card, config: TrainConfig, train: Split, progress: Progress) -> None:
@@ -47,23 +44,14 @@ def fit_head(model: Model, card: Card, config: TrainConfig, train: Split, progre
     model.to(config.run.device)
     with _Inputs(head) as features:
         x, y = run_split(model, some, card.preprocess, compute=features.of(model), **how)
-    apart = world().once(lambda: _spread(x))
-    if apart < _APART:  # the weights of a probe would be large, and training would diverge
-        log.info(f"The new head starts at zero: the features of the images hardly differ (spread {number(apart, 2)}).")
-    else:
-        weights, bias = world().once(lambda: logistic(x, y, classes))
-        with torch.no_grad():
-            head.weight.copy_(torch.from_numpy(weights).view_as(head.weight))
-            if head.bias is not None:
-                head.bias.copy_(torch.from_numpy(bias))
-        log.info(f"The new head starts as a linear probe of {len(some):,} training images.")
+    weights, bias = world().once(lambda: logistic(x, y, classes))
+    scale = min(1.0, _LONGEST / max(float(np.linalg.norm(weights, axis=1).max()), 1e-12))
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(scale * weights).view_as(head.weight))
+        if head.bias is not None:
+            head.bias.copy_(torch.from_numpy(scale * bias))
+    log.info(f"The new head starts as a linear probe of {len(some):,} training images.")
     progress.prepared += progress.tick()
-
-
-def _spread(features: NDArray[np.floating]) -> float:
-    """The spread of features, (N, F), as in self-supervised runs."""
-    units = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    return spread(np.atleast_2d(np.cov(units, rowvar=False, bias=True)))
 
 
 class _Inputs:

@@ -368,6 +368,13 @@ RECIPES = {
     "dino": Recipe(dino, "vit_s16", 224, methods=("dino",)),
 }
 
+DEFAULT_METHOD = "mae"  # of self-supervised pre-training: docs/pretrain.md
 MOST_SMALL = 100_000  # images up to which a data set counts as small
 _FEWEST_STEPS = 200  # of fine-tuning
 _TINY = 192  # features of a ViT-Ti
+
+
+def method_of(recipe: str | None) -> str:
+    """The self-supervised method of a recipe that is for one only, else the default."""
+    methods = RECIPES[recipe].methods if recipe in RECIPES else ()
+    return methods[0] if len(methods) == 1 else DEFAULT_METHOD

@@ -140,7 +140,7 @@ def resolve(source: str, data: Data, asked: Mapping[str, object]) -> TrainConfig
         choices = ", ".join(data.task.choices)
         raise UserError(f"--best {best} does not apply to {data.task.title} data. Choose one of {choices}.")
     crop, (h, w) = config.pretraining.local_size, data.size
-    if crop and config.pretraining.local_crops and crop > min(h, w):
+    if crop and config.pretraining.local_crops and min(h, w) < crop <= min(config.input.img_size):
         raise UserError(
             f"The images of {data.name} are {h}x{w}, smaller than crops of {crop}x{crop}. Use a smaller --local-size "
             "or --img-size, or --local-crops 0."

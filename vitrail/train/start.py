@@ -32,13 +32,13 @@ from vitrail.train.interruption import Interruption
 from vitrail.train.journal import Journal, Silence
 from vitrail.train.loop import train
 from vitrail.train.prepare import prepare
+from vitrail.train.recipes import method_of
 from vitrail.train.resolve import plan, typed
 from vitrail.train.resume import reopen, save_extended
 from vitrail.train.summary import describe, kept_epoch, pretrained_flags, uneven
 from vitrail.world import World, launch, world
 
 HELD_OUT = 0.05  # share of images held out for validation in pre-training, which has no labels to overfit
-DEFAULT_METHOD = "mae"
 # Augmentation that the caller's own replaces, unless it is asked for; label smoothing is not of images.
 REPLACED = ("shift", "hflip", "randaug", "three_augment", "color_jitter", "reprob", "mixup", "cutmix")
 
@@ -82,7 +82,7 @@ def start_pretraining(
     if asked.get("probe") is not None:
         asked["probe"] = full_name(asked["probe"])
     if resume is None:
-        asked = {"val_fraction": HELD_OUT, **asked, "task": method or DEFAULT_METHOD}
+        asked = {"val_fraction": HELD_OUT, **asked, "task": method or method_of(asked.get("recipe"))}
     elif method is not None:
         asked["task"] = method
     return _run(source, val, resume, overwrite, asked, custom, "pretrain", data_changed)

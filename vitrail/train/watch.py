@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vitrail.charts.measure import count
 from vitrail.charts.style import save
 from vitrail.charts.tiles import Caption, Section, Tile, sheet
 from vitrail.config import TrainConfig
@@ -57,6 +58,11 @@ class Watch:
         self._run, self._config, self._card, self._val = run, config, card, val
         data = open_probe(config)
         self._probe = {} if data is None else {part: _some(data.splits[part], most) for part, most in _PROBED.items()}
+        if data is not None:
+            train, tested = (count(len(self._probe[part])) for part in _PROBED)
+            log.info(
+                f"k-NN accuracy is measured on {tested} of {config.run.probe}, with {train} of its training split."
+            )
         self._told: set[str] = set()  # problems of the features
         self._drew = -math.inf
 

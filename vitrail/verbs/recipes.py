@@ -34,16 +34,16 @@ def recipes(
     from vitrail.config.splits import split_settings
     from vitrail.data import full_name, open_data
     from vitrail.data.blank import blank
-    from vitrail.train.recipes import RECIPES
+    from vitrail.train.recipes import RECIPES, method_of
     from vitrail.train.resolve import plan, typed
-    from vitrail.train.start import DEFAULT_METHOD, HELD_OUT
+    from vitrail.train.start import HELD_OUT
 
     if recipe is None:
         return {name: known.line for name, known in RECIPES.items()}
     given = typed({**settings, "recipe": recipe})
     methods = RECIPES[recipe].methods if recipe in RECIPES else ()
     if method is not None or methods:
-        given["task"] = method or (DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0])
+        given["task"] = method or method_of(recipe)
         given.setdefault("val_fraction", HELD_OUT)
     if data is None:
         return plan("imagenet", blank(task=given.get("task")), given)

@@ -80,7 +80,9 @@ def shard(
 
 def show(manifest: Manifest, *, out: str | Path) -> int:
     """Print how many images and shards each split has."""
+    from vitrail.charts.measure import count
+
     for name, split in manifest.splits.items():
         size = sum(part.bytes for part in split.shards)
-        print(f"{out}/{name}: {split.index.images:,} images in {len(split.shards):,} shards, {size / 1e6:,.1f} MB")
+        print(f"{out}/{name}: {count(split.index.images)} in {count(len(split.shards), 'shard')}, {size / 1e6:,.1f} MB")
     return 0

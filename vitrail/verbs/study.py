@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vitrail.studies.execute import Outcome
 
 
+_MOST_SEEDS = 100
+
+
 def study(
     name: str,
     data: Sequence[str | Path] = (),
@@ -54,6 +57,7 @@ def study(
     from vitrail.studies import find
     from vitrail.studies.execute import Folder, Outcome, carry_out, of_part, prepare
     from vitrail.studies.page import write_result
+    from vitrail.studies.rule import LEAST
     from vitrail.studies.study import Result, Results, listed
 
     log_to_console()
@@ -64,8 +68,8 @@ def study(
         seconds = Duration(3600) if budget is None else coerce(TrainConfig, "time_budget", budget)
     except UserError as error:
         raise UserError(str(error).replace("time_budget", "budget")) from None
-    if seeds < 1:
-        raise UserError(f"'seeds' must be at least 1, but it is {seeds}.")
+    if not 1 <= seeds <= _MOST_SEEDS:
+        raise UserError(f"'seeds' must be from 1 to {_MOST_SEEDS}, but it is {seeds}.")
     share = _part(part)
     sources = [str(source) for source in ([data] if isinstance(data, str | Path) else data)] or ["fashion-mnist"]
     folder = Folder(Path(out) if out is not None else Path("studies") / f"{name}-{Path(sources[0]).stem}")
@@ -80,7 +84,14 @@ def study(
             jobs = listed(found, lab, folder.scores)
             mine = set(of_part(jobs, share))
             if not any(job.name in mine and not job.tuning for job in jobs):
-                raise UserError(f"Part {part} is empty: the study '{name}' has fewer runs. Use fewer parts.")
+                runs = sum(not job.tuning for job in jobs)
+                raise UserError(f"Part {part} is empty: the study '{name}' has {runs} runs to divide. Use fewer parts.")
+        if budget is not None and begun:
+            log.info(f"The length of the runs in {folder.path} is fixed: --budget is not used.")
+        if seeds < (most := folder.seeds):
+            log.warning(f"{folder.path} has runs of {most} seeds, but the result has {seeds}. For all: --seeds {most}")
+        elif seeds < LEAST:
+            log.info(f"With fewer than {LEAST} seeds there are no intervals: every verdict is 'cannot tell'.")
         if dry:
             scores = {job.name: folder.scores(job) for job in jobs}
             finished = Results(Result(job, known) for job in jobs if (known := scores[job.name]) is not None)
@@ -91,8 +102,6 @@ def study(
             ]
             chosen, times = [job for job, _ in timed], [time for _, time in timed]
             return Outcome(found, folder.path, chosen, times, plan, finished)
-        if budget is not None and begun:
-            log.info(f"The length of the runs in {folder.path} is fixed: --budget is not used.")
         try:
             outcome = carry_out(found, lab, plan, folder, share, device, merge)
         except KeyboardInterrupt:
@@ -138,6 +147,8 @@ def _part(part: str | None) -> tuple[int, int]:
         return 1, 1
     match = re.fullmatch(r"(\d+)/(\d+)", part)
     number, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= count:
+    if match is None or not count:
         raise UserError(f"'part' must be a number and a count, as in 2/4, but it is '{part}'.")
+    if not 1 <= number <= count:
+        raise UserError(f"There is no part {number} of {count}. Give one from 1/{count} to {count}/{count}.")
     return number, count

@@ -34,6 +34,7 @@ _SIZES = {
     "projector.0.weight": "head_width",
     "projector.6.weight": "projection",
 }
+_PREDICTED = ("decoder.pred.bias", "decoder.0.bias")  # as long as a patch has values, sorted before the weights
 _ROUNDING = 0.01  # of positions stored in 16 bits
 
 
@@ -66,7 +67,7 @@ def load_added(source: Source, objective: Objective, method: str) -> str:
     modules, found = objective.added(), find_added(source)
     what = next(iter(modules))
     if found is None:
-        return f"it has no {what}, so the {what} is new"
+        return f"it has no {what} of {method}, so the {what} is new"
     if why := _misfit(found, method, modules):
         return f"its {found.what} was not loaded: {why}"
     for name, module in modules.items():
@@ -139,6 +140,11 @@ def _misfit(found: Added, method: str, modules: Mapping[str, nn.Module]) -> str:
         if name not in given or name not in wanted:
             return f"{name} is {'unexpected' if name in given else 'missing'}"
         if given[name].shape != wanted[name].shape:
+            if name in _PREDICTED:
+                return (
+                    f"it predicts {len(given[name])} values for each patch, not {len(wanted[name])}: give the "
+                    "--channels and the patch size that it was trained with"
+                )
             return f"{name} is {tuple(given[name].shape)}, not {tuple(wanted[name].shape)}"
     decoder = modules.get("decoder")
     if isinstance(decoder, MaeDecoder):
