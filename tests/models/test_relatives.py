@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrail import models
 from vitrail.errors import UserError
 from vitrail.models import ModelConfig
-from vitrail.models.bit import BiTConfig
+from vitrail.models.bit import BiTConfig, StdConv
 from vitrail.models.coatnet import CoAtNet, CoAtNetConfig, RelativeAttention
 from vitrail.models.hybrid import HybridConfig
 from vitrail.models.mixer import MixerConfig
@@ -87,6 +87,20 @@ def test_bit_is_timms(img_size):
         num_classes=10,
     )
     agree(config, theirs)
+
+
+def test_bit_has_the_same_gradients_in_bf16_where_maps_are_single_pixels():
+    """PyTorch 2.13 returns whatever is in memory for what lies outside of the map, on CPUs with bf16."""
+    conv, images = StdConv(16, 16, 3, stride=2), torch.randn(64, 16, 1, 1)
+
+    def gradient(half: bool) -> Tensor:
+        conv.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            outputs = conv(images)
+        outputs.float().square().mean().backward()
+        return conv.weight.grad.clone()
+
+    assert distance(gradient(True), gradient(False)) < 0.02
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["resnet", "stem alone"])

@@ -125,12 +125,17 @@ def test_seeds_are_added_and_parts_are_merged(whole, tmp_path):
     assert (parts[0] / "study.json").read_bytes() == (whole.folder / "study.json").read_bytes()
     other = tmp_path / "other"
     Folder(other).save_plan(merged.plan | {"images": 128})
-    with pytest.raises(UserError, match="part of another study \\(its images: 128, not 64\\)"):
+    with pytest.raises(UserError, match="has the images 128, not 64. Merge parts"):
         vitrail.study("tiny", "digits", out=parts[0], merge=[other], **SHORT)
     before = {path.name for path in (parts[0] / "records").iterdir()}
     more = vitrail.study("tiny", "digits", out=parts[0], **SHORT | {"seeds": 3})
     assert len(more.results) == 6
     assert before < {path.name for path in (parts[0] / "records").iterdir()}
+
+
+def test_fewer_seeds_than_have_run_are_named(whole, caplog):
+    vitrail.study("tiny", "digits", out=whole.folder, dry=True, **SHORT | {"seeds": 1})
+    assert f"{whole.folder} has runs of 2 seeds, but the result has 1" in caplog.text
 
 
 def test_a_dry_run_counts_what_is_left(whole):
@@ -171,12 +176,14 @@ def test_the_example_is_a_study_in_thirty_lines(tmp_path):
         ({"budget": "5m", "images": 640}, "Remove one of them"),
         ({"images": 3}, "at least a batch of 32"),
         ({"images": 10**41}, "at most 1,099,511,627,776"),
-        ({"seeds": 0}, "at least 1"),
-        ({"part": "3/2"}, "as in 2/4"),
-        ({"part": "100/100", "images": 640}, "is empty"),
+        ({"seeds": 0}, "from 1 to 100, but it is 0"),
+        ({"part": "half"}, "as in 2/4"),
+        ({"part": "3/2"}, "There is no part 3 of 2"),
+        ({"part": "100/100", "images": 640}, "is empty: the study 'pooling' has 16 runs"),
         ({"merge": ["nowhere"]}, "no plan.json"),
         ({"data": ["digits", "digits"]}, "takes one data set"),
         ({"name": "few-shot", "data": ["digits"] * 3}, "takes at most 2 data sets"),
+        ({"name": "few-shot", "data": ["digits"] * 2}, "digits was given more than once"),
     ],
 )
 def test_bad_input(settings, message, tmp_path):
@@ -218,7 +225,7 @@ def test_a_study_goes_on_with_the_data_it_began_with(tmp_path):
     place, again = planned(tmp_path / "a", first)
     other, _ = planned(tmp_path / "b", second)
     assert again() == again([place.path]) == place.plan
-    with pytest.raises(UserError, match="part of another study \\(its data differs in the content of the images"):
+    with pytest.raises(UserError, match="has data that differs in the content of the images"):
         again([other.path])
     np.savez(tmp_path / "a" / "some.npz", images=second, labels=np.arange(400) % 2)
     with pytest.raises(UserError, match=r"data has changed since .*: the content of the images\. Restore it"):

@@ -282,6 +282,13 @@ def test_an_image_of_one_patch_cannot_be_masked_in_part():
         task_type("mae")().check_model(build(replace(VIT, patch=16, img_size=(16, 16))), settings("mae"))
 
 
+def test_an_image_of_one_square_needs_to_be_larger():
+    side = build(TINY["swin"]).stride
+    model = build(replace(TINY["swin"], img_size=(side, side)))
+    with pytest.raises(UserError, match=rf"single square of {side} pixels.*larger --img-size, such as {2 * side}"):
+        task_type("simmim")().check_model(model, settings("simmim", mask_size=side))
+
+
 def test_masked_squares_are_whole_patches():
     with pytest.raises(UserError, match="'mask_size' must be a multiple of"):
         task_type("simmim")().check_model(build(VIT), settings("simmim", mask_size=5))

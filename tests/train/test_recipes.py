@@ -14,7 +14,7 @@ from vitrail.errors import UserError
 from vitrail.models import build, canonical
 from vitrail.runs.run import Run
 from vitrail.tasks import Multiclass, task_type
-from vitrail.train.recipes import RECIPES
+from vitrail.train.recipes import RECIPES, method_of
 from vitrail.train.resolve import resolve
 from vitrail.weights import Card, save
 
@@ -303,3 +303,8 @@ def test_masked_pretraining_learns_faster_and_shifts_less_in_short_runs(epochs, 
     data = replace(data_of((28, 28), 60_000, channels=1), task=task_type("mae")())
     settings = flat(resolve("made-up", data, {"epochs": epochs}))
     assert (settings["shift"], settings["lr"]) == expected
+
+
+def test_a_recipe_for_one_method_implies_it():
+    assert [method_of(name) for name in ("dino", "mae", "pretrain-small", None)] == ["dino", "mae", "mae", "mae"]
+    assert vitrail.recipes("dino").pretraining.prototypes == 65_536
