@@ -125,7 +125,7 @@ def test_seeds_are_added_and_parts_are_merged(whole, tmp_path):
     assert (parts[0] / "study.json").read_bytes() == (whole.folder / "study.json").read_bytes()
     other = tmp_path / "other"
     Folder(other).save_plan(merged.plan | {"images": 128})
-    with pytest.raises(UserError, match="has the images 128, not 64. Merge parts"):
+    with pytest.raises(UserError, match=r"has the images 128, not 64\. Merge parts"):
         vitrail.study("tiny", "digits", out=parts[0], merge=[other], **SHORT)
     before = {path.name for path in (parts[0] / "records").iterdir()}
     more = vitrail.study("tiny", "digits", out=parts[0], **SHORT | {"seeds": 3})
