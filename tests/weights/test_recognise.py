@@ -117,5 +117,5 @@ def test_the_table_of_what_does_not_fit():
         "  missing     blocks.1.norm2.weight (32,)",
         "  unexpected  adapter.weight (32,)",
         "  reshaped    blocks.0.mlp.fc2.weight (32, 64), not (32, 128)",
-        "Load the tensors that fit with partial=True, or with --partial of train and convert.",
+        "Load the tensors that fit with --partial, in Python partial=True.",
     ]

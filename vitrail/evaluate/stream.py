@@ -119,7 +119,7 @@ def stream_exported(
         return predictor.pixels(image), predictor.card.preprocess.placement(*image.shape[:2])
 
     with closing(read_ahead(share, read, workers, ahead=2 * batch_size)) as images:
-        for _ in track(range(math.ceil(len(share) / batch_size)), title, unit="batch"):
+        for _ in track(range(math.ceil(len(share) / batch_size)), title, unit="batches"):
             numbers, found = zip(*islice(images, batch_size), strict=True)
             pixels, placements = zip(*found, strict=True)
             outputs = predictor.outputs(np.stack(pixels))

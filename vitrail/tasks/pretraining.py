@@ -171,7 +171,7 @@ class Pretraining(Task):
         Measure(
             "spread",
             "spread",
-            "how far the features of images are apart: about 1 in all directions, 0 if all are equal",
+            "how much the features of images differ: about 1 if they point in all directions, 0 if they are equal",
             heading="Spread",
             comparable=False,
         ),

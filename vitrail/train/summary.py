@@ -26,7 +26,8 @@ def describe(config: TrainConfig, data: Data, model: Model) -> str:
     length = _epochs(o.epochs) if o.time_budget is None else f"{o.time_budget}, about {_epochs(o.epochs)}"
     arch, precision = config.arch, "fp32" if config.run.amp == "off" else config.run.amp
     has_choice = {"stem", "pool", "pos"} <= {option.name for option in fields(model.config)}
-    chosen = f", {arch.stem} stem, {arch.pool} pooling, {arch.pos} positions" if has_choice else ""
+    positions = "no" if arch.pos == "none" else arch.pos
+    chosen = f", {arch.stem} stem, {arch.pool} pooling, {positions} positions" if has_choice else ""
     chosen += f", {arch.attention} attention" if arch.attention not in (None, "global") else ""
     tokens = f"{model.config.length} tokens, " if model.config.length > 1 else ""
     own = config.python or ()

@@ -44,7 +44,7 @@ _HIDDEN = re.compile(r"(head\.)?pre_logits\..*")  # the hidden layer of the head
 
 _NAMELESS = "vit_w"  # the prefix of model names that encode an unlisted size
 _NO_HEAD = "left out the head"
-_PARTIAL = "Load the tensors that fit with partial=True, or with --partial of train and convert."
+_PARTIAL = "Load the tensors that fit with --partial, in Python partial=True."
 
 
 def save(path: Path, model: Model, card: Card) -> None:
@@ -366,7 +366,7 @@ def _adapt(
     if wrong and not partial:
         raise UserError(
             f"The weights in {where} are a {card.model} with other options than the model to train:"
-            f"{table(wrong)}\nRemove --model and its options to use those of the weights. {_PARTIAL}"
+            f"{table(wrong)}\nRemove --model and options such as --stem to use those of the weights. {_PARTIAL}"
         )
     state = {name: value for name, value in state.items() if name not in wrong}
     lines = broken | {name: line for name, line in wrong.items() if name not in broken}
