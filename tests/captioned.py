@@ -45,6 +45,7 @@ def captioned(folder: Path, each: int = 8) -> Path:
 
 SETTINGS = {
     "model": "vit_w128d2h4m256p4",
+    "amp": "off",  # the default depends on the CPU
     "img_size": 16,
     "stem": "patch",
     "opt": "adamw",

@@ -225,7 +225,8 @@ def test_a_mixer_learns_from_crops_of_one_size_only():
     [
         ({"batch_size": 1}, "a forward pass would have only one"),
         ({"local_size": 7}, "'local_size' must be a multiple of 4 and at most the image size, 16, but it is 7"),
-        ({"local_size": 32}, "The images of made-up are 16x16, smaller than crops of 32x32"),
+        ({"local_size": 32}, "at most the image size, 16, but it is 32"),
+        ({"local_size": 24, "img_size": (32, 32)}, "The images of made-up are 16x16, smaller than crops of 24x24"),
         ({"global_scale": (0.9, 0.4)}, "'global_scale' must be two shares"),
         ({"local_scale": (0.1,)}, "'local_scale' must be two shares"),
         ({"local_crops": 0, "global_crops": 1}, "compares crops of an image, so it needs two or more"),

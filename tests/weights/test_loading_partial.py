@@ -57,7 +57,7 @@ def test_what_fits_is_taken_if_that_is_asked_for(tmp_path, own, caplog):
     if not own:
         path.with_suffix(".json").unlink()
     hint = None if own else config
-    with pytest.raises(UserError, match=r"unexpected  adapter\.weight \(16,\)(.|\n)*partial=True, or with --partial"):
+    with pytest.raises(UserError, match=r"unexpected  adapter\.weight \(16,\)(.|\n)*with --partial, in Python"):
         load(path, hint)
     with caplog.at_level("INFO"):
         loaded = load(path, hint, partial=True)
