@@ -55,11 +55,12 @@ REMARKS = {
         "have the same best rates."
     ),
     "transfer": (
-        "Pre-training helps the ViT on every task but orientation, where it is nearly perfect from scratch; a run from "
-        "scratch that learns little of one task (location, seed 1: 47 %) makes the interval wide. The ResNet is ahead "
-        "on every task, and nearly perfect on counting and orientation from scratch or not: with five kinds of clothing "
-        "to pre-train on, its convolutions are worth more than what is learnt. The paper's models read 14 to 300 million "
-        "images before they transfer. A full run is half as long here as in the other studies: 750 steps for the ViT."
+        "Pre-training helps the ViT on every task but orientation, where it is nearly perfect from scratch; a run "
+        "from scratch that learns little of one task (location, seed 1: 47 %) makes the interval wide. The ResNet is "
+        "ahead on every task, and nearly perfect on counting and orientation from scratch or not: with five kinds of "
+        "clothing to pre-train on, the architecture matters more than the pre-training. The paper's models read 14 to "
+        "300 million images before they transfer. A full run is half as long here as in the other studies: 750 steps "
+        "for the ViT."
     ),
     "self-supervised": (
         "All methods read the same images of five kinds of clothing; the task is to recognise shoes, bags and shirts. "
