@@ -17,6 +17,7 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
     "SGD": {"opt": "sgd", "weight_decay": 1e-4},
     "Muon": {"opt": "muon"},
 }
+COMPARED = {"BiT": ("Adam", "SGD"), "ViT": ("Adam", "SGD", "Muon")}  # Muon is for matrices, not for BiT's filters
 GRIDS = {"Adam": RATES, "SGD": (0.03, 0.1, 0.3), "Muon": (1e-3, 3e-3, 1e-2)}
 TUNED: dict[str, dict[str, Any]] = {"Adam": {"opt": "adamw"}, "SGD": {"opt": "sgd", "weight_decay": 0.0}}  # fine-tuning
 TUNED_GRIDS = {"Adam": RATES, "SGD": (0.01, 0.03, 0.1)}
@@ -34,7 +35,7 @@ MARGIN = 0.01  # a point of accuracy
     classes=4,
 )
 def optimiser(lab: Lab) -> Steps:
-    """Pre-training on half of the classes with Adam, SGD and Muon, fine-tuning on the other half with Adam and SGD.
+    """Pre-training on half of the classes with Adam, SGD and, for the ViT, Muon; fine-tuning on the other half.
 
     The paper pre-trains ResNets with Adam because they then transfer better than with SGD, which was a surprise; it
     fine-tunes with SGD. Muon came later. Accuracies of an optimiser of pre-training are means over those of
@@ -42,10 +43,14 @@ def optimiser(lab: Lab) -> Steps:
     fine-tuning.
     """
     source, target = lab.cut.halves()
-    models = {family: FAMILIES[family](lab)["M"] for family in ("BiT", "ViT")}
+    models = {family: FAMILIES[family](lab)["M"] for family in COMPARED}
     rates: dict[str, float] = {}
     for opt, grid in GRIDS.items():
-        tried = {f"{family}, {opt}": {**model, **OPTIMISERS[opt], "cut": source} for family, model in models.items()}
+        tried = {
+            f"{family}, {opt}": {**model, **OPTIMISERS[opt], "cut": source}
+            for family, model in models.items()
+            if opt in COMPARED[family]
+        }
         rates |= yield from lab.choose_lr(tried, grid)
     task: dict[str, Any] = {"cut": target, "train": FEW, "share": SHARE}
     for tuning, settings in TUNED.items():
@@ -54,10 +59,12 @@ def optimiser(lab: Lab) -> Steps:
                 **model,
                 **task,
                 **settings,
-                "weights": lab.trial(f"{family}, {opt}", {**model, **own, "cut": source}, rates[f"{family}, {opt}"]),
+                "weights": lab.trial(
+                    f"{family}, {opt}", {**model, **OPTIMISERS[opt], "cut": source}, rates[f"{family}, {opt}"]
+                ),
             }
             for family, model in models.items()
-            for opt, own in OPTIMISERS.items()
+            for opt in COMPARED[family]
         }
         rates |= yield from lab.choose_lr(starts, TUNED_GRIDS[tuning])
     pretrained = {
@@ -71,7 +78,7 @@ def optimiser(lab: Lab) -> Steps:
         )
         for seed in range(lab.seeds)
         for family, model in models.items()
-        for opt in OPTIMISERS
+        for opt in COMPARED[family]
     }
     yield list(pretrained.values())
     results = yield [
@@ -93,29 +100,28 @@ def optimiser(lab: Lab) -> Steps:
 
     claims = []
     for family in models:
-        first = {opt: mean(family, **{"pre-training": opt}) for opt in OPTIMISERS}
+        first = {opt: mean(family, **{"pre-training": opt}) for opt in COMPARED[family]}
         then = {opt: mean(family, **{"fine-tuning": opt}) for opt in TUNED}
-        apart, more = difference(first["Adam"], first["SGD"]), difference(first["Muon"], first["Adam"])
-        tuned = difference(then["Adam"], then["SGD"])
+        apart, tuned = difference(first["Adam"], first["SGD"]), difference(then["Adam"], then["SGD"])
         who = "" if family == "BiT" else "beyond the paper: "  # table 7 is about ResNets
         claims += [
             Claim(f"{who}pre-training {family} with Adam transfers better than with SGD", apart.text(), above(apart)),
-            Claim(
-                f"beyond the paper: pre-training {family} with Muon transfers better than with Adam",
-                more.text(),
-                above(more),
-            ),
             Claim(
                 f"beyond the paper: fine-tuning {family} with Adam equals SGD, up to a point",
                 tuned.text(),
                 within(tuned, MARGIN),
             ),
         ]
+        if "Muon" in first:
+            more = difference(first["Muon"], first["Adam"])
+            claim = f"beyond the paper: pre-training {family} with Muon transfers better than with Adam"
+            claims.append(Claim(claim, more.text(), above(more)))
     names = tuple(f"{family}, {tuning}" for family in models for tuning in TUNED)
     table = {
         f"pre-trained with {opt}": {
             f"{family}, {tuning}": results(family=family, **{"pre-training": opt, "fine-tuning": tuning})
             for family in models
+            if opt in COMPARED[family]
             for tuning in TUNED
         }
         for opt in OPTIMISERS
