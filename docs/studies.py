@@ -45,7 +45,7 @@ REMARKS = {
     "scaling": (
         "In 1,500 steps the ResNet is ahead of the ViT at all but the least compute; it learns in fewer steps. The "
         "paper's models train for 7 to 14 epochs on 300 million images. The verdict on saturation rests on the ViT of "
-        "size L, which is trained at the rate chosen for M and stays below S: from S to XL, over 24 times the compute, "
+        "size L, which is trained at the rate chosen for M and stays below S: from S to XL, over 25 times the compute, "
         "the ViT gains 0.8 points. Rates are chosen by runs of a quarter of the length, for which others may be best."
     ),
     "pooling": (
@@ -56,9 +56,9 @@ REMARKS = {
     ),
     "optimiser": (
         "The disagreement is that of one combination: a BiT that is pre-trained with Adam and fine-tuned with SGD, as "
-        "in the paper, is two points behind the others; fine-tuned with Adam, both starts are equal. Five classes and "
-        "1,500 steps are little to learn general features from, which is what the paper's Adam is better for. Muon is "
-        "compared for the ViT only: it trains matrices, and leaves the filters of a BiT to Adam."
+        "in the paper, is two points behind the others; fine-tuned with Adam, both starts are equal. The paper "
+        "pre-trains on 300 million images, ours on 30,000. Muon is compared for the ViT only: it trains matrices, and "
+        "leaves the filters of a BiT to Adam."
     ),
     "transfer": (
         "Pre-training helps the ViT on every task but orientation, where it is nearly perfect from scratch; a run "
@@ -72,7 +72,8 @@ REMARKS = {
         "All methods read the same images of five kinds of clothing; the task is to recognise shoes, bags and shirts. "
         "Predicting masked pixels teaches more for it than the labels of five classes do. The paper's supervised "
         "pre-training reads hundreds to thousands of classes, so its result need not hold here. DINO's teacher "
-        "collapsed to the uniform distribution with every seed: 1,500 steps at the settings of its recipe are too few."
+        "collapsed to the uniform distribution with every seed: 1,500 steps at the settings of its recipe are probably "
+        "too few."
     ),
     "few-shot": (
         "More pre-training does not help here: five kinds of clothing teach features that hardly separate shoes and "

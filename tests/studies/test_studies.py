@@ -97,6 +97,7 @@ def test_the_result_is_json_figures_and_a_page(whole):
     page = (whole.folder / "study.html").read_text()
     assert "it runs" in page
     assert "<b>agrees</b>" in page
+    assert "<em>Claims: agrees 1.</em>" in page
 
 
 def test_the_command_of_a_result_names_all_data_and_the_seeds(whole):

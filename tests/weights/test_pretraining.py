@@ -323,9 +323,7 @@ def test_what_does_not_fit_is_not_loaded(source, method, given, note):
 def test_other_decoders_of_mae_are_not_loaded(tmp_path):
     state = authors_mae(CONFIG).state_dict()
     learner = objective("mae", build(replace(CONFIG, channels=1)), **DECODER)
-    assert load_added(state, learner, "MAE").endswith(
-        "it predicts 48 values for each patch, not 16: give the --channels and the patch size that it was trained with"
-    )
+    assert "predicts 48 values for each patch, not 16: give the --channels" in load_added(state, learner, "MAE")
     learner = objective("mae", build(CONFIG), **DECODER)
     zeros = {"decoder_pos_embed": torch.zeros(1, 37, 64)}
     assert load_added(state | zeros, learner, "MAE").endswith("its positions are not MAE's")

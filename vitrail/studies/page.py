@@ -79,7 +79,7 @@ def text(outcome: Outcome) -> str:
         whole = command(outcome.plan | {"seeds": len({job.labels["seed"] for job in outcome.jobs if not job.tuning})})
         return (
             f"{len(outcome.results)} of {len(outcome.jobs)} runs are finished; {missing} are in other parts. When they "
-            f"are, merge their folders: {whole} --out {outcome.folder} --merge FOLDER"
+            f"are, merge their folders: {whole} --out {shlex.quote(str(outcome.folder))} --merge FOLDER"
         )
     lines = [f"{study.name} ({study.paper} of the paper): {study.question}", ""]
     for claim in findings.claims:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitrail.studies.execute import Outcome
 
 
-_MOST_SEEDS = 100
+_MOST_SEEDS = 100  # the seed of the runs that choose learning rates is 1,000
 
 
 def study(
